@@ -1,0 +1,338 @@
+"""Numerics: the generated module against the reference in float64, and against eager's own error.
+
+With r the reference in float64, e eager and y the generated module under the same flags, every output
+must satisfy ``|y - r| <= max(2 max|e - r|, 8 eps max|r|)`` elementwise and
+``RMSE(y) <= 2 RMSE(e) + 2 eps RMS(r)``, where eps is 2**-24; NaN and infinities must be where r has them.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import computed_field
+from torch import nn
+
+from fusegen.errors import MismatchError, ToolchainError
+from fusegen.ir import ConvOp, Frozen, Graph, RegionOp
+from fusegen.subject import Subject, call, call_generated, open_subject, strict
+
+if TYPE_CHECKING:
+    from fusegen.compiler import Compiled
+
+EPS = 2.0**-24
+CHUNK = 1 << 26
+"""Elements compared at a time."""
+
+
+class OutputError(Frozen):
+    """Errors of one output against float64: the generated module's, eager's, and what is allowed."""
+
+    output: str
+    shape: tuple[int, ...]
+    max_generated: float
+    max_eager: float
+    max_allowed: float
+    rms_generated: float
+    rms_eager: float
+    rms_allowed: float
+    wrong_specials: int
+    """Elements where the oracle or the module has NaN or an infinity and the two differ."""
+    passed: bool
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def ratio(self) -> float | None:
+        """RMS error relative to eager's; None when eager is exact."""
+        return self.rms_generated / self.rms_eager if self.rms_eager else None
+
+
+class SetResult(Frozen):
+    """One input set."""
+
+    name: str
+    outputs: tuple[OutputError, ...]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def passed(self) -> bool:
+        return all(output.passed for output in self.outputs)
+
+
+class EagerClass(Frozen):
+    """Eager's largest error with TF32 convolutions allowed and not, relative to max|r|."""
+
+    tf32: float
+    fp32: float
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def uses_tf32(self) -> bool:
+        return self.tf32 > 4 * self.fp32
+
+
+class ProofResult(Frozen):
+    """The rewrite proof, which holds: rounds of random sizes and values, and the largest relative difference."""
+
+    rounds: int
+    worst: float
+
+
+class CheckReport(Frozen):
+    """Everything that ``check`` found out."""
+
+    model: str
+    proof: ProofResult
+    device: str | None
+    """The GPU on which the kernels ran; None: only the proof was run."""
+    torch: str
+    same_state: bool | None = None
+    """The same seed gives the reference and the generated module bitwise equal state."""
+    repeatable: bool | None = None
+    """A second call returned the same bits."""
+    eager_class: EagerClass | None = None
+    sets: tuple[SetResult, ...] = ()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def passed(self) -> bool:
+        ran = self.device is None or (self.same_state is True and self.repeatable is True and bool(self.sets))
+        return ran and all(s.passed for s in self.sets)
+
+
+def compare(name: str, y: torch.Tensor, e: torch.Tensor, r: torch.Tensor) -> OutputError:
+    """Measure ``y`` and ``e`` against the float64 oracle ``r`` and apply the tolerance."""
+    if y.shape != r.shape or y.dtype != e.dtype:
+        raise MismatchError(
+            f"{name} is {y.dtype}{tuple(y.shape)}, the reference's is {e.dtype}{tuple(r.shape)}",
+        )
+    wrong = 0
+    zero = torch.zeros((), dtype=torch.float64, device=r.device)
+    largest = {"y": zero, "e": zero, "r": zero}
+    squares = {"y": zero, "e": zero, "r": zero}
+    count = 0
+    flat = [t.detach().reshape(-1) for t in (y, e, r)]
+    for start in range(0, r.numel(), CHUNK):
+        yc, ec, rc = (t[start : start + CHUNK].double() for t in flat)
+        if y.is_floating_point():  # a value beyond the output type's range is an infinity there
+            narrow = rc.to(y.dtype)
+            rc = torch.where(narrow.isinf(), narrow.double(), rc)
+        finite = rc.isfinite()
+        same = (yc == rc) | (yc.isnan() & rc.isnan())
+        wrong += int(torch.where(finite, ~yc.isfinite(), ~same).sum())
+        good = {"y": finite & yc.isfinite(), "e": finite & ec.isfinite(), "r": finite}
+        errors = {"y": yc - rc, "e": ec - rc, "r": rc}
+        for key, error in errors.items():
+            error = torch.where(good[key], error, 0.0).abs()
+            largest[key] = torch.maximum(largest[key], error.max())
+            squares[key] = squares[key] + error.square().sum()
+        count += int(finite.sum())
+    top = {key: float(value) for key, value in largest.items()}
+    rms = {key: (float(value) / max(count, 1)) ** 0.5 for key, value in squares.items()}
+    max_allowed = max(2 * top["e"], 8 * EPS * top["r"])
+    rms_allowed = 2 * rms["e"] + 2 * EPS * rms["r"]
+    return OutputError(
+        output=name,
+        shape=tuple(r.shape),
+        max_generated=top["y"],
+        max_eager=top["e"],
+        max_allowed=max_allowed,
+        rms_generated=rms["y"],
+        rms_eager=rms["e"],
+        rms_allowed=rms_allowed,
+        wrong_specials=wrong,
+        passed=wrong == 0 and top["y"] <= max_allowed and rms["y"] <= rms_allowed,
+    )
+
+
+def _results(module: nn.Module, run: Callable[[nn.Module], list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Outputs of a fresh copy of ``module``, and the buffers that the call changed."""
+    fresh = copy.deepcopy(module)
+    found = {f"output {i}": value for i, value in enumerate(run(fresh))}
+    before = dict(module.named_buffers())
+    for name, value in fresh.named_buffers():
+        if not torch.equal(value, before[name]):
+            found[f"buffer {name}"] = value
+    return found
+
+
+def _rows(inputs: tuple[Any, ...], start: int, stop: int) -> tuple[Any, ...]:
+    return tuple(x[start:stop] if isinstance(x, torch.Tensor) else x for x in inputs)
+
+
+def _by_rows(module: nn.Module, inputs: tuple[Any, ...], step: int) -> list[torch.Tensor]:
+    """The outputs of ``module`` on ``step`` rows of the batch at a time, joined."""
+    batch = next(x.shape[0] for x in inputs if isinstance(x, torch.Tensor))
+    parts = [call(module, _rows(inputs, i, min(i + step, batch))) for i in range(0, batch, step)]
+    return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+
+
+def _separable(module: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    """True when rows of the batch do not influence each other, tried on the first two."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    if not tensors or any(x.dim() == 0 or x.shape[0] != tensors[0].shape[0] for x in tensors):
+        return False
+    two = _rows(inputs, 0, 2)
+    together = call(module, two)
+    if any(t.dim() == 0 or t.shape[0] != 2 for t in together):
+        return False
+    apart = _by_rows(module, two, 1)
+    return all(
+        torch.allclose(a, b, rtol=1e-10, atol=1e-12, equal_nan=True) for a, b in zip(together, apart, strict=True)
+    )
+
+
+def oracle(module: nn.Module, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The outputs of ``module`` (already float64); by slices of the batch where memory runs out."""
+    try:
+        return call(module, inputs)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    step = next((x.shape[0] for x in inputs if isinstance(x, torch.Tensor) and x.dim()), 1)
+    if step < 2 or not _separable(module, inputs):
+        raise ToolchainError("the GPU's memory does not hold the float64 reference", hint="use smaller sizes")
+    while step > 1:
+        step = (step + 1) // 2
+        try:
+            return _by_rows(module, inputs, step)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+    raise ToolchainError("the GPU's memory does not hold one row of the float64 reference", hint="use smaller sizes")
+
+
+def _double(value: Any) -> Any:
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if floating else value
+
+
+def _offset(value: Any) -> Any:
+    """``randn * 3`` plus a random offset for each (batch, channel), in the shape of ``value``."""
+    if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+        return value
+    leading = value.shape[:2] + (1,) * max(value.dim() - 2, 0)
+    offset = torch.randn(leading, device=value.device) * 3
+    return torch.randn_like(value).mul_(3).add_(offset.to(value.dtype))
+
+
+def _scale_weights(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                parameter.mul_(16)
+    return module
+
+
+@contextmanager
+def tf32_convolutions(allowed: bool) -> Iterator[None]:
+    """Within it, cuDNN may (or may not) use TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def _release() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ...]) -> SetResult:
+    reference, generated = pair
+    r = _results(copy.deepcopy(reference).double(), lambda m: oracle(m, tuple(map(_double, inputs))))
+    _release()
+    e = _results(reference, lambda m: call(m, inputs))
+    y = _results(generated, lambda m: call_generated(m, inputs))
+    if y.keys() != e.keys():
+        raise MismatchError(f"the generated module returns {sorted(y)}, the reference {sorted(e)}")
+    outputs = tuple(compare(key, y[key], e[key], r[key]) for key in e)
+    return SetResult(name=name, outputs=outputs)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    one, two = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (a, b))
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(one, two)
+
+
+def _same_state(subject: Subject) -> bool:
+    """The same seed builds equal state, down to the bits (NaN included) and the order of the keys."""
+    one = subject.build(subject.reference, "cpu").state_dict()
+    two = subject.build(subject.generated, "cpu").state_dict()
+    return list(one) == list(two) and all(_same_bits(one[k], two[k]) for k in one)
+
+
+def _repeatable(generated: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    first, second = (_results(generated, lambda m: call_generated(m, inputs)) for _ in range(2))
+    return first.keys() == second.keys() and all(_same_bits(first[k], second[k]) for k in first)
+
+
+def _eager_class(reference: nn.Module, inputs: tuple[Any, ...]) -> EagerClass:
+    r = oracle(copy.deepcopy(reference).double(), tuple(map(_double, inputs)))
+    scale = max(float(t.abs().max()) for t in r) or 1.0
+    worst = []
+    for allowed in (True, False):
+        with tf32_convolutions(allowed):
+            e = call(copy.deepcopy(reference), inputs)
+        worst.append(max(float((a.double() - b).abs().max()) for a, b in zip(e, r, strict=True)) / scale)
+    return EagerClass(tf32=worst[0], fp32=worst[1])
+
+
+def has_convolution(graph: Graph) -> bool:
+    """True when some node of ``graph``, regions included, is a convolution."""
+    return any(
+        isinstance(node.op, ConvOp) or (isinstance(node.op, RegionOp) and has_convolution(node.op.body))
+        for node in graph.nodes
+    )
+
+
+def check_numerics(subject: Subject, proof: ProofResult, device: torch.device, convolves: bool) -> CheckReport:
+    """Run ``subject`` on ``device`` against the oracle, on every input set, and report beside ``proof``."""
+    with strict():
+        reference, generated = (subject.build(f, device) for f in (subject.reference, subject.generated))
+        inputs = subject.inputs_on(device)
+        sets = [_run_set("the file's inputs", (reference, generated), inputs)]
+        repeatable = _repeatable(generated, inputs)
+        eager_class = None
+        if convolves:
+            _release()
+            eager_class = _eager_class(reference, inputs)
+            with tf32_convolutions(False):
+                sets.append(_run_set("TF32 turned off", (reference, generated), inputs))
+        _release()
+        heavy = (_scale_weights(copy.deepcopy(reference)), _scale_weights(copy.deepcopy(generated)))
+        sets.append(_run_set("weights x16", heavy, inputs))
+        del heavy
+        _release()
+        inputs = tuple(map(_offset, inputs))
+        sets.append(_run_set("randn*3 + offsets", (reference, generated), inputs))
+    same_state = _same_state(subject)
+    _release()
+    return CheckReport(
+        model=subject.name,
+        proof=proof,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        torch=torch.__version__,
+        same_state=same_state,
+        repeatable=repeatable,
+        eager_class=eager_class,
+        sets=tuple(sets),
+    )
+
+
+def check(compiled: Compiled, model: Path, generated: Path) -> CheckReport:
+    """The proof that ``compiled`` carries; with a GPU, hold ``generated`` to the oracle on every input set too.
+
+    Without a GPU the report's ``device`` is None and claims the proof alone.
+    """
+    proof = ProofResult(rounds=len(compiled.proof.sizes), worst=compiled.proof.worst)
+    if not torch.cuda.is_available():
+        return CheckReport(model=model.stem, proof=proof, device=None, torch=torch.__version__)
+    subject = open_subject(model, generated, compiled.program.before, compiled.program.evaluation)
+    return check_numerics(subject, proof, torch.device("cuda"), has_convolution(compiled.program.before))

@@ -1,0 +1,130 @@
+"""The whole compilation: model file in, generated module text out. Writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from torch import nn
+
+from fusegen import ir, passes, proof
+from fusegen.errors import ModelFileError
+from fusegen.ir import Graph, RuleApplied, RuleRefused
+from fusegen.plan import make_program
+from fusegen.plan.types import Program
+from fusegen.trace import TracedModel, instantiate, load_model_file, trace
+
+Progress: TypeAlias = Callable[[str], None]
+DEFAULT_TARGET = "sm_90"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The graph after one pass, and what the pass did and refused."""
+
+    name: str
+    graph: Graph
+    applied: tuple[RuleApplied, ...] = ()
+    refused: tuple[RuleRefused, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compilation: the program, the generated module's text, every stage, and how long it took."""
+
+    program: Program
+    source: str
+    stages: tuple[Stage, ...]
+    proof: proof.Proof
+    notes: tuple[str, ...]
+    seconds: float
+
+
+def _silent(stage: str) -> None:
+    pass
+
+
+def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) -> tuple[Program, tuple[Stage, ...]]:
+    """Run the pipeline and plan. Raises ``GraphError`` when a pass breaks its contract."""
+    stages = [Stage("trace", graph)]
+    for step in passes.PIPELINE:
+        progress(step.name)
+        outcome = passes.apply(step, stages[-1].graph)
+        stages.append(Stage(step.name, outcome.graph, outcome.applied, outcome.refused))
+    progress("plan")
+    program = make_program(
+        graph,
+        stages[-1].graph,
+        rewrites=tuple(event for stage in stages for event in stage.applied),
+        refusals=tuple(dict.fromkeys(event for stage in stages for event in stage.refused)),
+        target=target,
+        evaluation=evaluation,
+    )
+    return program, tuple(stages)
+
+
+def _finish(
+    traced: TracedModel | Graph,
+    source_text: str | None,
+    target: str,
+    evaluation: bool,
+    progress: Progress,
+    started: float,
+) -> Compiled:
+    from fusegen.emit import emit_module
+
+    graph = traced if isinstance(traced, Graph) else traced.graph
+    program, stages = optimise(graph, target, evaluation, progress)
+    progress("prove")
+    proven = proof.prove(program.before, program.after)
+    progress("emit")
+    text = emit_module(program, traced, source_text)
+    notes = traced.notes if isinstance(traced, TracedModel) else ()
+    return Compiled(program, text, stages, proven, notes, time.perf_counter() - started)
+
+
+def compile_file(
+    model: Path, *, target: str = DEFAULT_TARGET, evaluation: bool = False, progress: Progress = _silent
+) -> Compiled:
+    """Compile a model file, or an operator-graph description (``.json``). Runs the file's Python.
+
+    ``evaluation`` compiles for eval mode. ``progress`` is told each stage as it begins. Raises a
+    ``FusegenError`` whose class says what is wrong.
+    """
+    started = time.perf_counter()
+    if model.suffix == ".json":
+        progress("read")
+        try:
+            text = model.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFileError(f"cannot read {model}: {error}") from error
+        return _finish(ir.from_json(text, model.name), None, target, evaluation, progress, started)
+    progress("trace")
+    loaded = load_model_file(model)
+    module, inputs = instantiate(loaded)
+    module.train(not evaluation)
+    traced = trace(module, inputs, loaded.path)
+    return _finish(traced, loaded.source, target, evaluation, progress, started)
+
+
+def compile_model(model: nn.Module, example_inputs: tuple[object, ...], *, target: str = DEFAULT_TARGET) -> Compiled:
+    """Compile a module whose class is defined in a source file, in the mode (train or eval) that it is in.
+
+    The generated ``ModelNew`` takes the class's own constructor arguments.
+    """
+    import inspect
+
+    started = time.perf_counter()
+    cls = type(model)
+    try:
+        path = Path(inspect.getfile(cls)).resolve()
+        source = path.read_text(encoding="utf-8")
+    except (OSError, TypeError) as error:
+        raise ModelFileError(
+            f"the source of {cls.__name__} is not in a file", hint="define the class in a .py file"
+        ) from error
+    traced = trace(model, example_inputs, path)
+    return _finish(traced, source, target, not model.training, _silent, started)

@@ -1,0 +1,151 @@
+"""Tensor sizes: integers, or arithmetic over the sizes of the inputs.
+
+A ``Dim`` is an ``int`` (structure: fixed at compile time) or a Python expression string over size
+symbols such as ``"2*x0_2 + 1"`` (known when the module is called). ``x0_2`` reads: axis 2 of input 0.
+Strings are kept in sympy's canonical form, so equal sizes compare equal as text.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+
+Dim: TypeAlias = int | str
+Dims: TypeAlias = tuple[Dim, ...]
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: FloorDiv,
+    ast.Mod: Mod,
+}
+_CALLS = {"min": sympy.Min, "max": sympy.Max}
+
+
+def symbol(input_position: int, axis: int) -> str:
+    """The size symbol of one axis of one input."""
+    return f"x{input_position}_{axis}"
+
+
+@lru_cache(maxsize=4096)
+def parse(dim: Dim) -> sympy.Expr:
+    """The sympy form of ``dim``. Raises ``ValueError`` on anything but size arithmetic."""
+    if isinstance(dim, int):
+        return sympy.Integer(dim)
+
+    def walk(node: ast.AST) -> sympy.Expr:
+        match node:
+            case ast.Constant(value=int(value)):
+                return sympy.Integer(value)
+            case ast.Name(id=name):
+                return sympy.Symbol(name, positive=True, integer=True)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -walk(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                return _BINARY[type(op)](walk(left), walk(right))
+            case ast.Call(func=ast.Name(id=name), args=args) if name in _CALLS:
+                return _CALLS[name](*map(walk, args))
+        raise ValueError(f"not a size expression: {dim!r}")
+
+    try:
+        return walk(ast.parse(dim, mode="eval").body)
+    except (SyntaxError, TypeError) as error:
+        raise ValueError(f"not a size expression: {dim!r}") from error
+
+
+def _print(expr: sympy.Expr, floordiv: str) -> str:
+    """Text of ``expr`` with every sub-expression bracketed; valid Python and, with ``/``, C++."""
+
+    def go(e: sympy.Expr) -> str:
+        if e.is_Integer or e.is_Symbol:
+            return f"({e})" if e.is_negative else str(e)
+        if isinstance(e, FloorDiv):
+            return f"(({go(e.args[0])}) {floordiv} ({go(e.args[1])}))"
+        if isinstance(e, (Mod, PythonMod)):
+            return f"(({go(e.args[0])}) % ({go(e.args[1])}))"
+        if e.is_Add:
+            terms = sorted(e.args, key=lambda t: (t.is_number, sympy.default_sort_key(t)))
+            text = go(terms[0])
+            for term in terms[1:]:
+                negative = term.could_extract_minus_sign()
+                text += f" - {go(-term)}" if negative else f" + {go(term)}"
+            return f"({text})"
+        if e.is_Mul:
+            return "*".join(go(a) for a in e.args)
+        if e.is_Pow and e.exp.is_Integer and e.exp > 0:
+            return "*".join([go(e.base)] * int(e.exp))
+        if isinstance(e, (sympy.Min, sympy.Max)):
+            name = "min" if isinstance(e, sympy.Min) else "max"
+            return f"{name}({', '.join(sorted(go(a) for a in e.args))})"
+        raise ValueError(f"not a size expression: {e}")
+
+    text = go(expr)
+    return text[1:-1] if expr.is_Add else text
+
+
+@lru_cache(maxsize=4096)
+def canonical(expr: sympy.Expr | int) -> Dim:
+    """The ``Dim`` of a sympy expression or an integer."""
+    expanded = sympy.expand(expr)
+    return int(expanded) if expanded.is_Integer else _print(expanded, "//")
+
+
+def cpp(dim: Dim) -> str:
+    """``dim`` as a C++ expression over ``int64_t`` symbols (floor division of non-negative values)."""
+    return str(dim) if isinstance(dim, int) else _print(parse(dim), "/")
+
+
+def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """The value of ``dim``. Raises ``KeyError`` when a symbol has no size."""
+    if isinstance(dim, int):
+        return dim
+    expr = parse(dim)
+    value = expr.subs({s: sizes[s.name] for s in expr.free_symbols})
+    return int(value)
+
+
+def symbols(dims: Iterable[Dim]) -> tuple[str, ...]:
+    """Every size symbol in ``dims``, sorted."""
+    return tuple(sorted({s.name for d in dims for s in parse(d).free_symbols}))
+
+
+def is_linear(dim: Dim) -> bool:
+    """True when ``dim`` is ``a*symbol + b``, so that the symbol follows from the size."""
+    expr = parse(dim)
+    free = list(expr.free_symbols)
+    return len(free) == 1 and not expr.atoms(sympy.Function) and sympy.Poly(expr, free[0]).degree() == 1
+
+
+def _lift(fn: Callable[[Any, Any], Any]) -> Callable[[Dim, Dim], Dim]:
+    def op(a: Dim, b: Dim) -> Dim:
+        return canonical(fn(parse(a), parse(b)))
+
+    return op
+
+
+add = _lift(operator.add)
+sub = _lift(operator.sub)
+mul = _lift(operator.mul)
+floordiv = _lift(FloorDiv)
+minimum = _lift(sympy.Min)
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of ``dims`` (1 when there are none)."""
+    result: Dim = 1
+    for dim in dims:
+        result = mul(result, dim)
+    return result
+
+
+def numel(dims: Dims, sizes: Mapping[str, int]) -> int:
+    """The element count of a tensor of shape ``dims`` at the given sizes."""
+    return math.prod(evaluate(d, sizes) for d in dims)

@@ -1,0 +1,216 @@
+"""The C side of a kernel plan: types, signatures, sizes. Used by the glue and by every kernel template."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+from dataclasses import dataclass
+
+import jinja2
+
+from fusegen import dims
+from fusegen.errors import EmitError
+from fusegen.ir import DType, TensorType
+from fusegen.plan.types import KernelPlan, KernelStep, OutputArg, Program, RowProgram
+
+_C_TYPES = {
+    DType.FLOAT64: "double",
+    DType.FLOAT32: "float",
+    DType.FLOAT16: "__half",
+    DType.BFLOAT16: "__nv_bfloat16",
+    DType.INT64: "int64_t",
+    DType.INT32: "int32_t",
+    DType.INT16: "int16_t",
+    DType.INT8: "int8_t",
+    DType.UINT8: "uint8_t",
+    DType.BOOL: "bool",
+}
+_HEADERS = {DType.FLOAT16: "cuda_fp16.h", DType.BFLOAT16: "cuda_bf16.h"}
+
+
+def c_type(dtype: DType) -> str:
+    """The CUDA C++ element type."""
+    return _C_TYPES[dtype]
+
+
+def hex_float(value: float, suffix: str = "f") -> str:
+    """``value`` as an exact C++ literal: ``0x1.8p+0f``; single precision is rounded to nearest."""
+    number = float(value)
+    if suffix == "f" and math.isfinite(number):
+        number = _single(number)
+    if math.isnan(number):
+        return "CUDART_NAN_F" if suffix else "CUDART_NAN"
+    if math.isinf(number):
+        sign = "-" if number < 0 else ""
+        return f"{sign}CUDART_INF_F" if suffix else f"{sign}CUDART_INF"
+    text = number.hex()
+    mantissa, _, exponent = text.partition("p")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    if mantissa in ("0x", "-0x"):
+        mantissa += "0"
+    return f"{mantissa}p{exponent}{suffix}"
+
+
+def _single(value: float) -> float:
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded
+
+
+def glue_type(dtype: DType) -> str:
+    """The element type in the glue, which knows 16-bit floats by their size only."""
+    return "uint16_t" if dtype in _HEADERS else c_type(dtype)
+
+
+def parameters(plan: KernelPlan, glue: bool = False) -> list[str]:
+    """The launcher's parameters, in the order of the kernel contract."""
+    name = glue_type if glue else c_type
+    found = [f"const {name(a.type.dtype)}* {a.name}" for a in plan.args]
+    found += [f"{name(o.dtype)}* {o.name}" for o in plan.outputs]
+    found += ["void* workspace"] if plan.workspace else []
+    found += ["unsigned int* counters"] if plan.counters else []
+    found += [f"int64_t {b.name}" for b in plan.bindings]
+    return [*found, "cudaStream_t stream"]
+
+
+def binding_parameters(plan: KernelPlan) -> str:
+    """``int64_t x0_0, int64_t x0_2``."""
+    return ", ".join(f"int64_t {b.name}" for b in plan.bindings)
+
+
+def binding_arguments(plan: KernelPlan) -> str:
+    """``x0_0, x0_2``."""
+    return ", ".join(b.name for b in plan.bindings)
+
+
+def forwarded(plan: KernelPlan, index: str | None = None) -> str:
+    """The launcher's own parameters handed on: pointers, then sizes (converted to ``index``), then the stream.
+
+    With ``index`` the stream is left out: these are a kernel's arguments.
+    """
+    pointers = [a.name for a in plan.args] + [o.name for o in plan.outputs]
+    if index is not None:
+        return ", ".join(pointers + [f"{index}({b.name})" for b in plan.bindings])
+    return ", ".join(pointers + [b.name for b in plan.bindings] + ["stream"])
+
+
+def widest_bytes(plan: KernelPlan) -> int:
+    """Bytes of the widest element type among the operands and results."""
+    return max([a.type.dtype.bytes for a in plan.args] + [o.dtype.bytes for o in plan.outputs])
+
+
+def sizes_text(plans: tuple[KernelPlan, ...]) -> str:
+    """Every size expression of the glue, to see which functions it needs."""
+    shapes = [output_sizes(o) for p in plans for o in p.outputs]
+    checks = [dims.cpp(size) for p in plans for _, _, size in p.checks]
+    return " ".join([*shapes, *checks, *(dims.cpp(p.counters or 0) for p in plans)])
+
+
+def arguments(plan: KernelPlan) -> list[str]:
+    """What the glue hands to the launcher, given tensors of the operands' names."""
+    found = [f"data<const {glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
+    found += [f"data<{glue_type(o.dtype)}>({o.name})" for o in plan.outputs]
+    found += ["data<void>(workspace)"] if plan.workspace else []
+    found += ["data<unsigned int>(counters)"] if plan.counters else []
+    found += [b.name for b in plan.bindings]
+    return [*found, "stream"]
+
+
+def schema(plan: KernelPlan) -> str:
+    """The operator's schema."""
+    operands = ", ".join(f"Tensor {a.name}" for a in plan.args)
+    results = ["Tensor"] * len(plan.outputs)
+    result = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    return f"{plan.name}({operands}) -> {result}"
+
+
+def output_sizes(output: OutputArg) -> str:
+    """The output's shape as C++ expressions over binding names."""
+    return ", ".join(dims.cpp(d) for d in output.shape)
+
+
+def type_text(type_: TensorType) -> str:
+    """A tensor type without size names, for error texts."""
+    return f"{type_.dtype.value} of rank {type_.rank}"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The compiled text of a program: CUDA, glue, and the operator namespace that names both."""
+
+    cuda: str
+    glue: str
+    namespace: str
+
+
+def mentioned(name: str, text: str) -> bool:
+    """True when the identifier ``name`` occurs in ``text``."""
+    return re.search(rf"\b{re.escape(name)}\b", text) is not None
+
+
+def row_text(rows: RowProgram) -> str:
+    """Every C++ text of a row program, one after the other."""
+    texts = [operand.index for operand in rows.operands]
+    for phase in rows.phases:
+        texts += [s.expr for s in (*phase.elements, *phase.scalars)]
+        texts += [r.value for r in phase.reductions]
+    for store in rows.stores:
+        texts += [store.index, store.value]
+    return "\n".join(texts)
+
+
+def helper_functions(text: str, helpers: dict[str, str]) -> list[str]:
+    """The helpers that ``text`` mentions, with those that they mention, in table order."""
+    chosen: set[str] = set()
+    pending = [text]
+    while pending:
+        current = pending.pop()
+        for name, code in helpers.items():
+            if name not in chosen and mentioned(name, current):
+                chosen.add(name)
+                pending.append(code)
+    return [code for name, code in helpers.items() if name in chosen]
+
+
+def _helpers(environment: jinja2.Environment) -> dict[str, str]:
+    """Macros of ``_math.cu.j2``: every one is a device function of the same name."""
+    name = "_math.cu.j2"
+    if environment.loader is None:
+        raise EmitError("the template environment has no loader")
+    source, _, _ = environment.loader.get_source(environment, name)
+    macros = environment.get_template(name).module
+    return {n: str(getattr(macros, n)()).strip("\n") for n in re.findall(r"\bmacro (\w+)\(", source)}
+
+
+def kernel_plans(program: Program) -> tuple[KernelPlan, ...]:
+    """The plan of every kernel step, in order."""
+    return tuple(step.plan for step in program.steps if isinstance(step, KernelStep))
+
+
+def render_sources(program: Program, environment: jinja2.Environment) -> Sources | None:
+    """The CUDA and C++ of every kernel of the program, or None when it has no kernel."""
+    plans = kernel_plans(program)
+    if not plans:
+        return None
+    names = [plan.name for plan in plans]
+    if len(set(names)) != len(names):
+        raise EmitError(f"two kernels share a name: {sorted(names)}")
+    kernels = [
+        environment.get_template(f"{plan.detail.template}.cu.j2").render(plan=plan, detail=plan.detail).strip("\n")
+        for plan in plans
+    ]
+    dtypes = {a.type.dtype for p in plans for a in p.args} | {o.dtype for p in plans for o in p.outputs}
+    cuda = environment.get_template("program.cu.j2").render(
+        kernels=list(zip(plans, kernels, strict=True)),
+        helpers=helper_functions("\n".join(kernels), _helpers(environment)),
+        headers=[_HEADERS[d] for d in sorted(dtypes) if d in _HEADERS],
+        constants="CUDART_" in "".join(kernels),
+    )
+    glue = environment.get_template("glue.cpp.j2")
+    draft = glue.render(plans=plans, namespace="")
+    namespace = "fusegen_" + hashlib.sha256((cuda + draft).encode()).hexdigest()[:16]
+    return Sources(cuda=cuda, glue=glue.render(plans=plans, namespace=namespace), namespace=namespace)

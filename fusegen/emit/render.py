@@ -1,0 +1,257 @@
+"""Renders a program as one Python module. Decides nothing: the program and the carried class say it all."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import torch
+from jinja2.ext import Extension
+
+from fusegen import dims
+from fusegen.carry import CarriedModel, ForwardParameter, reword
+from fusegen.carry.clean import escape_words
+from fusegen.emit import kernels
+from fusegen.emit.header import header_lines
+from fusegen.emit.kernels import kernel_plans
+from fusegen.emit.predicate import Operand, covered, parameter_operands
+from fusegen.emit.rules import check_rules
+from fusegen.emit.structure import ModuleSnapshot
+from fusegen.errors import EmitError
+from fusegen.interpret import bound_sizes
+from fusegen.ir import ConstOp, EagerOp, Graph
+from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
+
+_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+def fake_results(plan: KernelPlan) -> str:
+    """What the shape function returns: empty tensors of the outputs' shapes, over binding names."""
+    texts = []
+    for output in plan.outputs:
+        shape = ", ".join(map(str, output.shape))
+        texts.append(f"{plan.args[0].name}.new_empty([{shape}], dtype=_fusegen_torch.{output.dtype.value})")
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+class LineStatements(Extension):
+    """``//% for x in y`` on a line of its own. Unlike Jinja's own line statements, blank lines after it stay."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return re.sub(r"^[ \t]*//%(.*)$", r"/*%\1 %*/", source, flags=re.MULTILINE)
+
+
+def environment() -> jinja2.Environment:
+    """The template environment: delimiters that do not collide with CUDA, no undefined names."""
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("fusegen", "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        extensions=[LineStatements],
+        variable_start_string="${",
+        variable_end_string="}",
+        block_start_string="/*%",
+        block_end_string="%*/",
+        comment_start_string="/*#",
+        comment_end_string="#*/",
+    )
+    env.filters.update(
+        c_type=kernels.c_type,
+        cpp=dims.cpp,
+        hex_float=kernels.hex_float,
+        parameters=kernels.parameters,
+        arguments=kernels.arguments,
+        forwarded=kernels.forwarded,
+        binding_parameters=kernels.binding_parameters,
+        binding_arguments=kernels.binding_arguments,
+        output_sizes=kernels.output_sizes,
+        schema=kernels.schema,
+        sizes_text=kernels.sizes_text,
+        widest_bytes=kernels.widest_bytes,
+        fake_results=fake_results,
+        mentioned=kernels.mentioned,
+        row_text=kernels.row_text,
+        reword=reword,
+        suffix=lambda value, end: f"{value}{end}",
+    )
+    return env
+
+
+def _local(name: str) -> str:
+    """A node's name as a local variable of the compiled forward."""
+    return f"v_{name}"
+
+
+class _Locals(ast.NodeTransformer):
+    """Renames the variables of an expression."""
+
+    def __init__(self, names: Mapping[str, str]):
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        node.id = self.names.get(node.id, node.id)
+        return node
+
+
+def _expression(step: EagerStep, renames: _Locals, graph: Graph) -> str:
+    """The step's call over the variables of the compiled forward. Raises ``EmitError`` for a name it lacks."""
+    tree = ast.parse(step.expr, mode="eval")
+    known = {*renames.names, *graph.sizes, *dir(builtins)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in known:
+            raise EmitError(f"the step for {step.output!r} uses {node.id!r}, which a generated module lacks")
+    return ast.unparse(renames.visit(tree))
+
+
+def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
+    """The statements of the compiled forward."""
+    graph = program.after
+    nodes = graph.by_name
+    by_path = {o.path: _local(o.node.name) for o in operands if o.path}
+    variable = {name: by_path.get(getattr(node.op, "path", ""), _local(name)) for name, node in nodes.items()}
+    renames = _Locals({"torch": "_fusegen_torch", **{_local(name): text for name, text in variable.items()}})
+    lines: list[str] = []
+    kernel = 0
+    for step in program.steps:
+        if isinstance(step, KernelStep):
+            targets = ", ".join(variable[name] for name in step.outputs)
+            lines.append(f"{targets} = _fusegen_ops[{kernel}]({', '.join(variable[name] for name in step.inputs)})")
+            kernel += 1
+            continue
+        if step.comment:
+            lines.append("# " + " ".join(reword(step.comment).split()))
+        lines.append(f"{variable[step.output]} = {_expression(step, renames, graph)}")
+    named = {name for step in program.steps for name in step.inputs} | set(graph.results)
+    constants = [
+        f"{variable[name]} = {node.op.value if isinstance(node.op.value, str) else repr(node.op.value)}"
+        for name, node in nodes.items()
+        if name in named and isinstance(node.op, ConstOp)
+    ]
+    mentioned = set(re.findall(r"\w+", "\n".join(line for line in constants + lines if not line.startswith("#"))))
+    inputs = [_local(node.name) for node in graph.inputs]
+    sizes = [
+        f"{size} = {inputs[position]}.shape[{axis}]"
+        for size, (position, axis) in bound_sizes(graph).items()
+        if size in mentioned
+    ]
+    updates = [f"{by_path[path]}.copy_({variable[name]})" for path, name in graph.updates]
+    results = ", ".join(variable[name] for name in graph.outputs)
+    comma = "," if graph.tuple_output and len(graph.outputs) == 1 else ""
+    return [*sizes, *constants, *lines, *updates, f"return {results}{comma}"]
+
+
+def _is_random(graph: Graph) -> bool:
+    """True when an op draws from torch's generator."""
+    for node in graph.nodes:
+        if not isinstance(node.op, EagerOp):
+            continue
+        target: Any = torch.ops
+        for part in node.op.target.split("."):
+            target = getattr(target, part, None)
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+            return True
+    return False
+
+
+def _split_parameters(carried: CarriedModel, count: int) -> tuple[list[str], list[ForwardParameter]]:
+    """(expressions of the tensor inputs in ``forward``, its other parameters)."""
+    plain = [p for p in carried.forward if p.kind in ("positional", "positional_only")]
+    if len(plain) >= count:
+        return [p.name for p in plain[:count]], [p for p in carried.forward if p not in plain[:count]]
+    raise EmitError(
+        f"forward takes {len(plain)} positional parameters, the graph has {count} inputs",
+        hint="give every input a parameter of its own in forward",
+    )
+
+
+def _prelude(carried: CarriedModel) -> str:
+    """The carried statements, without the imports that every generated module has."""
+    lines = carried.prelude.splitlines()
+    return "\n".join(line for line in lines if line != "import torch as _fusegen_torch").strip("\n")
+
+
+def _forward_signature(carried: CarriedModel) -> str:
+    parts = [carried.self_name]
+    kinds = [p.kind for p in carried.forward]
+    for index, parameter in enumerate(carried.forward):
+        if parameter.kind == "keyword_only" and "keyword_only" not in kinds[:index] and "args" not in kinds:
+            parts.append("*")
+        parts.append(str(parameter))
+        if parameter.kind == "positional_only" and "positional_only" not in kinds[index + 1 :]:
+            parts.append("/")
+    return ", ".join(parts)
+
+
+def _reference_call(carried: CarriedModel) -> str:
+    forms = {"keyword_only": "{0}={0}", "args": "*{0}", "kwargs": "**{0}"}
+    return ", ".join(forms.get(p.kind, "{0}").format(p.name) for p in carried.forward)
+
+
+def render(
+    program: Program,
+    carried: CarriedModel,
+    modules: Sequence[ModuleSnapshot],
+    *,
+    mode_dependent: bool = False,
+    title: str = "Model",
+) -> str:
+    """The whole generated module. Raises ``EmitError``; the result obeys every emission rule.
+
+    ``modules``: ``snapshot_modules`` of the traced instance. ``mode_dependent``: the graph holds only
+    for the training flags in those snapshots.
+    """
+    env = environment()
+    plans = kernel_plans(program)
+    sources = kernels.render_sources(program, env)
+    if sources and any('"""' in text for text in (sources.cuda, sources.glue)):
+        raise EmitError("kernel source contains a triple quote")
+    graph = program.after
+    inputs = [Operand(f"x{i}", node) for i, node in enumerate(graph.inputs)]
+    updated = [path for path, _ in graph.updates]
+    params = parameter_operands((graph, program.before), updated)
+    operands = [*inputs, *params]
+    names, others = _split_parameters(carried, len(inputs))
+    extra = [(f"a{i}", p) for i, p in enumerate(others)]
+    checks = covered(graph, inputs, params, names, extra, modules, carried, mode_dependent)
+    named = {name for step in program.steps for name in step.inputs} | set(graph.results)
+    read = {getattr(n.op, "path", None) for n in graph.params if n.name in named} | set(updated)
+    fused = [o for o in operands if o.path is None or o.path in read]
+    saved = [f"{o.variable}.clone()" if o.path in updated else o.variable for o in operands]
+    text = env.get_template("module.py.j2").render(
+        program=program,
+        carried=carried,
+        prelude=_prelude(carried),
+        sources=sources,
+        plans=plans,
+        header=header_lines(program, carried, title),
+        signature=", ".join(_local(o.node.name) for o in fused),
+        body=_body(program, operands),
+        eager_count=len(program.steps) - len(plans),
+        check_arguments=", ".join([*(o.variable for o in inputs), *(v for v, _ in extra)]),
+        checks=checks,
+        inputs=inputs,
+        operands=operands,
+        fused_arguments=", ".join(o.variable for o in fused),
+        saved=", ".join(saved),
+        updated_positions=tuple(i for i, o in enumerate(operands) if o.path in updated),
+        paths=tuple(f"model.{o.path}" for o in params),
+        differentiable=[o for o in operands if o.node.type.dtype.value in _FLOATS],
+        whole_outputs=any(graph.node(n).type.dtype.value not in _FLOATS for n in graph.outputs),
+        many_outputs=graph.tuple_output or len(graph.outputs) > 1,
+        mode_dependent=mode_dependent,
+        random=_is_random(program.before),
+        forward_signature=_forward_signature(carried),
+        forward_values=", ".join([carried.self_name, *names, *(p.name for p in others)]),
+        reference_call=_reference_call(carried),
+        default_parameters=[p for p in others if p.default is not None],
+    )
+    text = escape_words("\n".join(line.rstrip() for line in text.rstrip().splitlines()) + "\n")
+    check_rules(text)
+    return text

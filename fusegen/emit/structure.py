@@ -1,0 +1,133 @@
+"""What of a module the compiled program has baked in, as the generated module checks it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType
+
+import torch
+from torch import nn
+
+from fusegen.carry import CarriedModel
+from fusegen.ir import Frozen
+
+_STATE = frozenset(nn.Module().__dict__) | {"training"}
+
+
+class Attribute(Frozen):
+    """``condition``: Python text over ``{0}``, the attribute, that holds when it was changed."""
+
+    name: str
+    condition: str
+    compiled: str
+
+
+class ModuleSnapshot(Frozen):
+    """One submodule: its class, attributes, number of children, and the parameters that it lacks."""
+
+    path: str
+    class_module: str
+    class_name: str
+    attributes: tuple[Attribute, ...] = ()
+    children: int | None = None
+    absent: tuple[str, ...] = ()
+    training: bool = True
+    described: str = ""
+
+
+def _literal(value: object) -> str | None:
+    """``value`` as Python text when it is built of plain values."""
+    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+        return repr(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else f'float("{value}")'
+    if isinstance(value, (tuple, list)):
+        parts = [_literal(v) for v in value]
+        if any(p is None for p in parts) or type(value) not in (tuple, list):
+            return None
+        inner = ", ".join(str(p) for p in parts)
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner},)" if len(parts) == 1 else f"({inner})"
+    if isinstance(value, dict) and type(value) is dict:
+        items = [(_literal(k), _literal(v)) for k, v in value.items()]
+        if any(k is None or v is None for k, v in items):
+            return None
+        return "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
+    if isinstance(value, (torch.dtype, torch.memory_format)):
+        return f"_fusegen_{value}"
+    if isinstance(value, torch.device):
+        return f"_fusegen_torch.{value!r}"
+    return None
+
+
+def _attribute(name: str, value: object) -> Attribute:
+    text = _literal(value)
+    if value is None or isinstance(value, bool):
+        return Attribute(name=name, condition=f"{{0}} is not {value}", compiled=str(value))
+    if text is not None:
+        return Attribute(name=name, condition="{0} != " + text.replace("{", "{{").replace("}", "}}"), compiled=text)
+    if isinstance(value, (FunctionType, BuiltinFunctionType)):
+        known = value.__qualname__
+        return Attribute(name=name, condition=f'getattr({{0}}, "__qualname__", "") != {known!r}', compiled=known)
+    known = type(value).__qualname__
+    return Attribute(name=name, condition=f"type({{0}}).__qualname__ != {known!r}", compiled=f"a {known}")
+
+
+def _attributes(module: nn.Module) -> Iterator[Attribute]:
+    for name, value in vars(module).items():
+        if name not in _STATE:
+            yield _attribute(name, value)
+
+
+def _tensor_slots(module: nn.Module) -> Iterator[tuple[str, object]]:
+    yield from module._parameters.items()
+    yield from module._buffers.items()
+
+
+def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
+    """A snapshot of every submodule of the instance that was traced; the model itself has path ``""``."""
+    found = []
+    for path, module in model.named_modules():
+        kind = type(module)
+        found.append(
+            ModuleSnapshot(
+                path=path,
+                class_module=kind.__module__,
+                class_name=kind.__qualname__,
+                attributes=tuple(_attributes(module)),
+                children=len(module._modules),
+                absent=tuple(name for name, value in _tensor_slots(module) if value is None),
+                training=module.training,
+                described=repr(module) if not module._modules else "",
+            )
+        )
+    return tuple(found)
+
+
+def known_modules(
+    classes: Mapping[str, type[nn.Module]], attributes: Mapping[str, Mapping[str, object]]
+) -> tuple[ModuleSnapshot, ...]:
+    """Snapshots from classes and plain attributes alone, where no instance is at hand."""
+    return tuple(
+        ModuleSnapshot(
+            path=path,
+            class_module=kind.__module__,
+            class_name=kind.__qualname__,
+            attributes=tuple(_attribute(name, value) for name, value in attributes.get(path, {}).items()),
+        )
+        for path, kind in classes.items()
+    )
+
+
+def class_expression(module: ModuleSnapshot, carried: CarriedModel) -> str | None:
+    """The class of a submodule as text of the generated module, if it can be named there."""
+    if module.path == "":
+        return "ModelNew"
+    if module.class_module == "torch" or module.class_module.startswith("torch.nn."):
+        return f"_fusegen_{module.class_module}.{module.class_name}"
+    head, _, rest = module.class_name.partition(".")
+    if head in carried.names and "<locals>" not in rest:
+        return carried.names[head] + (f".{rest}" if rest else "")
+    return None

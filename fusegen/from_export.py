@@ -1,0 +1,316 @@
+"""Converts a functionalised torch.export program into a ``Graph``."""
+
+from __future__ import annotations
+
+import operator
+import re
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from fusegen import dims, ops
+from fusegen.aten import IMPORTERS, Call, Value
+from fusegen.dims import Dim
+from fusegen.errors import GraphError, TraceError, UnsupportedOpError
+from fusegen.ir import (
+    ConstOp,
+    DType,
+    EagerOp,
+    GetItemOp,
+    Graph,
+    InputOp,
+    Node,
+    Op,
+    ParamOp,
+    PointwiseOp,
+    TensorType,
+    verify,
+)
+from fusegen.pointwise import BY_ATEN
+
+
+class _Converter:
+    """Walks the fx graph once; ``env`` maps fx nodes to values."""
+
+    def __init__(self, program: ExportedProgram, model: nn.Module, path: Path):
+        self.program, self.path, self.name = program, path, type(model).__name__
+        self.nodes: dict[str, Node] = {}
+        self.env: dict[fx.Node, Value] = {}
+        self.renames: dict[sympy.Symbol, sympy.Expr] = {}
+        self.sizes: dict[str, int] = {}
+        self.current: fx.Node | None = None
+        self.fresh = 0
+
+    # --- sizes --------------------------------------------------------------------------------
+
+    def dim(self, size: Any) -> Dim:
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+        return dims.canonical(size.node.expr.xreplace(self.renames))
+
+    def type_of(self, value: torch.Tensor, where: str) -> TensorType:
+        name = str(value.dtype).removeprefix("torch.")
+        try:
+            dtype = DType(name)
+        except ValueError as error:
+            raise UnsupportedOpError(
+                f"element type {name} is not supported", node=where, source=self.source()
+            ) from error
+        return TensorType(dtype=dtype, shape=tuple(self.dim(size) for size in value.shape))
+
+    def name_sizes(self, inputs: list[fx.Node]) -> None:
+        """Give the size symbols names that say which input axis they are."""
+        for position, node in enumerate(inputs):
+            for axis, size in enumerate(node.meta["val"].shape):
+                expr = getattr(getattr(size, "node", None), "expr", None)
+                if expr is not None and expr.is_Symbol and expr not in self.renames:
+                    name = dims.symbol(position, axis)
+                    self.renames[expr] = sympy.Symbol(name, positive=True, integer=True)
+                    self.sizes[name] = size.node.hint
+
+    def constraints(self, inputs: list[fx.Node]) -> tuple[str, ...]:
+        """The guards of the trace as Python conditions; equalities with a lone symbol are substituted."""
+        env = next(
+            (
+                size.node.shape_env
+                for node in inputs
+                for size in node.meta["val"].shape
+                if isinstance(size, torch.SymInt)
+            ),
+            None,
+        )
+        if env is None:
+            return ()
+        guards = [guard.expr.xreplace(env.replacements).xreplace(self.renames) for guard in env.guards]
+        for guard in guards:
+            if isinstance(guard, sympy.Eq):
+                for symbol, other in ((guard.rhs, guard.lhs), (guard.lhs, guard.rhs)):
+                    if symbol.is_Symbol and not other.has(symbol) and not other.is_Symbol:
+                        self.renames = {k: v.xreplace({symbol: other}) for k, v in self.renames.items()}
+                        self.sizes.pop(symbol.name, None)
+                        break
+        known = {sympy.Symbol(name, positive=True, integer=True) for name in self.sizes}
+        found = []
+        for guard in guards:
+            if not isinstance(guard, sympy.core.relational.Relational) or not guard.free_symbols <= known:
+                continue
+            if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) and not guard.lhs.has(sympy.Mod):
+                continue  # broadcasting and layout questions, settled by tracing again with size 1
+            operator_text = {"Ne": "!=", "Eq": "=="}.get(guard.rel_op, guard.rel_op)
+            try:
+                left, right = dims.canonical(guard.lhs), dims.canonical(guard.rhs)
+            except ValueError:
+                continue
+            found.append(f"{left} {operator_text} {right}")
+        return tuple(dict.fromkeys(found))
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    def source(self) -> str | None:
+        """The line of the model file, else of the innermost library frame, that made the current op."""
+        trace = self.current.meta.get("stack_trace") if self.current is not None else None
+        frames = re.findall(r'File "([^"]+)", line (\d+)', trace or "")
+        mine = [frame for frame in frames if frame[0] == str(self.path)]
+        chosen = (mine or frames)[-1:] if frames else []
+        return f"{Path(chosen[0][0]).name}:{chosen[0][1]}" if chosen else None
+
+    def unique(self, stem: str) -> str:
+        name = re.sub(r"\W", "_", stem)
+        while name in self.nodes:
+            self.fresh += 1
+            name = f"{stem}_{self.fresh}"
+        return name
+
+    def emit(self, stem: str, op: Op, operands: tuple[Value, ...], declared: TensorType) -> Value:
+        inferred = ops.infer(op, tuple(v.type for v in operands), declared)
+        name = self.unique(stem)
+        self.nodes[name] = Node(
+            name=name, op=op, inputs=tuple(v.name for v in operands), type=inferred, source=self.source()
+        )
+        return Value(name, inferred)
+
+    def add(self, op: Op, *operands: Value) -> Value:
+        assert self.current is not None
+        return self.emit(self.current.name, op, operands, operands[0].type)
+
+    def scalar(self, value: float | Dim, like: Value) -> Value:
+        stored = value if isinstance(value, str) else float(value)
+        return self.emit("scalar", ConstOp(value=stored), (), like.type.replace(shape=()))
+
+    # --- conversion ---------------------------------------------------------------------------
+
+    def argument(self, value: Any) -> Any:
+        """An fx argument with values for nodes and ``Dim`` for symbolic integers."""
+        if isinstance(value, fx.Node):
+            found = value.meta.get("val")
+            return self.dim(found) if isinstance(found, torch.SymInt) else self.env[value]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.argument(item) for item in value)
+        return value
+
+    def arguments(self, node: fx.Node) -> dict[str, Any]:
+        """Arguments by schema name, defaults included."""
+        schema = node.target._schema  # type: ignore[union-attr]
+        named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        named.update({a.name: self.argument(v) for a, v in zip(schema.arguments, node.args, strict=False)})
+        named.update({name: self.argument(value) for name, value in node.kwargs.items()})
+        return named
+
+    def eager(self, node: fx.Node) -> Value:
+        """Leave the op to torch: its arguments as text, tensors as numbered holes."""
+        operands: list[Value] = []
+
+        def text(value: Any) -> str:
+            match value:
+                case Value():
+                    operands.append(value)
+                    return f"{{{len(operands) - 1}}}"
+                case list() | tuple():
+                    return f"[{', '.join(map(text, value))}]"
+                case torch.dtype() | torch.memory_format() | torch.layout():
+                    return str(value)
+                case torch.device():
+                    raise UnsupportedOpError(
+                        f"{node.target} pins a device", node=node.name, source=self.source(), hint="use x.device"
+                    )
+                case str() if isinstance(value, str) and value in self.sizes:
+                    return value
+                case None | bool() | int() | float() | str():
+                    return repr(value) if not isinstance(value, str) or value.isidentifier() else value
+            raise UnsupportedOpError(
+                f"{node.target} has an argument of type {type(value).__name__}", node=node.name, source=self.source()
+            )
+
+        parts = [text(self.argument(value)) for value in node.args]
+        parts += [f"{name}={text(self.argument(value))}" for name, value in node.kwargs.items()]
+        found = node.meta["val"]
+        many = isinstance(found, (list, tuple))
+        results = tuple(self.type_of(v, node.name) for v in (found if many else [found]) if v is not None)
+        target = str(node.target)
+        op = EagerOp(target=target, arguments=", ".join(parts), results=results, tuple_result=many)
+        return self.emit(node.name, op, tuple(operands), results[0])
+
+    def call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            producer, index = node.args
+            assert isinstance(producer, fx.Node)
+            source = self.env[producer]
+            op = self.nodes[source.name].op
+            if isinstance(op, EagerOp):
+                assert isinstance(index, int)
+                source = self.emit(node.name, GetItemOp(index=index), (source,), op.results[index])
+            self.env[node] = source
+            return
+        found = node.meta.get("val")
+        if isinstance(found, (torch.SymInt, int, torch.SymBool, torch.SymFloat)):
+            return  # size arithmetic: its users read the size expression itself
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise UnsupportedOpError(f"{node.target} is not an ATen op", node=node.name, source=self.source())
+        value = self.imported(node)
+        self.env[node] = value if value is not None else self.eager(node)
+
+    def imported(self, node: fx.Node) -> Value | None:
+        """The IR form of an ATen call, or None: this op, or these arguments, are left to torch."""
+        overload = str(node.target).removeprefix("aten.")
+        found = node.meta["val"]
+        if isinstance(found, (list, tuple)):
+            indices_read = any(user.args[1] != 0 for user in node.users)
+            if overload not in ("max.dim", "min.dim") or indices_read:
+                return None
+            found = found[0]
+        result = self.type_of(found, node.name)
+        named = self.arguments(node)
+        named["fn"] = overload.split(".")[0]
+        call = Call(self, named, result)
+        before = dict(self.nodes)
+        try:
+            if overload in IMPORTERS:
+                value = IMPORTERS[overload](call)
+            elif overload in BY_ATEN:
+                value = self.pointwise(BY_ATEN[overload], node)
+            else:
+                return None
+        except GraphError:
+            value = None
+        if value is None or value.type != result:
+            self.nodes = before
+            return None
+        return value
+
+    def pointwise(self, fn: str, node: fx.Node) -> Value | None:
+        if node.kwargs:
+            return None
+        operands = [self.argument(value) for value in node.args]
+        like = next((o for o in operands[::-1] if isinstance(o, Value)), None)
+        if like is None:
+            return None
+        values = [o if isinstance(o, Value) else self.scalar(o, like) for o in operands]
+        return self.add(PointwiseOp(fn=fn), *values)
+
+    def placeholder(self, node: fx.Node, inputs: list[fx.Node]) -> None:
+        spec = next(s for s in self.program.graph_signature.input_specs if s.arg.name == node.name)
+        value = node.meta["val"]
+        if spec.kind is InputKind.USER_INPUT:
+            op: Op = InputOp(position=inputs.index(node))
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            op = ParamOp(path=str(spec.target), buffer=spec.kind is InputKind.BUFFER)
+        else:
+            raise UnsupportedOpError(
+                f"forward creates a constant tensor ({spec.target})", node=node.name, hint="register it as a buffer"
+            )
+        self.env[node] = self.emit(node.name, op, (), self.type_of(value, node.name))
+
+    def run(self) -> Graph:
+        signature = self.program.graph_signature
+        placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        user = {s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT}
+        inputs = [n for n in placeholders if n.name in user]
+        self.name_sizes(inputs)
+        constraints = self.constraints(inputs)
+        for node in self.program.graph.nodes:
+            self.current = node
+            if node.op == "placeholder":
+                self.placeholder(node, inputs)
+            elif node.op == "call_function":
+                self.call(node)
+        by_name = {node.name: node for node in self.program.graph.nodes}
+        outputs: list[str] = []
+        updates: list[tuple[str, str]] = []
+        for spec in signature.output_specs:
+            produced = by_name.get(spec.arg.name)
+            if produced is None or produced not in self.env:
+                raise TraceError("an output of forward is not a tensor", hint="return tensors only")
+            value = self.env[produced]
+            if spec.kind is OutputKind.USER_OUTPUT:
+                outputs.append(value.name)
+            elif spec.kind is OutputKind.BUFFER_MUTATION:
+                updates.append((str(spec.target), value.name))
+            else:
+                raise TraceError(f"forward writes to its input ({spec.target})", hint="clone the input first")
+        structure = self.program.call_spec.out_spec
+        nested = structure is not None and structure.type in (tuple, list)
+        if structure is not None and structure.type not in (None, tuple, list):
+            raise TraceError(
+                f"forward returns a {structure.type.__name__}", hint="return a tensor or a tuple of tensors"
+            )
+        graph = Graph(
+            name=self.name,
+            nodes=tuple(self.nodes.values()),
+            outputs=tuple(outputs),
+            tuple_output=nested,
+            updates=tuple(updates),
+            sizes=self.sizes,
+            constraints=constraints,
+        ).prune()
+        verify(graph)
+        return graph
+
+
+def convert(program: ExportedProgram, model: nn.Module, path: Path) -> Graph:
+    """The graph of an exported program. Raises ``TraceError`` or ``UnsupportedOpError`` with the source line."""
+    return _Converter(program, model, path).run()

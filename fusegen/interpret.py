@@ -1,0 +1,86 @@
+"""Runs any graph with torch, in any dtype: the oracle that passes are held to.
+
+A graph is printed as a Python function, one line per node, and executed. The same text serves as
+the reference forward of a module generated from an operator-graph description.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from fusegen import dims, ir, ops, windows
+from fusegen.ir import Graph, ParamOp, RegionOp
+
+
+def bound_sizes(graph: Graph) -> dict[str, tuple[int, int]]:
+    """Size symbol -> (input position, axis) of the input axis that has exactly that size."""
+    found: dict[str, tuple[int, int]] = {}
+    for position, node in enumerate(graph.inputs):
+        for axis, size in enumerate(node.type.shape):
+            if isinstance(size, str) and size.isidentifier():
+                found.setdefault(size, (position, axis))
+    return found
+
+
+def python_lines(graph: Graph, param: Callable[[str], str] = lambda path: f"params[{path!r}]") -> list[str]:
+    """Statements that compute every node of ``graph`` as ``v_<name>``.
+
+    They read the inputs ``x0, x1, ...`` and the sizes that ``size_lines`` defines.
+    """
+    lines = []
+    for node in graph.nodes:
+        operands = [f"v_{name}" for name in node.inputs]
+        match node.op:
+            case ParamOp(path=path):
+                text = param(path)
+            case RegionOp():
+                text = f"region_{node.name}(({', '.join(operands)},), {{}}, sizes)[0]"
+            case op:
+                text = ops.torch_expr(op, operands)
+        lines.append(f"v_{node.name} = {text}")
+    return lines
+
+
+def size_lines(graph: Graph, text: str) -> list[str]:
+    """Statements that read the size symbols mentioned in ``text`` off the inputs."""
+    lines = []
+    for size, (position, axis) in bound_sizes(graph).items():
+        if re.search(rf"\b{size}\b", text):
+            lines.append(f"{size} = x{position}.shape[{axis}]")
+    return lines
+
+
+_Function: TypeAlias = Callable[
+    [Sequence[torch.Tensor], Mapping[str, torch.Tensor], Mapping[str, int]], tuple[torch.Tensor, ...]
+]
+
+
+def _compile(graph: Graph) -> _Function:
+    scope: dict[str, Any] = {"torch": torch, "windows": windows}
+    scope.update({name: getattr(ir, name) for name in ("ConvOp", "WindowSumOp", "TapSumOp")})
+    scope.update({f"region_{n.name}": _compile(n.op.body) for n in graph.nodes if isinstance(n.op, RegionOp)})
+    body = [f"{size} = sizes[{size!r}]" for size in graph.sizes]
+    body += [f"x{i} = inputs[{i}]" for i in range(len(graph.inputs))]
+    body += python_lines(graph)
+    body.append(f"return ({''.join(f'v_{name}, ' for name in graph.results)})")
+    exec("def function(inputs, params, sizes):\n" + "\n".join("    " + line for line in body), scope)
+    function: _Function = scope["function"]
+    return function
+
+
+def run(graph: Graph, inputs: Sequence[torch.Tensor], params: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The values of ``graph.results``: outputs, then buffer updates.
+
+    ``inputs`` by position, ``params`` by state_dict path; arithmetic is in their dtype.
+    """
+    sizes = {size: inputs[position].shape[axis] for size, (position, axis) in bound_sizes(graph).items()}
+    return _compile(graph)(inputs, params, sizes)
+
+
+def input_shapes(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """The shape of every input at the given sizes."""
+    return [tuple(dims.evaluate(d, sizes) for d in node.type.shape) for node in graph.inputs]

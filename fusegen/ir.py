@@ -1,0 +1,360 @@
+"""The intermediate representation: frozen types, a printer, ``verify`` and the JSON round trip.
+
+A ``Graph`` is a list of nodes in execution order. Inputs, parameters and scalars are nodes too, so
+every operand is a node name. Ops form a union discriminated by ``kind``; the JSON form of a graph
+is the operator-graph description that ``fusegen compile graph.json`` accepts.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fusegen import dims
+from fusegen.dims import Dims
+from fusegen.errors import GraphError, GraphFormatError
+
+FORMAT = 1
+
+
+class Frozen(BaseModel):
+    """Immutable, strict about unknown fields; ``replace`` re-validates (``model_copy`` does not)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def replace(self, **changes: Any) -> Self:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**fields, **changes})
+
+
+class DType(StrEnum):
+    """Element types, by their torch names."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+    @property
+    def bytes(self) -> int:
+        widths = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+        return widths.get(self.value, 1)
+
+
+class TensorType(Frozen):
+    """Element type and shape; each size is an ``int`` or an expression over input sizes."""
+
+    dtype: DType
+    shape: Dims
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+class InputOp(Frozen):
+    """Positional input of the model."""
+
+    kind: Literal["input"] = "input"
+    position: int
+
+
+class ParamOp(Frozen):
+    """A parameter or buffer of the module, by its path in ``state_dict``."""
+
+    kind: Literal["param"] = "param"
+    path: str
+    buffer: bool = False
+
+
+class ConstOp(Frozen):
+    """A rank-0 scalar: a number, or (as text) a size expression known at call time."""
+
+    kind: Literal["const"] = "const"
+    value: float | str
+
+
+class PointwiseOp(Frozen):
+    """An elementwise function of the table ``ops.POINTWISE``, with broadcasting."""
+
+    kind: Literal["pointwise"] = "pointwise"
+    fn: str
+
+
+class ReduceOp(Frozen):
+    """A reduction over ``axes`` (sorted, non-negative)."""
+
+    kind: Literal["reduce"] = "reduce"
+    fn: Literal["sum", "mean", "max", "min", "prod", "logsumexp"]
+    axes: tuple[int, ...]
+    keepdim: bool
+
+
+class SoftmaxOp(Frozen):
+    """softmax, or log_softmax when ``log``, over one axis."""
+
+    kind: Literal["softmax"] = "softmax"
+    axis: int
+    log: bool = False
+
+
+class ConvOp(Frozen):
+    """Convolution or transposed convolution over ``len(stride)`` trailing axes.
+
+    Inputs: x [N, C, *spatial], w ([O, C/groups, *kernel], transposed: [C, O/groups, *kernel]) and
+    optionally b [O]. ``output_padding`` is zero unless ``transposed``.
+    """
+
+    kind: Literal["conv"] = "conv"
+    transposed: bool
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def rank(self) -> int:
+        return len(self.stride)
+
+
+class ReshapeOp(Frozen):
+    """Same elements in row-major order under another shape."""
+
+    kind: Literal["reshape"] = "reshape"
+    shape: Dims
+
+
+class PermuteOp(Frozen):
+    """Axis i of the result is axis ``order[i]`` of the input."""
+
+    kind: Literal["permute"] = "permute"
+    order: tuple[int, ...]
+
+
+class ExpandOp(Frozen):
+    """Broadcast to ``shape``."""
+
+    kind: Literal["expand"] = "expand"
+    shape: Dims
+
+
+class WindowSumOp(Frozen):
+    """Sums of x [N, C, *spatial] over every distinct tap window of ``conv`` -> [N, C, R].
+
+    R runs row-major over the distinct windows of each axis (``windows.axis_windows``). ``mean``
+    divides by the number of the convolution's output positions.
+    """
+
+    kind: Literal["window_sum"] = "window_sum"
+    conv: ConvOp
+    kernel: tuple[int, ...]
+    mean: bool
+
+
+class TapSumOp(Frozen):
+    """Weights of ``conv`` added up over the taps that share a window -> [O, C/groups, R]."""
+
+    kind: Literal["tap_sum"] = "tap_sum"
+    conv: ConvOp
+    kernel: tuple[int, ...]
+
+
+class EagerOp(Frozen):
+    """An op left to torch: an ATen overload with its arguments.
+
+    ``arguments`` is the Python text of the call's arguments, with ``{i}`` for input i and ``{{``/``}}``
+    for braces; ``results`` holds the type of each tensor that the op returns.
+    """
+
+    kind: Literal["eager"] = "eager"
+    target: str
+    arguments: str
+    results: tuple[TensorType, ...]
+    tuple_result: bool = False
+    reason: str = "no template serves this op"
+
+
+class GetItemOp(Frozen):
+    """One tensor of an eager op that returns several."""
+
+    kind: Literal["getitem"] = "getitem"
+    index: int
+
+
+class RegionOp(Frozen):
+    """A fused group: ``body``'s inputs are this node's inputs, in order; one kernel computes it."""
+
+    kind: Literal["region"] = "region"
+    template: Literal["window_sum", "row_reduce", "pointwise"]
+    body: Graph
+
+
+Op: TypeAlias = Annotated[
+    InputOp
+    | ParamOp
+    | ConstOp
+    | PointwiseOp
+    | ReduceOp
+    | SoftmaxOp
+    | ConvOp
+    | ReshapeOp
+    | PermuteOp
+    | ExpandOp
+    | WindowSumOp
+    | TapSumOp
+    | EagerOp
+    | GetItemOp
+    | RegionOp,
+    Field(discriminator="kind"),
+]
+
+
+class Node(Frozen):
+    """One value: what computes it, from which nodes, its type, and the source line it came from."""
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    op: Op
+    inputs: tuple[str, ...] = ()
+    type: TensorType
+    source: str | None = None
+
+
+class Graph(Frozen):
+    """Nodes in execution order.
+
+    ``sizes`` holds the traced value of every size symbol; ``constraints`` are the conditions on
+    sizes under which the graph stands for the model (Python text over size symbols);
+    ``updates`` pairs buffer paths with the node that holds the buffer's next value.
+    """
+
+    format: Literal[1] = 1
+    name: str = "Model"
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    tuple_output: bool = False
+    updates: tuple[tuple[str, str], ...] = ()
+    sizes: dict[str, int] = {}
+    constraints: tuple[str, ...] = ()
+
+    def node(self, name: str) -> Node:
+        return self.by_name[name]
+
+    @property
+    def by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """Input nodes by position."""
+        found = [n for n in self.nodes if isinstance(n.op, InputOp)]
+        return tuple(sorted(found, key=lambda n: n.op.position if isinstance(n.op, InputOp) else 0))
+
+    @property
+    def params(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.nodes if isinstance(n.op, ParamOp))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Every node that must be computed: outputs, then buffer updates."""
+        return self.outputs + tuple(node for _, node in self.updates)
+
+    def users(self) -> dict[str, tuple[str, ...]]:
+        """Node -> the nodes that read it (once per use)."""
+        users: dict[str, list[str]] = {node.name: [] for node in self.nodes}
+        for node in self.nodes:
+            for operand in node.inputs:
+                users[operand].append(node.name)
+        return {name: tuple(names) for name, names in users.items()}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The traced shape of a node."""
+        return tuple(dims.evaluate(d, self.sizes) for d in self.node(name).type.shape)
+
+    def prune(self) -> Graph:
+        """Without nodes that no result needs; inputs stay, since they are the signature."""
+        live = set(self.results)
+        for node in reversed(self.nodes):
+            if node.name in live:
+                live.update(node.inputs)
+        return self.replace(nodes=tuple(n for n in self.nodes if n.name in live or isinstance(n.op, InputOp)))
+
+
+class RuleApplied(Frozen):
+    """A rewrite that happened: the rule's identity and the node it replaced.
+
+    ``exact``: bit for bit; otherwise equal in real arithmetic.
+    """
+
+    identity: str
+    node: str
+    exact: bool
+
+
+class RuleRefused(Frozen):
+    """A rule or fusion that matched but did not apply, and why."""
+
+    identity: str
+    node: str
+    reason: str
+
+
+def verify(graph: Graph) -> None:
+    """Check names, order, types and outputs. Raises ``GraphError`` naming the node."""
+    from fusegen import ops
+
+    seen: dict[str, Node] = {}
+    for node in graph.nodes:
+        if node.name in seen:
+            raise GraphError("two nodes share a name", node=node.name, source=node.source)
+        missing = [name for name in node.inputs if name not in seen]
+        if missing:
+            raise GraphError(f"reads {missing[0]!r}, which no earlier node defines", node=node.name, source=node.source)
+        unknown = [s for s in dims.symbols(node.type.shape) if s not in graph.sizes]
+        if unknown:
+            raise GraphError(f"size symbol {unknown[0]!r} has no traced value", node=node.name, source=node.source)
+        try:
+            inferred = ops.infer(node.op, tuple(seen[name].type for name in node.inputs), node.type)
+        except GraphError as error:
+            raise GraphError(error.message, node=node.name, source=node.source) from error
+        if inferred != node.type:
+            raise GraphError(f"is declared {node.type} but computes {inferred}", node=node.name, source=node.source)
+        if isinstance(node.op, RegionOp):
+            verify(node.op.body)
+        seen[node.name] = node
+    for name in graph.results:
+        if name not in seen:
+            raise GraphError(f"output {name!r} is not a node")
+    positions = [n.op.position for n in graph.inputs if isinstance(n.op, InputOp)]
+    if positions != list(range(len(positions))):
+        raise GraphError(f"input positions are {positions}, not 0..{len(positions) - 1}")
+
+
+def to_json(graph: Graph) -> str:
+    """The operator-graph description of ``graph``."""
+    return graph.model_dump_json(indent=1) + "\n"
+
+
+def from_json(text: str, where: str = "graph") -> Graph:
+    """Parse and verify an operator-graph description. Raises ``GraphFormatError``."""
+    try:
+        graph = Graph.model_validate_json(text)
+        verify(graph)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"])) or "top level"
+        raise GraphFormatError(f"{where}: {path}: {first['msg']}", hint="see docs/graph-format.md") from error
+    except (GraphError, ValueError) as error:
+        raise GraphFormatError(f"{where}: {error}", hint="see docs/graph-format.md") from error
+    return graph

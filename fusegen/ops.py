@@ -1,0 +1,266 @@
+"""One row per structural op: type inference, meaning in torch, and cost. Elementwise rows: ``pointwise``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusegen import dims, windows
+from fusegen.dims import Dim, Dims
+from fusegen.errors import GraphError
+from fusegen.ir import (
+    ConstOp,
+    ConvOp,
+    DType,
+    EagerOp,
+    ExpandOp,
+    GetItemOp,
+    InputOp,
+    Op,
+    ParamOp,
+    PermuteOp,
+    PointwiseOp,
+    ReduceOp,
+    RegionOp,
+    ReshapeOp,
+    SoftmaxOp,
+    TapSumOp,
+    TensorType,
+    WindowSumOp,
+)
+from fusegen.pointwise import POINTWISE
+
+Types = tuple[TensorType, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """``infer(op, operand types, declared type)``; ``torch(op, operand texts)`` is a Python expression;
+    ``flops(op, operand shapes, result shape)`` counts additions and multiplications."""
+
+    infer: Callable[[Any, Types, TensorType], TensorType]
+    torch: Callable[[Any, Sequence[str]], str]
+    flops: Callable[[Any, Sequence[Shape], Shape], int] = lambda op, operands, result: 0
+
+
+def broadcast(shapes: Sequence[Dims]) -> Dims:
+    """The broadcast of ``shapes``. Raises ``GraphError`` when two sizes are neither equal nor 1."""
+    rank = max(map(len, shapes), default=0)
+    result: list[Dim] = []
+    for axis in range(rank):
+        sizes = {shape[axis - rank + len(shape)] for shape in shapes if axis - rank + len(shape) >= 0} - {1}
+        if len(sizes) > 1:
+            raise GraphError(f"sizes {sorted(map(str, sizes))} on axis {axis} do not broadcast")
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
+
+
+def reduced_shape(shape: Dims, axes: Sequence[int], keepdim: bool) -> Dims:
+    """``shape`` with ``axes`` removed, or set to 1 when ``keepdim``."""
+    kept = [1 if axis in axes else size for axis, size in enumerate(shape) if keepdim or axis not in axes]
+    return tuple(kept)
+
+
+def _check_axes(axes: Sequence[int], rank: int) -> None:
+    if list(axes) != sorted(set(axes)) or any(not 0 <= axis < rank for axis in axes):
+        raise GraphError(f"axes {tuple(axes)} are not sorted, distinct axes of a rank-{rank} tensor")
+
+
+def _infer_pointwise(op: PointwiseOp, types: Types, declared: TensorType) -> TensorType:
+    row = POINTWISE.get(op.fn)
+    if row is None:
+        raise GraphError(f"unknown elementwise function {op.fn!r}; known: {', '.join(sorted(POINTWISE))}")
+    if len(types) != row.arity:
+        raise GraphError(f"{op.fn} takes {row.arity} operands, not {len(types)}")
+    values = types[1:] if op.fn == "where" else types
+    dtypes = {t.dtype for t in values}
+    if len(dtypes) > 1:
+        raise GraphError(f"{op.fn} mixes {sorted(d.value for d in dtypes)}")
+    dtype = DType.BOOL if row.boolean else dtypes.pop()
+    return TensorType(dtype=dtype, shape=broadcast([t.shape for t in types]))
+
+
+def _infer_reduce(op: ReduceOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes(op.axes, types[0].rank)
+    return TensorType(dtype=types[0].dtype, shape=reduced_shape(types[0].shape, op.axes, op.keepdim))
+
+
+def _infer_softmax(op: SoftmaxOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes((op.axis,), types[0].rank)
+    return types[0]
+
+
+def conv_channels(op: ConvOp, x: TensorType, w: TensorType) -> tuple[int, int]:
+    """(input channels, output channels) of a convolution, checked. Raises ``GraphError``."""
+    if x.rank != op.rank + 2 or w.rank != op.rank + 2:
+        raise GraphError(f"a {op.rank}-d convolution of ranks {x.rank} and {w.rank}")
+    if any(not isinstance(size, int) for size in (x.shape[1], *w.shape)):
+        raise GraphError("channel and kernel sizes of a convolution must be constants")
+    first, second = int(w.shape[0]), int(w.shape[1])
+    inputs, outputs = (first, second * op.groups) if op.transposed else (second * op.groups, first)
+    if x.shape[1] != inputs or outputs % op.groups or inputs % op.groups:
+        raise GraphError(f"input has {x.shape[1]} channels, weight {w} with groups={op.groups} wants {inputs}")
+    return inputs, outputs
+
+
+def kernel_size(w: TensorType) -> tuple[int, ...]:
+    """The kernel extents of a convolution weight."""
+    return tuple(int(size) for size in w.shape[2:])
+
+
+def _infer_conv(op: ConvOp, types: Types, declared: TensorType) -> TensorType:
+    x, w = types[0], types[1]
+    _, outputs = conv_channels(op, x, w)
+    if len(types) > 2 and types[2].shape != (outputs,):
+        raise GraphError(f"bias is {types[2]}, not [{outputs}]")
+    spatial = (windows.output_size(op, kernel_size(w), axis, x.shape[2 + axis]) for axis in range(op.rank))
+    return TensorType(dtype=x.dtype, shape=(x.shape[0], outputs, *spatial))
+
+
+def _infer_reshape(op: ReshapeOp, types: Types, declared: TensorType) -> TensorType:
+    if dims.product(types[0].shape) != dims.product(op.shape):
+        raise GraphError(f"cannot reshape {types[0]} to {op.shape}")
+    return TensorType(dtype=types[0].dtype, shape=op.shape)
+
+
+def _infer_permute(op: PermuteOp, types: Types, declared: TensorType) -> TensorType:
+    if sorted(op.order) != list(range(types[0].rank)):
+        raise GraphError(f"{op.order} is not an order of {types[0].rank} axes")
+    return TensorType(dtype=types[0].dtype, shape=tuple(types[0].shape[axis] for axis in op.order))
+
+
+def _infer_expand(op: ExpandOp, types: Types, declared: TensorType) -> TensorType:
+    if broadcast([types[0].shape, op.shape]) != op.shape:
+        raise GraphError(f"cannot expand {types[0]} to {op.shape}")
+    return TensorType(dtype=types[0].dtype, shape=op.shape)
+
+
+def _infer_window_sum(op: WindowSumOp, types: Types, declared: TensorType) -> TensorType:
+    batch, channels = types[0].shape[:2]
+    return TensorType(dtype=types[0].dtype, shape=(batch, channels, windows.window_count(op.conv, op.kernel)))
+
+
+def _infer_tap_sum(op: TapSumOp, types: Types, declared: TensorType) -> TensorType:
+    first, second = int(types[0].shape[0]), int(types[0].shape[1])
+    groups, count = op.conv.groups, windows.window_count(op.conv, op.kernel)
+    shape = (second * groups, first // groups, count) if op.conv.transposed else (first, second, count)
+    return TensorType(dtype=types[0].dtype, shape=shape)
+
+
+def _infer_getitem(op: GetItemOp, types: Types, declared: TensorType) -> TensorType:
+    return declared  # the eager op's node carries the list; trace checked it
+
+
+def _infer_region(op: RegionOp, types: Types, declared: TensorType) -> TensorType:
+    expected = tuple(node.type for node in op.body.inputs)
+    if types != expected:
+        raise GraphError(f"region takes {', '.join(map(str, expected))}, not {', '.join(map(str, types))}")
+    return op.body.node(op.body.outputs[0]).type
+
+
+def _declared(op: Any, types: Types, declared: TensorType) -> TensorType:
+    return declared
+
+
+def _size_list(shape: Dims) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+_REDUCE_TORCH = {"max": "amax", "min": "amin"}
+
+
+def _torch_reduce(op: ReduceOp, args: Sequence[str]) -> str:
+    if op.fn == "prod":
+        text = args[0]
+        for axis in reversed(op.axes):
+            text = f"torch.prod({text}, dim={axis}, keepdim={op.keepdim})"
+        return text
+    if op.fn == "max" or op.fn == "min" or op.axes:
+        name = _REDUCE_TORCH.get(op.fn, op.fn)
+        return f"torch.{name}({args[0]}, dim={list(op.axes)}, keepdim={op.keepdim})"
+    return args[0]
+
+
+def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
+    bias = args[2] if len(args) > 2 else "None"
+    options = f"stride={op.stride}, padding={op.padding}, "
+    if op.transposed:
+        options += f"output_padding={op.output_padding}, "
+    options += f"groups={op.groups}, dilation={op.dilation}"
+    name = f"conv_transpose{op.rank}d" if op.transposed else f"conv{op.rank}d"
+    return f"torch.nn.functional.{name}({args[0]}, {args[1]}, {bias}, {options})"
+
+
+def _flops_conv(op: ConvOp, operands: Sequence[Shape], result: Shape) -> int:
+    weight = operands[1]
+    positions = math.prod(operands[0][2:]) if op.transposed else math.prod(result[2:])
+    channels = operands[0][1] if op.transposed else result[1]
+    return 2 * result[0] * positions * channels * math.prod(weight[1:])
+
+
+ROWS: dict[str, OpRow] = {
+    "input": OpRow(_declared, lambda op, args: f"x{op.position}"),
+    "param": OpRow(_declared, lambda op, args: f"params[{op.path!r}]"),
+    "const": OpRow(
+        lambda op, types, declared: declared.replace(shape=()),
+        lambda op, args: f"({op.value})" if isinstance(op.value, str) else repr(op.value),
+    ),
+    "pointwise": OpRow(
+        _infer_pointwise,
+        lambda op, args: POINTWISE[op.fn].torch.format(*args),
+        lambda op, operands, result: POINTWISE[op.fn].flops * math.prod(result),
+    ),
+    "reduce": OpRow(_infer_reduce, _torch_reduce, lambda op, operands, result: math.prod(operands[0])),
+    "softmax": OpRow(
+        _infer_softmax,
+        lambda op, args: f"torch.{'log_' if op.log else ''}softmax({args[0]}, dim={op.axis})",
+        lambda op, operands, result: 8 * math.prod(result),
+    ),
+    "conv": OpRow(_infer_conv, _torch_conv, _flops_conv),
+    "reshape": OpRow(_infer_reshape, lambda op, args: f"torch.reshape({args[0]}, {_size_list(op.shape)})"),
+    "permute": OpRow(_infer_permute, lambda op, args: f"torch.permute({args[0]}, {list(op.order)})"),
+    "expand": OpRow(_infer_expand, lambda op, args: f"torch.broadcast_to({args[0]}, {_size_list(op.shape)})"),
+    "window_sum": OpRow(
+        _infer_window_sum,
+        lambda op, args: f"windows.window_sum({args[0]}, {op!r})",
+        lambda op, operands, result: math.prod(operands[0]),
+    ),
+    "tap_sum": OpRow(
+        _infer_tap_sum,
+        lambda op, args: f"windows.tap_sum({args[0]}, {op!r})",
+        lambda op, operands, result: math.prod(operands[0]),
+    ),
+    "eager": OpRow(
+        _declared,
+        lambda op, args: f"torch.ops.{op.target}({op.arguments.format(*args)})",
+        lambda op, operands, result: math.prod(result),
+    ),
+    "getitem": OpRow(_infer_getitem, lambda op, args: f"{args[0]}[{op.index}]"),
+    "region": OpRow(_infer_region, lambda op, args: f"region({', '.join(args)})"),
+}
+
+
+def infer(op: Op, types: Types, declared: TensorType) -> TensorType:
+    """The type that ``op`` computes from operands of ``types``. Raises ``GraphError``.
+
+    Leaves (inputs, parameters, eager ops) compute what they are declared to.
+    """
+    return ROWS[op.kind].infer(op, types, declared)
+
+
+def torch_expr(op: Op, args: Sequence[str]) -> str:
+    """A Python expression for ``op`` on operand texts ``args`` (names x0.., params, windows in scope)."""
+    return ROWS[op.kind].torch(op, args)
+
+
+def is_leaf(op: Op) -> bool:
+    """True for values that exist before the graph runs: inputs, parameters and scalars."""
+    return isinstance(op, (InputOp, ParamOp, ConstOp))
+
+
+def is_heavy(op: Op) -> bool:
+    """True for ops that torch's libraries compute when no template does."""
+    return isinstance(op, (ConvOp, EagerOp))

@@ -1,0 +1,48 @@
+"""The pipeline: graph in, graph out, each step verified. ``PIPELINE`` is the one place that orders passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusegen.errors import GraphError
+from fusegen.ir import Graph, verify
+from fusegen.passes import algebra, decompose, fuse, simplify
+from fusegen.passes.rewrite import Numerics, Outcome
+
+
+@dataclass(frozen=True)
+class Pass:
+    """``run`` is pure and idempotent; ``numerics`` is the weakest class of what it may do."""
+
+    name: str
+    run: Callable[[Graph], Outcome]
+    numerics: Numerics
+
+
+PIPELINE: tuple[Pass, ...] = (
+    # First: a bias inside a convolution would hide the linear map from every rule below.
+    Pass("decompose", decompose.run, Numerics.EXACT),
+    # Before the algebra, so that its patterns meet no no-op reshapes or size-1 reductions.
+    Pass("simplify", simplify.run, Numerics.EXACT),
+    # On whole chains while they are still in the model's own terms; simplifies what it produces.
+    Pass("algebra", algebra.run, Numerics.REASSOCIATES),
+    # Last: groups what is left into kernels and changes no op.
+    Pass("fuse", fuse.run, Numerics.EXACT),
+)
+
+
+def apply(step: Pass, graph: Graph) -> Outcome:
+    """Run one pass under the pass contract. Raises ``GraphError`` when the pass breaks it."""
+    verify(graph)
+    outcome = step.run(graph)
+    verify(outcome.graph)
+    before, after = (
+        ([(n.name, n.type) for n in g.inputs], [g.node(name).type for name in g.results], [p for p, _ in g.updates])
+        for g in (graph, outcome.graph)
+    )
+    if before != after:
+        raise GraphError(f"pass {step.name} changed the graph's inputs or outputs")
+    if step.numerics is Numerics.EXACT and not all(e.exact for e in outcome.applied):
+        raise GraphError(f"pass {step.name} is declared exact but reassociated")
+    return outcome

@@ -1,0 +1,290 @@
+"""Linear algebra over whole chains: a mean or sum of a convolution never needs the convolution.
+
+Every rule holds for all inputs and parameters. Sums are reassociated, so results agree in real
+arithmetic and differ from eager's in rounding only.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fusegen import dims, ops, windows
+from fusegen.ir import (
+    ConstOp,
+    ConvOp,
+    DType,
+    Graph,
+    Node,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    TapSumOp,
+    WindowSumOp,
+)
+from fusegen.passes import simplify
+from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
+
+MAX_WINDOWS = 64
+"""Distinct boxes that a kernel keeps sums for."""
+
+_LINEAR = ("sum", "mean")
+
+
+def _reduce(m: Match) -> ReduceOp:
+    assert isinstance(m.root.op, ReduceOp)
+    return m.root.op
+
+
+def _constant_along(node: Node, like: Node, axes: tuple[int, ...]) -> bool:
+    """True when ``node``, broadcast to ``like``, does not vary along ``axes`` of ``like``."""
+    offset = like.type.rank - node.type.rank
+    return all(axis < offset or node.type.shape[axis - offset] == 1 for axis in axes)
+
+
+def _constant_operand(m: Match) -> str | None:
+    """The inner op's ``x`` has the full shape and its ``c`` is constant along the reduced axes."""
+    full = m["x"].type.shape == m["inner"].type.shape
+    return None if full and _constant_along(m["c"], m["inner"], _reduce(m).axes) else ""
+
+
+def _aligned(m: Match) -> Node:
+    """``c`` shaped to broadcast against the reduction's result: reduced axes dropped unless kept."""
+    reduce, c = _reduce(m), m["c"]
+    if reduce.keepdim or c.type.rank == 0:
+        return c
+    offset = m["inner"].type.rank - c.type.rank
+    axes = tuple(axis - offset for axis in reduce.axes if axis >= offset)
+    shape = ops.reduced_shape(c.type.shape, axes, keepdim=False)
+    return m.add(ReshapeOp(shape=shape), c) if shape != c.type.shape else c
+
+
+def _inner_scaled(m: Match) -> Node:
+    inner = m["inner"].op
+    assert isinstance(inner, PointwiseOp)
+    return m.add(inner, m.add(_reduce(m), m["x"]), _aligned(m))
+
+
+def _inner_negated(m: Match) -> Node:
+    return m.add(PointwiseOp(fn="neg"), m.add(_reduce(m), m["x"]))
+
+
+def _inner_shifted(m: Match) -> Node:
+    inner, reduce, shift = m["inner"].op, _reduce(m), _aligned(m)
+    assert isinstance(inner, PointwiseOp)
+    if reduce.fn == "sum":
+        count = dims.product(m["inner"].type.shape[axis] for axis in reduce.axes)
+        shift = m.add(PointwiseOp(fn="mul"), shift, m.const(count))
+    return m.add(inner, m.add(reduce, m["x"]), shift)
+
+
+def _merge_reductions(m: Match) -> Node:
+    outer, inner = _reduce(m), m["inner"].op
+    assert isinstance(inner, ReduceOp)
+    rank = m["x"].type.rank
+    left = list(range(rank)) if inner.keepdim else [axis for axis in range(rank) if axis not in inner.axes]
+    axes = tuple(sorted({*inner.axes, *(left[axis] for axis in outer.axes)}))
+    merged = m.add(ReduceOp(fn=outer.fn, axes=axes, keepdim=True), m["x"])
+    return m.add(ReshapeOp(shape=m.root.type.shape), merged)
+
+
+def _same_reduction(m: Match) -> str | None:
+    inner = m["inner"].op
+    assert isinstance(inner, ReduceOp)
+    return None if inner.fn == _reduce(m).fn and m.only_user("inner") else ""
+
+
+def _reaches_conv(graph: Graph, node: Node) -> ConvOp | None:
+    """The convolution under ``node`` through additions and scalings, if there is one."""
+    by_name = graph.by_name
+    while isinstance(node.op, PointwiseOp) and node.op.fn in ("add", "sub", "mul", "div", "neg"):
+        same = [by_name[name] for name in node.inputs if by_name[name].type.shape == node.type.shape]
+        if not same:
+            return None
+        node = same[0]
+    return node.op if isinstance(node.op, ConvOp) else None
+
+
+def _more_than_spatial(m: Match) -> str | None:
+    conv = _reaches_conv(m.graph, m["x"])
+    if conv is None:
+        return ""
+    spatial = set(range(2, 2 + conv.rank))
+    return None if spatial < set(_reduce(m).axes) else ""
+
+
+def _spatial_first(m: Match) -> Node:
+    reduce, rank = _reduce(m), m["x"].type.rank
+    spatial = m.add(ReduceOp(fn=reduce.fn, axes=tuple(range(2, rank)), keepdim=True), m["x"])
+    rest = tuple(axis for axis in reduce.axes if axis < 2)
+    others = m.add(ReduceOp(fn=reduce.fn, axes=rest, keepdim=True), spatial)
+    return m.add(ReshapeOp(shape=m.root.type.shape), others)
+
+
+def _merge_scales(m: Match) -> Node:
+    a, b = m["a"].op, m["b"].op
+    assert isinstance(a, ConstOp)
+    assert isinstance(b, ConstOp)
+    assert isinstance(a.value, float)
+    assert isinstance(b.value, float)
+    return m.add(PointwiseOp(fn="mul"), m["x"], m.const(a.value * b.value))
+
+
+def _finite_product(m: Match) -> str | None:
+    a, b = m["a"].op, m["b"].op
+    if not (isinstance(a, ConstOp) and isinstance(b, ConstOp)) or m["x"].type != m.root.type:
+        return ""
+    if isinstance(a.value, str) or isinstance(b.value, str):
+        return ""
+    product = a.value * b.value
+    tiny, huge = 1e-30, 1e30  # neither factor nor product may leave float32's normal range
+    safe = all(v == 0 or tiny < abs(v) < huge for v in (a.value, b.value, product)) and math.isfinite(product)
+    return None if safe and m.only_user("inner") else ""
+
+
+def _scale_after_conv(m: Match) -> Node:
+    conv = m["conv"].op
+    assert isinstance(conv, ConvOp)
+    return m.add(PointwiseOp(fn="mul"), m.add(conv, m["x"], m["w"]), m["c"])
+
+
+def _scale_is_free(m: Match) -> str | None:
+    if m["x"].type != m["inner"].type:
+        return ""
+    return None if m.only_user("inner") else "the scaled input is read elsewhere too"
+
+
+def _collapse(m: Match) -> Node:
+    reduce, conv, x, w = _reduce(m), m["conv"].op, m["x"], m["w"]
+    assert isinstance(conv, ConvOp)
+    kernel = ops.kernel_size(w.type)
+    sums = m.add(WindowSumOp(conv=conv, kernel=kernel, mean=reduce.fn == "mean"), x)
+    weights = m.add(TapSumOp(conv=conv, kernel=kernel), w)
+    zero, one = (0,), (1,)
+    contraction = ConvOp(
+        transposed=False, stride=one, padding=zero, dilation=one, output_padding=zero, groups=conv.groups
+    )
+    return m.add(ReshapeOp(shape=m.root.type.shape), m.add(contraction, sums, weights))
+
+
+def _can_collapse(m: Match) -> str | None:
+    reduce, conv = _reduce(m), m["conv"].op
+    assert isinstance(conv, ConvOp)
+    if isinstance(m.graph.node(m["conv"].inputs[0]).op, WindowSumOp):
+        return ""
+    spatial = tuple(range(2, 2 + conv.rank))
+    if not set(reduce.axes) <= set(spatial):
+        return "the reduction also runs over batch or channels"
+    if reduce.axes != spatial:
+        part = f"axes {reduce.axes} of the spatial axes {spatial}"
+        return f"only {part} are reduced: no template sums windows along part of them"
+    if not m.only_user("conv"):
+        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+    if m["x"].type.dtype is not DType.FLOAT32:
+        return f"window sums are float32 only, not {m['x'].type.dtype.value}"
+    kernel = ops.kernel_size(m["w"].type)
+    count = windows.window_count(conv, kernel)
+    if count > MAX_WINDOWS:
+        return f"{count} distinct tap windows; a kernel keeps at most {MAX_WINDOWS}"
+    x, w, y = (m.graph.shape(m[name].name) for name in ("x", "w", "conv"))
+    direct = ops.ROWS["conv"].flops(conv, (x, w), y)
+    collapsed = math.prod(x) * max(1, count // 4) + x[0] * x[1] * math.prod(w[1:])
+    return None if collapsed < direct else f"{collapsed} operations collapsed, {direct} direct"
+
+
+_CONV = op(ConvOp, anything("x"), anything("w"), name="conv")
+
+RULES = (
+    Rule(
+        "mean(x + c) = mean(x) + c,  sum(x + c) = sum(x) + count c,  c constant along the axes",
+        op(
+            ReduceOp,
+            op(PointwiseOp, anything("x"), anything("c"), name="inner", fn="add", commutative=True),
+            fn=_LINEAR,
+        ),
+        _inner_shifted,
+        Numerics.REASSOCIATES,
+        _constant_operand,
+    ),
+    Rule(
+        "mean(x - c) = mean(x) - c,  sum(x - c) = sum(x) - count c,  c constant along the axes",
+        op(ReduceOp, op(PointwiseOp, anything("x"), anything("c"), name="inner", fn="sub"), fn=_LINEAR),
+        _inner_shifted,
+        Numerics.REASSOCIATES,
+        _constant_operand,
+    ),
+    Rule(
+        "mean(x c) = mean(x) c,  sum(x c) = sum(x) c,  c constant along the axes",
+        op(
+            ReduceOp,
+            op(PointwiseOp, anything("x"), anything("c"), name="inner", fn="mul", commutative=True),
+            fn=_LINEAR,
+        ),
+        _inner_scaled,
+        Numerics.REASSOCIATES,
+        _constant_operand,
+    ),
+    Rule(
+        "mean(x / c) = mean(x) / c,  sum(x / c) = sum(x) / c,  c constant along the axes",
+        op(ReduceOp, op(PointwiseOp, anything("x"), anything("c"), name="inner", fn="div"), fn=_LINEAR),
+        _inner_scaled,
+        Numerics.REASSOCIATES,
+        _constant_operand,
+    ),
+    Rule(
+        "mean(-x) = -mean(x),  sum(-x) = -sum(x)",
+        op(ReduceOp, op(PointwiseOp, anything("x"), fn="neg"), fn=_LINEAR),
+        _inner_negated,
+        Numerics.REASSOCIATES,
+    ),
+    Rule(
+        "mean(mean(x)) = mean(x) over both sets of axes,  sum(sum(x)) likewise",
+        op(ReduceOp, op(ReduceOp, anything("x"), name="inner", fn=_LINEAR), fn=_LINEAR),
+        _merge_reductions,
+        Numerics.REASSOCIATES,
+        _same_reduction,
+    ),
+    Rule(
+        "mean over spatial and other axes = mean over the others of the spatial mean,  sum likewise",
+        op(ReduceOp, anything("x"), fn=_LINEAR),
+        _spatial_first,
+        Numerics.REASSOCIATES,
+        _more_than_spatial,
+    ),
+    Rule(
+        "(x a) b = x (a b),  a and b numbers",
+        op(
+            PointwiseOp,
+            op(PointwiseOp, anything("x"), op(ConstOp, name="a"), name="inner", fn="mul", commutative=True),
+            op(ConstOp, name="b"),
+            fn="mul",
+            commutative=True,
+        ),
+        _merge_scales,
+        Numerics.REASSOCIATES,
+        _finite_product,
+    ),
+    Rule(
+        "conv(c x, w) = c conv(x, w),  c a number",
+        op(
+            ConvOp,
+            op(PointwiseOp, anything("x"), op(ConstOp, name="c"), name="inner", fn="mul", commutative=True),
+            anything("w"),
+            name="conv",
+        ),
+        _scale_after_conv,
+        Numerics.REASSOCIATES,
+        _scale_is_free,
+    ),
+    Rule(
+        "mean(conv(x, w)) over all spatial axes = taps-summed w times window means of x,  sum likewise",
+        op(ReduceOp, _CONV, fn=_LINEAR),
+        _collapse,
+        Numerics.REASSOCIATES,
+        _can_collapse,
+    ),
+)
+
+
+def run(graph: Graph) -> Outcome:
+    """%y = reduce.mean(conv(%x, %w), axes=(2, 3))  ->  %y = reshape(conv(window_sum(%x), tap_sum(%w)))."""
+    return rewrite(graph, (*simplify.RULES, *RULES))

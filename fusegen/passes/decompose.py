@@ -1,0 +1,29 @@
+"""Composite ops into parts, so that each later rule sees one thing at a time."""
+
+from __future__ import annotations
+
+from fusegen.ir import ConvOp, Graph, Node, PointwiseOp, ReshapeOp
+from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
+
+
+def _split_bias(m: Match) -> Node:
+    conv = m.root.op
+    assert isinstance(conv, ConvOp)
+    channels = m["b"].type.shape[0]
+    bias = m.add(ReshapeOp(shape=(channels, *(1,) * conv.rank)), m["b"])
+    return m.add(PointwiseOp(fn="add"), m.add(conv, m["x"], m["w"]), bias)
+
+
+RULES = (
+    Rule(
+        "conv(x, w, b) = conv(x, w) + b",
+        op(ConvOp, anything("x"), anything("w"), anything("b")),
+        _split_bias,
+        Numerics.EXACT,  # the library adds the bias after the products too
+    ),
+)
+
+
+def run(graph: Graph) -> Outcome:
+    """%y = conv(%x, %w, %b)  ->  %y = add(conv(%x, %w), reshape(%b))."""
+    return rewrite(graph, RULES)

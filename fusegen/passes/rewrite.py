@@ -1,0 +1,200 @@
+"""Rewrite rules: patterns, the matcher, and a fixpoint driver that says what it did and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fusegen import ops
+from fusegen.dims import Dim
+from fusegen.errors import GraphError
+from fusegen.ir import ConstOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused, verify
+
+
+class Numerics(StrEnum):
+    """What a rewrite does to values. Nothing weaker exists."""
+
+    EXACT = "exact"
+    """Bit for bit in the graph's dtype, NaN and Inf included."""
+    REASSOCIATES = "reassociates"
+    """Equal in real arithmetic."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Matches a node by op type and field values, and its inputs by sub-patterns (None: any inputs)."""
+
+    op: type[Frozen] | None
+    inputs: tuple[Pattern, ...] | None = None
+    name: str | None = None
+    fields: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    commutative: bool = False
+
+
+def anything(name: str) -> Pattern:
+    """Any node, captured as ``name``."""
+    return Pattern(None, None, name)
+
+
+def op(
+    kind: type[Frozen], *inputs: Pattern, name: str | None = None, commutative: bool = False, **fields: object
+) -> Pattern:
+    """A node of one op type; a field given as a tuple matches any of its values."""
+    wanted = tuple((key, value if isinstance(value, tuple) else (value,)) for key, value in fields.items())
+    return Pattern(kind, inputs or None, name, wanted, commutative)
+
+
+@dataclass
+class Match:
+    """A matched sub-graph, and the place where a rule builds its replacement."""
+
+    graph: Graph
+    root: Node
+    captures: dict[str, Node]
+    built: list[Node] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Node:
+        return self.captures[name]
+
+    def add(self, op: Op, *operands: Node) -> Node:
+        """A new node; its type is inferred. Raises ``GraphError`` when the operands do not fit."""
+        taken = {node.name for node in (*self.graph.nodes, *self.built)}
+        number = 1
+        while f"{self.root.name}_r{number}" in taken:
+            number += 1
+        like = operands[0].type if operands else self.root.type
+        inferred = ops.infer(op, tuple(node.type for node in operands), like)
+        node = Node(
+            name=f"{self.root.name}_r{number}",
+            op=op,
+            inputs=tuple(node.name for node in operands),
+            type=inferred,
+            source=self.root.source,
+        )
+        self.built.append(node)
+        return node
+
+    def const(self, value: float | Dim) -> Node:
+        """A scalar node of the root's dtype."""
+        stored = value if isinstance(value, str) else float(value)
+        return self.add(ConstOp(value=stored))
+
+    def only_user(self, name: str) -> bool:
+        """True when the captured node feeds nothing outside the match's chain (one use, not a result)."""
+        node = self.captures[name].name
+        return len(self.graph.users()[node]) == 1 and node not in self.graph.results
+
+
+def _no_objection(match: Match) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``identity`` is the equation; ``guard`` returns why the rule must not apply, or None."""
+
+    identity: str
+    pattern: Pattern
+    build: Callable[[Match], Node]
+    numerics: Numerics
+    guard: Callable[[Match], str | None] = _no_objection
+
+
+def _matches(
+    pattern: Pattern, node: Node, graph: dict[str, Node], captures: dict[str, Node]
+) -> Iterator[dict[str, Node]]:
+    if pattern.op is not None and not isinstance(node.op, pattern.op):
+        return
+    if any(getattr(node.op, key) not in wanted for key, wanted in pattern.fields):
+        return
+    if pattern.name is not None:
+        captures = {**captures, pattern.name: node}
+    if pattern.inputs is None:
+        yield captures
+        return
+    if len(pattern.inputs) != len(node.inputs):
+        return
+    orders = [node.inputs, node.inputs[::-1]] if pattern.commutative else [node.inputs]
+    for order in orders:
+        partial = [captures]
+        for sub, name in zip(pattern.inputs, order, strict=True):
+            partial = [more for found in partial for more in _matches(sub, graph[name], graph, found)]
+        yield from partial
+
+
+def _substitute(graph: Graph, match: Match, replacement: Node) -> Graph:
+    """``graph`` with the match's root computed by ``replacement``; a new node takes the root's name."""
+    root = match.root.name
+    built = list(match.built)
+    if replacement in built:
+        built[built.index(replacement)] = replacement.replace(name=root)
+        renamed = {replacement.name: root}
+    else:
+        renamed = {root: replacement.name}
+
+    def rename(name: str) -> str:
+        return renamed.get(name, name)
+
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.name == root:
+            nodes.extend(new.replace(inputs=tuple(map(rename, new.inputs))) for new in built)
+        else:
+            nodes.append(node.replace(inputs=tuple(map(rename, node.inputs))))
+    return graph.replace(
+        nodes=tuple(nodes),
+        outputs=tuple(map(rename, graph.outputs)),
+        updates=tuple((path, rename(name)) for path, name in graph.updates),
+    ).prune()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The graph after a pass, and what happened on the way."""
+
+    graph: Graph
+    applied: tuple[RuleApplied, ...] = ()
+    refused: tuple[RuleRefused, ...] = ()
+
+
+def _step(
+    graph: Graph, rules: Sequence[Rule], refused: dict[tuple[str, str], RuleRefused]
+) -> tuple[Graph, RuleApplied] | None:
+    by_name = graph.by_name
+    for node in graph.nodes:
+        for rule in rules:
+            for captures in _matches(rule.pattern, node, by_name, {}):
+                match = Match(graph, node, captures)
+                reason = rule.guard(match)
+                if reason is None:
+                    replacement = rule.build(match)
+                    if replacement.type != node.type:
+                        raise GraphError(
+                            f"rule {rule.identity!r} turned {node.type} into {replacement.type}", node=node.name
+                        )
+                    after = _substitute(graph, match, replacement)
+                    return after, RuleApplied(
+                        identity=rule.identity, node=node.name, exact=rule.numerics is Numerics.EXACT
+                    )
+                if reason:
+                    key = (rule.identity, node.name)
+                    refused[key] = RuleRefused(identity=rule.identity, node=node.name, reason=reason)
+    return None
+
+
+def rewrite(graph: Graph, rules: Sequence[Rule], limit: int = 1000) -> Outcome:
+    """Apply ``rules``, first match first, until none applies. Raises ``GraphError`` past ``limit`` steps.
+
+    A guard that returns an empty string refuses silently: the match is of no interest.
+    """
+    applied: list[RuleApplied] = []
+    refused: dict[tuple[str, str], RuleRefused] = {}
+    while (step := _step(graph, rules, refused)) is not None:
+        graph, event = step
+        verify(graph)
+        applied.append(event)
+        if len(applied) > limit:
+            raise GraphError(f"no fixpoint after {limit} rewrites; the last was {event.identity!r}", node=event.node)
+    names = {node.name for node in graph.nodes}
+    return Outcome(graph, tuple(applied), tuple(r for r in refused.values() if r.node in names))

@@ -1,0 +1,105 @@
+"""Rewrites that remove work without touching a value: identities of shapes, of 1, of size-1 axes."""
+
+from __future__ import annotations
+
+from fusegen.ir import ConstOp, ExpandOp, Graph, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
+from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
+
+
+def _same_type(m: Match) -> str | None:
+    return None if m["x"].type == m.root.type else ""
+
+
+def _operand(m: Match) -> Node:
+    return m["x"]
+
+
+def _merge_permutes(m: Match) -> Node:
+    outer, inner = m.root.op, m["inner"].op
+    assert isinstance(outer, PermuteOp)
+    assert isinstance(inner, PermuteOp)
+    return m.add(PermuteOp(order=tuple(inner.order[axis] for axis in outer.order)), m["x"])
+
+
+def _is_identity_order(m: Match) -> str | None:
+    assert isinstance(m.root.op, PermuteOp)
+    return None if m.root.op.order == tuple(range(m.root.type.rank)) else ""
+
+
+def _unit_axes(m: Match) -> tuple[int, ...]:
+    reduce = m.root.op
+    assert isinstance(reduce, ReduceOp)
+    return tuple(axis for axis in reduce.axes if m["x"].type.shape[axis] == 1)
+
+
+def _drop_unit_axes(m: Match) -> Node:
+    reduce = m.root.op
+    assert isinstance(reduce, ReduceOp)
+    rest = tuple(axis for axis in reduce.axes if axis not in _unit_axes(m))
+    kept = m.add(ReduceOp(fn=reduce.fn, axes=rest, keepdim=True), m["x"]) if rest else m["x"]
+    return m.add(ReshapeOp(shape=m.root.type.shape), kept)
+
+
+def _softmax_of_one(m: Match) -> Node:
+    softmax = m.root.op
+    assert isinstance(softmax, SoftmaxOp)
+    zero = m.add(PointwiseOp(fn="sub"), m["x"], m["x"])  # NaN for NaN and Inf, as eager
+    return zero if softmax.log else m.add(PointwiseOp(fn="add"), zero, m.const(1.0))
+
+
+def _softmax_axis_is_one(m: Match) -> str | None:
+    assert isinstance(m.root.op, SoftmaxOp)
+    return None if m["x"].type.shape[m.root.op.axis] == 1 else ""
+
+
+def _is_one(m: Match) -> str | None:
+    assert isinstance(m["c"].op, ConstOp)
+    return None if m["c"].op.value == 1.0 and m["x"].type == m.root.type else ""
+
+
+RULES = (
+    Rule("reshape(x, shape of x) = x", op(ReshapeOp, anything("x")), _operand, Numerics.EXACT, _same_type),
+    Rule("expand(x, shape of x) = x", op(ExpandOp, anything("x")), _operand, Numerics.EXACT, _same_type),
+    Rule("permute(x, 0..n-1) = x", op(PermuteOp, anything("x")), _operand, Numerics.EXACT, _is_identity_order),
+    Rule(
+        "reshape(reshape(x)) = reshape(x)",
+        op(ReshapeOp, op(ReshapeOp, anything("x"))),
+        lambda m: m.add(m.root.op, m["x"]),
+        Numerics.EXACT,
+    ),
+    Rule(
+        "permute(permute(x)) = permute(x)",
+        op(PermuteOp, op(PermuteOp, anything("x"), name="inner")),
+        _merge_permutes,
+        Numerics.EXACT,
+    ),
+    Rule(
+        "reduce(x) over size-1 axes = reshape(x)",
+        op(ReduceOp, anything("x")),
+        _drop_unit_axes,
+        Numerics.EXACT,
+        lambda m: None if _unit_axes(m) else "",
+    ),
+    Rule(
+        "softmax(x) over a size-1 axis = x - x + 1",
+        op(SoftmaxOp, anything("x")),
+        _softmax_of_one,
+        Numerics.EXACT,
+        _softmax_axis_is_one,
+    ),
+    Rule(
+        "x * 1 = x",
+        op(PointwiseOp, anything("x"), op(ConstOp, name="c"), fn="mul", commutative=True),
+        _operand,
+        Numerics.EXACT,
+        _is_one,
+    ),
+    Rule(
+        "x / 1 = x", op(PointwiseOp, anything("x"), op(ConstOp, name="c"), fn="div"), _operand, Numerics.EXACT, _is_one
+    ),
+)
+
+
+def run(graph: Graph) -> Outcome:
+    """%y = reduce.sum(%x: [n, 1, 1, 1], axes=(2, 3))  ->  %y = reshape(%x)."""
+    return rewrite(graph, RULES)

@@ -1,0 +1,78 @@
+"""From the fused graph to a ``Program``: which steps run, in which order, and what each costs."""
+
+from __future__ import annotations
+
+from fusegen import ops
+from fusegen.ir import EagerOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
+from fusegen.passes.fuse import FUSION
+from fusegen.plan import cost
+from fusegen.plan.kernels import plan_region
+from fusegen.plan.types import EagerStep, KernelStep, Program, Step
+from fusegen.printer import format_node
+
+
+def _eager_reason(node: Node, refusals: tuple[RuleRefused, ...]) -> str:
+    if isinstance(node.op, EagerOp):
+        return node.op.reason
+    for refusal in refusals:
+        if refusal.node == node.name and refusal.identity == FUSION:
+            return refusal.reason
+    return {"conv": "the library's convolution", "getitem": "one result of the op above"}.get(node.op.kind, "a view")
+
+
+def make_program(
+    before: Graph,
+    after: Graph,
+    *,
+    rewrites: tuple[RuleApplied, ...],
+    refusals: tuple[RuleRefused, ...],
+    target: str,
+    evaluation: bool,
+) -> Program:
+    """The program of a fused graph: a kernel per region, a torch call for every other op."""
+    cost.machine(target)
+    steps: list[Step] = []
+    for node in after.nodes:
+        if ops.is_leaf(node.op):
+            continue
+        moved, flops = cost.node_bytes(after, node), cost.node_flops(after, node)
+        if isinstance(node.op, RegionOp):
+            number = sum(isinstance(step, KernelStep) for step in steps)
+            plan = plan_region(after, node, number)
+            steps.append(KernelStep(plan=plan, inputs=node.inputs, outputs=(node.name,), bytes=moved, flops=flops))
+            continue
+        operands = [_operand(after, name) for name in node.inputs]
+        steps.append(
+            EagerStep(
+                expr=ops.torch_expr(node.op, operands),
+                inputs=tuple(dict.fromkeys(n for n in node.inputs if not _is_const(after, n))),
+                output=node.name,
+                comment=format_node(node),
+                reason=_eager_reason(node, refusals),
+                bytes=moved,
+                flops=flops,
+            )
+        )
+    return Program(
+        before=before,
+        after=after,
+        steps=tuple(steps),
+        rewrites=rewrites,
+        refusals=refusals,
+        bytes_before=cost.graph_bytes(before),
+        flops_before=cost.graph_flops(before),
+        bytes_after=sum(step.bytes for step in steps),
+        flops_after=sum(step.flops for step in steps),
+        target=target,
+        evaluation=evaluation,
+    )
+
+
+def _is_const(graph: Graph, name: str) -> bool:
+    return graph.node(name).op.kind == "const"
+
+
+def _operand(graph: Graph, name: str) -> str:
+    """How an eager expression names a value: by its node, or a scalar by its own text."""
+    node = graph.node(name)
+    return ops.torch_expr(node.op, ()) if _is_const(graph, name) else f"v_{name}"

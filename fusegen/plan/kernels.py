@@ -1,0 +1,212 @@
+"""Regions to kernel plans: one builder per template. Every choice a kernel embodies is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusegen import dims, ops, windows
+from fusegen.dims import Dim
+from fusegen.ir import ConvOp, Graph, InputOp, Node, ParamOp, RegionOp, WindowSumOp
+from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.sizes import Sizes
+from fusegen.plan.types import (
+    Detail,
+    KernelPlan,
+    Operand,
+    OutputArg,
+    PointwisePlan,
+    RowProgram,
+    RowReducePlan,
+    TensorArg,
+    WindowAxis,
+    WindowSumPlan,
+)
+from fusegen.printer import format_node
+from fusegen.rowspace import RowSpace, analyze, with_rows
+
+_ABSENT_AXIS = WindowAxis(
+    kernel=1, stride=1, padding=0, dilation=1, output_padding=0, windows=1, tap_window=(0,), full=True, size=1
+)
+
+
+class _Region:
+    """A region node with its kernel arguments named and its run-time sizes bound."""
+
+    def __init__(self, graph: Graph, node: Node):
+        assert isinstance(node.op, RegionOp)
+        self.node, self.body = node, node.op.body
+        self.space = analyze(self.body)
+        counts = {"p": 0, "x": 0}
+        self.args: dict[str, TensorArg] = {}
+        for inside, outside in zip(self.body.inputs, node.inputs, strict=True):
+            letter = "p" if isinstance(graph.node(outside).op, ParamOp) else "x"
+            self.args[inside.name] = TensorArg(name=f"{letter}{counts[letter]}", node=outside, type=inside.type)
+            counts[letter] += 1
+        self.sizes = Sizes(tuple(self.args.values()))
+
+    @property
+    def output(self) -> OutputArg:
+        shape = tuple(map(self.sizes.local, self.node.type.shape))
+        return OutputArg(name="y0", node=self.node.name, dtype=self.node.type.dtype, shape=shape)
+
+    def product(self, axes: tuple[int, ...]) -> Dim:
+        return dims.product(self.sizes.local(self.space.shape[axis]) for axis in axes)
+
+    def lower(self, space: RowSpace, style: Style, source: str) -> RowProgram:
+        lowering = RowLowering(self.body, space, self.args, self.sizes, style, source)
+        return lowering.program(self.output)
+
+    def plan(self, name: str, detail: Detail, *, counters: Dim | None = None, workspace: bool = False) -> KernelPlan:
+        args = tuple(self.args.values())
+        return KernelPlan(
+            name=name,
+            node=self.node.name,
+            args=args,
+            bindings=tuple(self.sizes.bindings),
+            checks=self.sizes.checks(args),
+            outputs=(self.output,),
+            detail=detail,
+            computes=tuple(format_node(n) for n in self.body.nodes if not isinstance(n.op, InputOp)),
+            counters=counters,
+            workspace=workspace,
+        )
+
+
+def _window_axis(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) -> WindowAxis:
+    taps = windows.axis_taps(conv, kernel, axis)
+    return WindowAxis(
+        kernel=kernel[axis],
+        stride=conv.stride[axis],
+        padding=conv.padding[axis],
+        dilation=conv.dilation[axis],
+        output_padding=conv.output_padding[axis],
+        windows=len(taps.windows),
+        tap_window=taps.tap_window,
+        full=taps.windows == (windows.Window(0, 1, windows.SIZE),),
+        size=size,
+    )
+
+
+def _window_sum(region: _Region, name: str) -> KernelPlan:
+    by_name = region.body.by_name
+    contraction = by_name[region.space.source]
+    sums, taps = (by_name[operand] for operand in contraction.inputs)
+    assert isinstance(sums.op, WindowSumOp)
+    x, w = by_name[sums.inputs[0]], by_name[taps.inputs[0]]
+    conv, kernel = sums.op.conv, sums.op.kernel
+    inputs, outputs = ops.conv_channels(conv, x.type, w.type)
+    present = [
+        _window_axis(conv, kernel, axis, region.sizes.local(x.type.shape[2 + axis])) for axis in range(conv.rank)
+    ]
+    first, middle, last = [*[_ABSENT_AXIS] * (3 - conv.rank), *present]
+    batch = region.sizes.local(x.type.shape[0])
+    detail = WindowSumPlan(
+        transposed=conv.transposed,
+        mean=sums.op.mean,
+        rank=conv.rank,
+        in_channels=inputs,
+        out_channels=outputs,
+        groups=conv.groups,
+        axes=(first, middle, last),
+        source=region.args[x.name].name,
+        weight=region.args[w.name].name,
+        batch=batch,
+        threads=256,
+        min_blocks=4,
+        unroll=4,
+        rows=region.lower(with_rows(region.space, (1,)), Style("{}[j]", "{}", "{}[j]"), "v"),
+    )
+    return region.plan(f"{name}_window_sum", detail, counters=batch, workspace=True)
+
+
+def _split(length: int, strided: bool, wide: bool) -> tuple[int, int]:
+    """(threads that share a row, rows side by side) for rows of ``length`` elements.
+
+    Strided rows: 32 neighbouring positions a warp-wide access, 8 to 16 values of a row in a thread's
+    registers. Contiguous rows: neighbouring threads, up to 32 values each, blocks of about 256.
+    """
+    if strided:
+        parts = 1
+        while parts < 32 and length > parts * (8 if wide else 16):
+            parts *= 2
+        return parts, max(32, min(256, 256 // parts))
+    vector = 4 if wide else 1
+    parts = 4
+    while parts < 1024 and length > parts * vector * (2 if parts < 32 else 8 if wide else 16):
+        parts *= 2
+    return parts, max(1, 256 // parts)
+
+
+def _row_reduce(region: _Region, name: str, space: RowSpace) -> KernelPlan:
+    inner = region.product(space.inner_axes)
+    strided = inner != 1
+    splits = [_split(space.length, strided, wide) for wide in (False, True)]
+    detail = RowReducePlan(
+        source=region.args[space.source].name,
+        outer=region.product(space.outer_axes),
+        inner=inner,
+        strided=strided,
+        parts=(splits[0][0], splits[1][0]),
+        lanes=(splits[0][1], splits[1][1]),
+        resident=1024,
+        rows=region.lower(space, Style("{}[i][j]", "{}[i]"), "v"),
+    )
+    return region.plan(f"{name}_row_reduce", detail)
+
+
+def _channel_axis(region: _Region) -> int | None:
+    """The one axis that every broadcast operand varies along, when there is one of fixed length.
+
+    Such a chain (a bias and an activation after a convolution) runs as rows over that axis: the
+    operand's index then costs no division.
+    """
+    space, found = region.space, set()
+    for node in region.body.nodes:
+        axes = space.axes.get(node.name)
+        if axes is None or node.name == space.source:
+            continue
+        for operand in (region.body.node(name) for name in node.inputs):
+            if operand.name in space.axes or operand.type.rank == 0:
+                continue
+            offset = node.type.rank - operand.type.rank
+            varies = {axes[axis + offset] for axis, size in enumerate(operand.type.shape) if size != 1}
+            if len(varies) == 1:
+                found |= varies
+            elif operand.type.shape != space.shape:
+                return None
+    axis = found.pop() if len(found) == 1 else None
+    if axis is None or not isinstance(space.shape[axis], int) or axis == len(space.shape) - 1:
+        return None
+    return axis if int(space.shape[axis]) <= 1024 else None
+
+
+def _pointwise(region: _Region, name: str) -> KernelPlan:
+    axis = _channel_axis(region)
+    result = region.space.axes[region.node.name]
+    if axis is not None and region.space.axes[region.space.source] == result:
+        return _row_reduce(region, name, with_rows(region.space, (axis,)))
+    source = region.args[region.space.source]
+    rows = region.lower(region.space, Style("{}", "{}", outer="index"), f"v_{source.name}")
+    data = Operand(
+        name=rows.source, arg=source.name, index="index", per_element=True, comment=f"%{source.node}: {source.type}"
+    )
+    rows = rows.replace(operands=(data, *rows.operands))
+    detail = PointwisePlan(
+        elements=region.product(region.space.outer_axes),
+        vector_args=tuple(operand.arg for operand in rows.operands if operand.index == "index"),
+        rows=rows,
+    )
+    return region.plan(f"{name}_pointwise", detail)
+
+
+_BUILDERS: dict[str, Callable[[_Region, str], KernelPlan]] = {
+    "window_sum": _window_sum,
+    "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
+    "pointwise": _pointwise,
+}
+
+
+def plan_region(graph: Graph, node: Node, number: int) -> KernelPlan:
+    """The kernel plan of a region node; ``number`` makes its name unique in the module."""
+    assert isinstance(node.op, RegionOp)
+    return _BUILDERS[node.op.template](_Region(graph, node), f"k{number}")

@@ -1,0 +1,78 @@
+"""Run-time sizes of a kernel: which operand axes supply them, and any size as an expression over those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from fusegen import dims
+from fusegen.dims import Dim
+from fusegen.plan.types import Binding, TensorArg
+
+_AXIS_NAMES = {
+    2: ("batch", "features"),
+    3: ("batch", "channels", "width"),
+    4: ("batch", "channels", "height", "width"),
+    5: ("batch", "channels", "depth", "height", "width"),
+}
+
+
+class UnboundSize(Exception):
+    """A size that no operand axis of the kernel determines."""
+
+
+class Sizes:
+    """Binds every distinct run-time size among the operands' axes to a name."""
+
+    def __init__(self, args: Sequence[TensorArg]):
+        self.bindings: list[Binding] = []
+        self._names: dict[Dim, str] = {}
+        taken: set[str] = set()
+        for position, arg in enumerate(args):
+            axis_names = _AXIS_NAMES.get(arg.type.rank, ())
+            for axis, size in enumerate(arg.type.shape):
+                if isinstance(size, int) or size in self._names:
+                    continue
+                name = axis_names[axis] if axis_names and axis_names[axis] not in taken else f"size{len(taken)}"
+                taken.add(name)
+                self._names[size] = name
+                self.bindings.append(Binding(name=name, arg=position, axis=axis))
+        self._solved = self._solve()
+
+    def _solve(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """Symbols of the graph as expressions over binding names, where some size is linear in one symbol."""
+        solved: dict[sympy.Symbol, sympy.Expr] = {}
+        for size, name in sorted(self._names.items(), key=lambda item: len(str(item[0]))):
+            if not dims.is_linear(size):
+                continue
+            expr = dims.parse(size)
+            (free,) = expr.free_symbols
+            slope, offset = (int(c) for c in sympy.Poly(expr, free).all_coeffs())
+            bound = sympy.Symbol(name, positive=True, integer=True)
+            if free in solved:
+                continue
+            solved[free] = bound if (slope, offset) == (1, 0) else FloorDiv(bound - offset, slope)
+        return solved
+
+    def local(self, size: Dim) -> Dim:
+        """``size`` over binding names. Raises ``UnboundSize``."""
+        if isinstance(size, int):
+            return size
+        if size in self._names:
+            return self._names[size]
+        expr = dims.parse(size)
+        if not expr.free_symbols <= set(self._solved):
+            raise UnboundSize(f"no operand of the kernel has a size that gives {size}")
+        return dims.canonical(expr.xreplace(self._solved))
+
+    def checks(self, args: Sequence[TensorArg]) -> tuple[tuple[int, int, Dim], ...]:
+        """(operand, axis, size over binding names) for every axis that is not itself a binding."""
+        bound = {(b.arg, b.axis) for b in self.bindings}
+        return tuple(
+            (position, axis, self.local(size))
+            for position, arg in enumerate(args)
+            for axis, size in enumerate(arg.type.shape)
+            if (position, axis) not in bound
+        )

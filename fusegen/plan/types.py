@@ -1,0 +1,256 @@
+"""What the planner decides and the templates render: frozen, complete, free of choices."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from fusegen.dims import Dim, Dims
+from fusegen.ir import DType, Frozen, Graph, RuleApplied, RuleRefused, TensorType
+
+
+class TensorArg(Frozen):
+    """A tensor operand of a kernel: its C name (``x0``, ``p1``) and the graph node it holds."""
+
+    name: str
+    node: str
+    type: TensorType
+
+
+class Binding(Frozen):
+    """A run-time size: ``name`` is the size of axis ``axis`` of tensor operand ``arg``."""
+
+    name: str
+    arg: int
+    axis: int
+
+
+class OutputArg(Frozen):
+    """A tensor that a kernel allocates and fills. ``shape`` is over binding names."""
+
+    name: str
+    node: str
+    dtype: DType
+    shape: Dims
+
+
+class Operand(Frozen):
+    """A value read from a tensor argument: ``index`` is C++ over ``outer``, ``inner`` and, per element, ``l``."""
+
+    name: str
+    arg: str
+    index: str
+    per_element: bool
+    comment: str
+
+
+class Statement(Frozen):
+    """``ctype name = expr``, for each element of the row or once per row.
+
+    ``array``: an element value that later phases read, so it is kept in registers.
+    """
+
+    name: str
+    ctype: Literal["float", "bool"]
+    expr: str
+    comment: str
+    array: bool = False
+
+
+class Reduction(Frozen):
+    """``name = fn over the row of value``; ``value`` is C++ text in element scope."""
+
+    name: str
+    fn: Literal["sum", "max", "min", "prod"]
+    value: str
+    comment: str
+
+
+class Phase(Frozen):
+    """Element statements, then the reductions of what they computed, then statements on the results.
+
+    ``loads`` names the element operands that the element statements read.
+    """
+
+    loads: tuple[str, ...] = ()
+    elements: tuple[Statement, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
+    scalars: tuple[Statement, ...] = ()
+
+
+class Store(Frozen):
+    """Writes one result: C++ ``value`` at offset ``index`` of output ``output``.
+
+    ``like_source``: the output is laid out as the kernel's source is, so the offsets are the same.
+    """
+
+    output: str
+    value: str
+    index: str
+    per_element: bool
+    like_source: bool = False
+
+
+class RowProgram(Frozen):
+    """Statements over one row of ``length`` elements, as a kernel template runs them.
+
+    The template defines, in row scope, ``outer`` and ``inner`` (int64 coordinates of the row); in
+    element scope ``l``, the position along the row. ``source`` is the array of the row's elements
+    that the template fills first. ``sizes`` are the bindings that some text mentions. Text refers to
+    values as the template declares them (see ``plan.rows.Style``).
+    """
+
+    length: int
+    source: str
+    operands: tuple[Operand, ...]
+    phases: tuple[Phase, ...]
+    stores: tuple[Store, ...]
+    sizes: tuple[str, ...] = ()
+    helpers: tuple[str, ...] = ()
+    special: int = 0
+    """Special-function operations per element."""
+
+
+class PointwisePlan(Frozen):
+    """A grid-stride elementwise kernel over the output's elements.
+
+    ``rows`` has one phase of element statements; its operands' and stores' ``index`` are C++ over
+    ``index``, the element. ``vector_args`` are the operands indexed by ``index`` itself: loaded as
+    16-byte vectors where alignment allows.
+    """
+
+    template: Literal["pointwise"] = "pointwise"
+    elements: Dim
+    """Element count over binding names."""
+    vector_args: tuple[str, ...] = ()
+    rows: RowProgram
+
+
+class WindowAxis(Frozen):
+    """One axis of a window-sum kernel (three, innermost last; absent axes have kernel 1, stride 1)."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    output_padding: int
+    windows: int
+    """Distinct windows."""
+    tap_window: tuple[int, ...]
+    """Tap -> index of its window."""
+    full: bool
+    """One window, the whole axis at any length."""
+    size: Dim
+    """Length over binding names."""
+
+
+class WindowSumPlan(Frozen):
+    """One-launch collapse of a convolution under a mean or sum over all its spatial axes."""
+
+    template: Literal["window_sum"] = "window_sum"
+    transposed: bool
+    mean: bool
+    rank: int
+    in_channels: int
+    out_channels: int
+    groups: int
+    axes: tuple[WindowAxis, WindowAxis, WindowAxis]
+    source: str
+    weight: str
+    batch: Dim
+    threads: int
+    min_blocks: int
+    """Resident blocks of a multiprocessor to leave registers for."""
+    unroll: int
+    """Independent loads in flight per thread."""
+    rows: RowProgram
+
+
+class RowReducePlan(Frozen):
+    """Pointwise and reductions along one axis of [outer, length, inner], read once, written once."""
+
+    template: Literal["row_reduce"] = "row_reduce"
+    source: str
+    outer: Dim
+    inner: Dim
+    strided: bool
+    """True when ``inner`` can exceed 1: lanes run along ``inner``."""
+    parts: tuple[int, int]
+    """Threads that share one row, for scalar and for 16-byte accesses."""
+    lanes: tuple[int, int]
+    """Rows side by side in a block, likewise."""
+    resident: int
+    """Resident threads of a multiprocessor to leave registers for."""
+    rows: RowProgram
+
+
+Detail: TypeAlias = Annotated[PointwisePlan | WindowSumPlan | RowReducePlan, Field(discriminator="template")]
+
+
+class KernelPlan(Frozen):
+    """One kernel: signature, run-time sizes, and the constants and statements of its template."""
+
+    name: str
+    """C and operator name: ``k0_window_sum``."""
+    node: str
+    args: tuple[TensorArg, ...]
+    bindings: tuple[Binding, ...]
+    checks: tuple[tuple[int, int, Dim], ...]
+    """(arg, axis, expected size over binding names) for every axis that is not a binding."""
+    outputs: tuple[OutputArg, ...]
+    detail: Detail
+    computes: tuple[str, ...]
+    """Printed graph nodes, for the kernel's comment."""
+    counters: Dim | None = None
+    """Count (over binding names) of zero-initialised uint32 counters that the kernel leaves at zero."""
+    workspace: bool = False
+    """True when ``<name>_workspace(sizes...)`` tells how many scratch bytes the launch needs."""
+
+
+class KernelStep(Frozen):
+    """Call a generated kernel: ``outputs = name(*inputs)``."""
+
+    kind: Literal["kernel"] = "kernel"
+    plan: KernelPlan
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes: int
+    flops: int
+
+
+class EagerStep(Frozen):
+    """Call torch: ``output = expr``.
+
+    ``expr`` is Python over ``v_<node>`` for each node of ``inputs`` and over size symbols
+    (``x0_2``: axis 2 of model input 0), which the caller binds.
+    """
+
+    kind: Literal["eager"] = "eager"
+    expr: str
+    inputs: tuple[str, ...]
+    output: str
+    comment: str
+    reason: str
+    bytes: int
+    flops: int
+
+
+Step: TypeAlias = Annotated[KernelStep | EagerStep, Field(discriminator="kind")]
+
+
+class Program(Frozen):
+    """Everything the emitter needs."""
+
+    before: Graph
+    after: Graph
+    steps: tuple[Step, ...]
+    rewrites: tuple[RuleApplied, ...]
+    refusals: tuple[RuleRefused, ...]
+    bytes_before: int
+    flops_before: int
+    bytes_after: int
+    flops_after: int
+    target: str
+    evaluation: bool
+    """Compiled for eval mode."""

@@ -1,0 +1,138 @@
+"""The elementwise functions: one row each, with its meaning in torch and in CUDA.
+
+Sources: the torch documentation of each function. CUDA expressions follow ATen's formulas so that
+results agree to rounding and NaN and Inf behave as in eager. ``{0}`` is the first operand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.literals import hex_float
+
+
+@dataclass(frozen=True)
+class PointwiseRow:
+    """``flops`` and ``special`` (special-function unit operations) are per element.
+
+    ``aten``: overloads whose positional arguments are exactly the operands. ``helpers``: device
+    functions that ``cuda`` calls (templates/_math.cu.j2). ``boolean``: the result is a truth value.
+    ``bounded``: range of the result for finite inputs, where it has one.
+    """
+
+    arity: int
+    torch: str
+    cuda: str
+    aten: tuple[str, ...] = ()
+    flops: int = 1
+    special: int = 0
+    helpers: tuple[str, ...] = ()
+    boolean: bool = False
+
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+POINTWISE: dict[str, PointwiseRow] = {
+    # arithmetic
+    "add": PointwiseRow(2, "({0} + {1})", "{0} + {1}", ("add.Tensor", "add.Scalar")),
+    "sub": PointwiseRow(2, "({0} - {1})", "{0} - {1}", ("sub.Tensor", "sub.Scalar")),
+    "mul": PointwiseRow(2, "({0} * {1})", "{0} * {1}", ("mul.Tensor", "mul.Scalar")),
+    "div": PointwiseRow(2, "({0} / {1})", "{0} / {1}", ("div.Tensor", "div.Scalar"), special=1),
+    "neg": PointwiseRow(1, "torch.neg({0})", "-{0}", ("neg.default",)),
+    "abs": PointwiseRow(1, "torch.abs({0})", "fabsf({0})", ("abs.default",)),
+    "reciprocal": PointwiseRow(1, "torch.reciprocal({0})", "1.0f / {0}", ("reciprocal.default",), special=1),
+    "pow": PointwiseRow(
+        2, "torch.pow({0}, {1})", "powf({0}, {1})", ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), 20, 2
+    ),
+    "sqrt": PointwiseRow(1, "torch.sqrt({0})", "sqrtf({0})", ("sqrt.default",), special=1),
+    "rsqrt": PointwiseRow(1, "torch.rsqrt({0})", "rsqrtf({0})", ("rsqrt.default",), special=1),
+    "square": PointwiseRow(1, "torch.square({0})", "{0} * {0}", ("square.default",)),
+    "maximum": PointwiseRow(
+        2, "torch.clamp({0}, min={1})", "nan_max({0}, {1})", ("maximum.default",), helpers=("nan_max",)
+    ),
+    "minimum": PointwiseRow(
+        2, "torch.clamp({0}, max={1})", "nan_min({0}, {1})", ("minimum.default",), helpers=("nan_min",)
+    ),
+    # exponentials and logarithms
+    "exp": PointwiseRow(1, "torch.exp({0})", "expf({0})", ("exp.default",), 4, 1),
+    "expm1": PointwiseRow(1, "torch.expm1({0})", "expm1f({0})", ("expm1.default",), 12, 1),
+    "log": PointwiseRow(1, "torch.log({0})", "logf({0})", ("log.default",), 8, 1),
+    "log1p": PointwiseRow(1, "torch.log1p({0})", "log1pf({0})", ("log1p.default",), 12, 1),
+    "sin": PointwiseRow(1, "torch.sin({0})", "sinf({0})", ("sin.default",), 12),
+    "cos": PointwiseRow(1, "torch.cos({0})", "cosf({0})", ("cos.default",), 12),
+    "erf": PointwiseRow(1, "torch.erf({0})", "erff({0})", ("erf.default",), 16, 1),
+    "tanh": PointwiseRow(1, "torch.tanh({0})", "tanhf({0})", ("tanh.default",), 10, 2),
+    "sigmoid": PointwiseRow(1, "torch.sigmoid({0})", "sigmoid({0})", ("sigmoid.default",), 6, 2, ("sigmoid",)),
+    # activations
+    "relu": PointwiseRow(1, "torch.relu({0})", "nan_max({0}, 0.0f)", ("relu.default",), helpers=("nan_max",)),
+    "leaky_relu": PointwiseRow(
+        2, "torch.where({0} > 0, {0}, {0} * {1})", "({0} > 0.0f ? {0} : {0} * {1})", ("leaky_relu.default",), 2
+    ),
+    "elu": PointwiseRow(
+        2, "torch.where({0} > 0, {0}, {1} * torch.expm1({0}))", "({0} > 0.0f ? {0} : {1} * expm1f({0}))", (), 14, 1
+    ),
+    "selu": PointwiseRow(
+        1,
+        "torch.selu({0})",
+        f"({hex_float(_SELU_SCALE)} * ({{0}} > 0.0f ? {{0}} : {hex_float(_SELU_ALPHA)} * expm1f({{0}})))",
+        ("selu.default",),
+        15,
+        1,
+    ),
+    "gelu": PointwiseRow(
+        1,
+        "torch.nn.functional.gelu({0})",
+        f"(0.5f * {{0}} * (1.0f + erff({{0}} * {hex_float(0.7071067811865476)})))",
+        (),
+        20,
+        1,
+    ),
+    "gelu_tanh": PointwiseRow(
+        1,
+        "torch.nn.functional.gelu({0}, approximate='tanh')",
+        f"(0.5f * {{0}} * (1.0f + tanhf({hex_float(0.7978845608028654)} * "
+        f"({{0}} + {hex_float(0.044715)} * {{0}} * {{0}} * {{0}}))))",
+        (),
+        18,
+        2,
+    ),
+    "silu": PointwiseRow(1, "torch.nn.functional.silu({0})", "({0} / (1.0f + expf(-{0})))", ("silu.default",), 7, 2),
+    "mish": PointwiseRow(
+        1, "torch.nn.functional.mish({0})", "({0} * tanhf(log1pf(expf({0}))))", ("mish.default",), 28, 4
+    ),
+    "softplus": PointwiseRow(
+        3,
+        "torch.where({0} * {1} > {2}, {0}, torch.log1p(torch.exp({0} * {1})) / {1})",
+        "({0} * {1} > {2} ? {0} : log1pf(expf({0} * {1})) / {1})",
+        (),
+        20,
+        3,
+    ),
+    "hardswish": PointwiseRow(
+        1,
+        "torch.nn.functional.hardswish({0})",
+        "({0} * nan_min(nan_max({0} + 3.0f, 0.0f), 6.0f) / 6.0f)",
+        ("hardswish.default",),
+        6,
+        helpers=("nan_max", "nan_min"),
+    ),
+    "hardsigmoid": PointwiseRow(
+        1,
+        "torch.nn.functional.hardsigmoid({0})",
+        "(nan_min(nan_max({0} + 3.0f, 0.0f), 6.0f) / 6.0f)",
+        ("hardsigmoid.default",),
+        5,
+        helpers=("nan_max", "nan_min"),
+    ),
+    # truth values
+    "gt": PointwiseRow(2, "({0} > {1})", "{0} > {1}", ("gt.Tensor", "gt.Scalar"), boolean=True),
+    "ge": PointwiseRow(2, "({0} >= {1})", "{0} >= {1}", ("ge.Tensor", "ge.Scalar"), boolean=True),
+    "lt": PointwiseRow(2, "({0} < {1})", "{0} < {1}", ("lt.Tensor", "lt.Scalar"), boolean=True),
+    "le": PointwiseRow(2, "({0} <= {1})", "{0} <= {1}", ("le.Tensor", "le.Scalar"), boolean=True),
+    "eq": PointwiseRow(2, "({0} == {1})", "{0} == {1}", ("eq.Tensor", "eq.Scalar"), boolean=True),
+    "ne": PointwiseRow(2, "({0} != {1})", "{0} != {1}", ("ne.Tensor", "ne.Scalar"), boolean=True),
+    "isinf": PointwiseRow(1, "torch.isinf({0})", "isinf({0})", ("isinf.default",), boolean=True),
+    "where": PointwiseRow(3, "torch.where({0}, {1}, {2})", "({0} ? {1} : {2})", ("where.self", "where.ScalarOther")),
+}
+
+BY_ATEN: dict[str, str] = {overload: fn for fn, row in POINTWISE.items() for overload in row.aten}

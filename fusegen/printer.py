@@ -1,0 +1,98 @@
+"""Graphs as text, one line per node."""
+
+from __future__ import annotations
+
+import textwrap
+
+from fusegen.ir import (
+    ConstOp,
+    ConvOp,
+    EagerOp,
+    ExpandOp,
+    GetItemOp,
+    Graph,
+    InputOp,
+    Node,
+    ParamOp,
+    PermuteOp,
+    PointwiseOp,
+    ReduceOp,
+    RegionOp,
+    ReshapeOp,
+    SoftmaxOp,
+    TapSumOp,
+    WindowSumOp,
+)
+
+
+def _call(node: Node) -> tuple[str, list[str]]:
+    """(what the node applies, its attributes)."""
+    match node.op:
+        case InputOp(position=position):
+            return "input", [str(position)]
+        case ParamOp(path=path, buffer=buffer):
+            return "buffer" if buffer else "param", [repr(path)]
+        case ConstOp(value=value):
+            return "const", [str(value)]
+        case PointwiseOp(fn=fn):
+            return fn, []
+        case ReduceOp(fn=fn, axes=axes, keepdim=keepdim):
+            return f"reduce.{fn}", [f"axes={axes}", f"keepdim={keepdim}"]
+        case SoftmaxOp(axis=axis, log=log):
+            return "log_softmax" if log else "softmax", [f"axis={axis}"]
+        case ConvOp() as conv:
+            return _conv_name(conv), _conv_attributes(conv)
+        case ReshapeOp(shape=shape):
+            return "reshape", [f"[{', '.join(map(str, shape))}]"]
+        case PermuteOp(order=order):
+            return "permute", [f"order={order}"]
+        case ExpandOp(shape=shape):
+            return "expand", [f"[{', '.join(map(str, shape))}]"]
+        case WindowSumOp(conv=conv, kernel=kernel, mean=mean):
+            return "window_sum", [f"of={_conv_name(conv)}", f"kernel={kernel}", *_conv_attributes(conv), f"mean={mean}"]
+        case TapSumOp(conv=conv, kernel=kernel):
+            return "tap_sum", [f"of={_conv_name(conv)}", f"kernel={kernel}", *_conv_attributes(conv)]
+        case EagerOp(target=target, arguments=arguments):
+            operands = [f"%{name}" for name in node.inputs]
+            return f"torch.{target}", [arguments.format(*operands)]
+        case GetItemOp(index=index):
+            return "getitem", [str(index)]
+        case RegionOp(template=template):
+            return f"region.{template}", []
+
+
+def _conv_name(op: ConvOp) -> str:
+    return f"conv_transpose{op.rank}d" if op.transposed else f"conv{op.rank}d"
+
+
+def _conv_attributes(op: ConvOp) -> list[str]:
+    """The attributes that differ from the operator's defaults."""
+    fields: list[tuple[str, object, object]] = [
+        ("stride", op.stride, (1,) * op.rank),
+        ("padding", op.padding, (0,) * op.rank),
+        ("dilation", op.dilation, (1,) * op.rank),
+        ("output_padding", op.output_padding, (0,) * op.rank),
+        ("groups", op.groups, 1),
+    ]
+    return [f"{name}={value}" for name, value, default in fields if value != default]
+
+
+def format_node(node: Node) -> str:
+    """``%mean: float32[x0_0, 128, 1, 1] = reduce.mean(%conv, axes=(2, 3), keepdim=True)``."""
+    name, attributes = _call(node)
+    operands = [] if isinstance(node.op, EagerOp) else [f"%{operand}" for operand in node.inputs]
+    return f"%{node.name}: {node.type} = {name}({', '.join([*operands, *attributes])})"
+
+
+def format_graph(graph: Graph) -> str:
+    """The graph in execution order; the body of a region is indented below its node."""
+    lines = []
+    for node in graph.nodes:
+        lines.append(format_node(node))
+        if isinstance(node.op, RegionOp):
+            lines.append(textwrap.indent(format_graph(node.op.body), "    "))
+    outputs = ", ".join(f"%{name}" for name in graph.outputs)
+    lines.append(f"return ({outputs},)" if graph.tuple_output and len(graph.outputs) == 1 else f"return {outputs}")
+    lines += [f"update {path} = %{name}" for path, name in graph.updates]
+    lines += [f"where {constraint}" for constraint in graph.constraints]
+    return "\n".join(lines)

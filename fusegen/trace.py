@@ -1,0 +1,250 @@
+"""From a model file to a ``Graph``: load, export under fake tensors, convert.
+
+Tracing is torch.export's non-strict ATen graph, functionalised, with every input size dynamic where
+the model allows it. Nothing of the inputs' size is allocated.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusegen.errors import ModelFileError, TraceError
+from fusegen.from_export import convert
+from fusegen.ir import Graph
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model file's parts. ``source`` is its text; calling the functions runs the file's Python."""
+
+    path: Path
+    source: str
+    model_class: type[nn.Module]
+    get_inputs: Callable[[], list[Any]]
+    get_init_inputs: Callable[[], list[Any]]
+    module: ModuleType
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """The graph, and the plain attributes of each submodule that the graph has baked in."""
+
+    graph: Graph
+    attributes: dict[str, dict[str, object]]
+    classes: dict[str, type[nn.Module]]
+    mode_dependent: bool
+    signature: inspect.Signature
+    notes: tuple[str, ...] = field(default=())
+
+
+def _location(error: BaseException, path: Path) -> str | None:
+    """``file:line`` of the innermost frame of ``error`` inside the model file."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{path.name}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{path.name}:{frames[-1].lineno}" if frames else None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def load_model_file(path: Path) -> LoadedModel:
+    """Import a model file. Raises ``ModelFileError`` when it cannot be, or lacks what fusegen needs."""
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"cannot read {path}: {error}") from error
+    path = path.resolve()
+    name = f"fusegen_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelFileError(f"{path} is not a Python file", hint="give a .py model file or a .json graph")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        sys.modules.pop(name, None)
+        kind = "syntax error" if isinstance(error, SyntaxError) else type(error).__name__
+        raise ModelFileError(f"{kind}: {_first_line(error)}", source=_location(error, path)) from error
+    model_class = getattr(module, "Model", None)
+    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
+        raise ModelFileError(f"{path.name} defines no class Model(nn.Module)", hint="name the module to compile Model")
+    get_inputs = getattr(module, "get_inputs", None)
+    if not callable(get_inputs):
+        raise ModelFileError(
+            f"{path.name} defines no get_inputs()", hint="return a list of example inputs from get_inputs()"
+        )
+    get_init_inputs = getattr(module, "get_init_inputs", list)
+    return LoadedModel(path, source, model_class, get_inputs, get_init_inputs, module)
+
+
+def _call(what: str, path: Path, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise ModelFileError(
+            f"{what} raised {type(error).__name__}: {_first_line(error)}", source=_location(error, path)
+        ) from error
+
+
+def instantiate(loaded: LoadedModel) -> tuple[nn.Module, tuple[Any, ...]]:
+    """The model and example inputs as fake tensors. Raises ``ModelFileError``."""
+
+    def build() -> nn.Module:
+        arguments = loaded.get_init_inputs()
+        if isinstance(arguments, dict):
+            return loaded.model_class(**arguments)
+        return loaded.model_class(*arguments)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = _call("get_inputs()", loaded.path, loaded.get_inputs)
+        try:
+            model = build()
+        except Exception:
+            model = None
+    if model is None:  # a constructor may need real values; an error of its own shows itself again here
+        model = _call("Model's constructor", loaded.path, build)
+    inputs = tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
+    return model, inputs
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+_MODULE_STATE = frozenset(nn.Module().__dict__) - {"training"}
+
+
+def plain_attributes(model: nn.Module) -> dict[str, dict[str, object]]:
+    """Submodule path -> its attributes that are plain values, without ``training`` and module state."""
+    return {
+        path: {
+            name: value
+            for name, value in vars(module).items()
+            if name not in _MODULE_STATE and name != "training" and _plain(value)
+        }
+        for path, module in model.named_modules()
+    }
+
+
+def _export(model: nn.Module, inputs: tuple[Any, ...], dynamic: bool) -> torch.export.ExportedProgram:
+    auto = torch.export.Dim.AUTO
+    shapes = tuple([auto] * value.dim() if isinstance(value, torch.Tensor) else None for value in inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
+        decomposed: torch.export.ExportedProgram = program.run_decompositions({})
+        return decomposed
+
+
+def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, ones: set[str]) -> tuple[torch.Tensor, ...]:
+    """Fake inputs like ``inputs`` with the sizes in ``ones`` set to 1."""
+    from fusegen.interpret import input_shapes
+
+    sizes = {name: 1 if name in ones else value for name, value in graph.sizes.items()}
+    with FakeTensorMode():
+        return tuple(
+            torch.empty(shape, dtype=value.dtype)
+            for shape, value in zip(input_shapes(graph, sizes), inputs, strict=True)
+        )
+
+
+def _ops_of(graph: Graph) -> list[str]:
+    return [node.op.kind + getattr(node.op, "fn", "") + getattr(node.op, "target", "") for node in graph.nodes]
+
+
+def _size_one_constraints(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, path: Path) -> tuple[str, ...]:
+    """Export takes every dynamic size to be at least 2; find the sizes where 1 changes the model.
+
+    The model is traced again with a size of 1: where the ops differ (a branch on the size, a squeeze)
+    or tracing fails, the graph stands for the model only above 1.
+    """
+    found = []
+    for size in graph.sizes:
+        try:
+            again = convert(_export(model, _resized(inputs, graph, {size}), dynamic=False), model, path)
+            same = _ops_of(again) == _ops_of(graph)
+        except Exception:
+            same = False
+        if not same:
+            found.append(f"{size} > 1")
+    return tuple(found)
+
+
+def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
+    """Trace ``model`` on example ``inputs`` (fake or real). Raises ``TraceError`` naming the source line."""
+    for position, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            raise TraceError(
+                f"input {position} is a {type(value).__name__}, not a tensor",
+                hint="make it a constructor argument or a tensor",
+            )
+    notes: tuple[str, ...] = ()
+    try:
+        program = _export(model, inputs, dynamic=True)
+    except Exception as dynamic_error:
+        try:
+            program = _export(model, inputs, dynamic=False)
+        except Exception as error:
+            raise _trace_error(error, path) from error
+        notes = (f"sizes are fixed to the example inputs: {_first_line(dynamic_error)}",)
+    graph = convert(program, model, path)
+    if graph.sizes:
+        extra = _size_one_constraints(model, inputs, graph, path)
+        graph = graph.replace(constraints=graph.constraints + extra)
+    mode_dependent = any(
+        isinstance(m, (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)) for m in model.modules()
+    ) or _reads_training(model)
+    return TracedModel(
+        graph=graph,
+        attributes=plain_attributes(model),
+        classes={name: type(module) for name, module in model.named_modules()},
+        mode_dependent=mode_dependent,
+        signature=inspect.signature(type(model).forward),
+        notes=notes,
+    )
+
+
+def _reads_training(model: nn.Module) -> bool:
+    """True when a forward outside torch.nn names ``training``: such a module behaves by mode."""
+    for module in model.modules():
+        code = getattr(type(module).forward, "__code__", None)
+        if code is not None and "training" in code.co_names and not type(module).__module__.startswith("torch.nn"):
+            return True
+    return False
+
+
+def _trace_error(error: BaseException, path: Path) -> TraceError:
+    where = _location(error, path)
+    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
+        return TraceError(
+            "control flow depends on tensor values",
+            source=where or _mentioned_line(str(error), path),
+            hint="use torch.where, or move the branch out of forward",
+        )
+    return TraceError(f"cannot trace: {type(error).__name__}: {_first_line(error)}", source=where)
+
+
+def _mentioned_line(text: str, path: Path) -> str | None:
+    marker = f'File "{path}", line '
+    if marker not in text:
+        return None
+    return f"{path.name}:{text.rsplit(marker, 1)[1].split(',')[0]}"

@@ -1,0 +1,22 @@
+"""Markers: ``gpu`` tests are skipped where there is no CUDA device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def specs() -> Path:
+    """The folder of reference models."""
+    return Path(__file__).resolve().parent.parent / "specs"

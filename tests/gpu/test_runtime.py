@@ -1,0 +1,157 @@
+"""Streams, CUDA graphs, torch.compile, torch.export and the registered operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.gpu.cases import COLLAPSED, FEW, TAIL, WINDOWED, agrees, case
+from tests.variants import SPECS
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_capture_and_replay_in_a_cuda_graph(name: str) -> None:
+    reference, generated = case(name).pair()
+    x = case(name).x()
+    with torch.no_grad():
+        generated(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = generated(x)
+        for seed in (2, 3, 4):
+            x.copy_(case(name).x(seed=seed))
+            graph.replay()
+            torch.cuda.synchronize()
+            agrees(reference, generated, x, y)
+        agrees(reference, generated, x)  # outside the graph, after it
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_work_follows_the_current_stream(name: str) -> None:
+    reference, generated = case(name).pair()
+    x = torch.zeros_like(case(name).x())
+    late = case(name).x()
+    generated(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.no_grad():
+        torch.cuda._sleep(100_000_000)  # the input is not there for a while
+        x.copy_(late)
+        y = generated(x)
+        kept = y.clone()
+    stream.synchronize()
+    agrees(reference, generated, late, kept)
+
+
+def test_two_streams_at_once() -> None:
+    reference, generated = case(COLLAPSED).pair()
+    xs = [case(COLLAPSED).x(16, (128, 127), seed=seed) for seed in range(4)]
+    streams = [torch.cuda.Stream() for _ in xs]
+    generated(xs[0])
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        for _ in range(20):
+            ys = []
+            for stream, x in zip(streams, xs, strict=True):
+                with torch.cuda.stream(stream):
+                    ys.append(generated(x))
+            torch.cuda.synchronize()
+    for x, y in zip(xs, ys, strict=True):
+        agrees(reference, generated, x, y)
+
+
+def test_no_hidden_synchronisation() -> None:
+    _, generated = case(COLLAPSED).pair()
+    x = case(COLLAPSED).x()
+    generated(x)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        generated(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("grad", [False, True])
+def test_inside_torch_compile(name: str, grad: bool) -> None:
+    reference, generated = case(name).pair()
+    torch._dynamo.reset()
+    compiled = torch.compile(generated, backend="aot_eager", fullgraph=True)
+    x = case(name).x()
+    with torch.set_grad_enabled(grad):
+        y = compiled(x)
+    agrees(reference, generated, x, y)
+    with torch.set_grad_enabled(grad):
+        again = compiled(case(name).x(5))
+    agrees(reference, generated, case(name).x(5), again)
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_inside_torch_compile_with_inductor() -> None:
+    reference, generated = case(COLLAPSED).pair()
+    torch._dynamo.reset()
+    x = case(COLLAPSED).x()
+    with torch.no_grad():
+        y = torch.compile(generated)(x)
+    agrees(reference, generated, x, y)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", [COLLAPSED, TAIL])
+def test_torch_export(name: str) -> None:
+    reference, generated = case(name).pair()
+    x = case(name).x()
+    with torch.no_grad():
+        generated(x)
+        program = torch.export.export(generated, (x,), strict=False)
+        y = program.module()(x)
+    agrees(reference, generated, x, y)
+
+
+class _Calls(TorchDispatchMode):
+    """Records the calls of fusegen's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace.startswith("fusegen"):
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_opcheck(name: str) -> None:
+    _, generated = case(name).pair()
+    recorder = _Calls()
+    with torch.no_grad():
+        generated(case(name).x())
+        with recorder:
+            generated(case(name).x())
+    assert recorder.calls
+    for operator, arguments in recorder.calls:
+        detached = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)
+        torch.library.opcheck(operator, detached)
+
+
+def test_operators_refuse_what_they_were_not_compiled_for() -> None:
+    _, generated = case(WINDOWED).pair()
+    recorder = _Calls()
+    with torch.no_grad():
+        generated(case(WINDOWED).x())
+        with recorder:
+            generated(case(WINDOWED).x())
+    operator, arguments = recorder.calls[0]
+    with pytest.raises(RuntimeError):
+        operator(*(a.double() if isinstance(a, torch.Tensor) else a for a in arguments))
+    with pytest.raises(RuntimeError):
+        operator(*(a[..., None] if isinstance(a, torch.Tensor) else a for a in arguments))
