@@ -148,7 +148,7 @@ def bench_subject(
     failed: dict[str, str] = {}
     modes: dict[str, str | None] = {"torch.compile": None}
     if max_autotune:
-        modes["max-autotune"] = "max-autotune-no-cudagraphs"
+        modes["max-autotune"] = "max-autotune-no-cudagraphs"  # graphs would copy the input on every call
     for name, mode in modes.items():
         try:
             contestants[name] = _compiled(subject.build(subject.reference, "cuda"), inputs, mode)

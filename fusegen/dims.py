@@ -64,13 +64,16 @@ def parse(dim: Dim) -> sympy.Expr:
 def _print(expr: sympy.Expr, floordiv: str) -> str:
     """Text of ``expr`` with every sub-expression bracketed; valid Python and, with ``/``, C++."""
 
+    def divisor(e: sympy.Expr) -> str:
+        return f"({go(e)})" if e.is_Mul or e.is_Pow else go(e)
+
     def go(e: sympy.Expr) -> str:
         if e.is_Integer or e.is_Symbol:
             return f"({e})" if e.is_negative else str(e)
         if isinstance(e, FloorDiv):
-            return f"(({go(e.args[0])}) {floordiv} ({go(e.args[1])}))"
+            return f"({go(e.args[0])} {floordiv} {divisor(e.args[1])})"
         if isinstance(e, (Mod, PythonMod)):
-            return f"(({go(e.args[0])}) % ({go(e.args[1])}))"
+            return f"({go(e.args[0])} % {divisor(e.args[1])})"
         if e.is_Add:
             terms = sorted(e.args, key=lambda t: (t.is_number, sympy.default_sort_key(t)))
             text = go(terms[0])
@@ -124,18 +127,20 @@ def is_linear(dim: Dim) -> bool:
     return len(free) == 1 and not expr.atoms(sympy.Function) and sympy.Poly(expr, free[0]).degree() == 1
 
 
-def _lift(fn: Callable[[Any, Any], Any]) -> Callable[[Dim, Dim], Dim]:
+def _lift(fn: Callable[[Any, Any], Any], on_ints: Callable[[int, int], int]) -> Callable[[Dim, Dim], Dim]:
     def op(a: Dim, b: Dim) -> Dim:
+        if isinstance(a, int) and isinstance(b, int):
+            return on_ints(a, b)
         return canonical(fn(parse(a), parse(b)))
 
     return op
 
 
-add = _lift(operator.add)
-sub = _lift(operator.sub)
-mul = _lift(operator.mul)
-floordiv = _lift(FloorDiv)
-minimum = _lift(sympy.Min)
+add = _lift(operator.add, operator.add)
+sub = _lift(operator.sub, operator.sub)
+mul = _lift(operator.mul, operator.mul)
+floordiv = _lift(FloorDiv, operator.floordiv)
+minimum = _lift(sympy.Min, min)
 
 
 def product(dims: Iterable[Dim]) -> Dim:

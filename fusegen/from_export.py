@@ -51,7 +51,15 @@ class _Converter:
     def dim(self, size: Any) -> Dim:
         if isinstance(size, int) and not isinstance(size, bool):
             return size
-        return dims.canonical(size.node.expr.xreplace(self.renames))
+        expr = size.node.expr.xreplace(self.renames)
+        if not {symbol.name for symbol in expr.free_symbols} <= set(self.sizes):
+            raise TraceError(
+                "the size of a result depends on tensor values",
+                node=self.current.name if self.current else None,
+                source=self.source(),
+                hint="use torch.where or a mask instead of selecting elements",
+            )
+        return dims.canonical(expr)
 
     def type_of(self, value: torch.Tensor, where: str) -> TensorType:
         name = str(value.dtype).removeprefix("torch.")
@@ -207,8 +215,8 @@ class _Converter:
             self.env[node] = source
             return
         found = node.meta.get("val")
-        if isinstance(found, (torch.SymInt, int, torch.SymBool, torch.SymFloat)):
-            return  # size arithmetic: its users read the size expression itself
+        if found is None or isinstance(found, (torch.SymInt, int, torch.SymBool, torch.SymFloat)):
+            return  # size arithmetic and assertions on it: users read the size expression itself
         if not isinstance(node.target, torch._ops.OpOverload):
             raise UnsupportedOpError(f"{node.target} is not an ATen op", node=node.name, source=self.source())
         value = self.imported(node)

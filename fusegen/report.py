@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "missing": "[red
 class LibraryCall(Frozen):
     """An op that stays with torch, and why."""
 
+    node: str
     call: str
     reason: str
 
@@ -73,7 +75,7 @@ def summarise(compiled: Compiled, model: Path, output: Path | None) -> CompileSu
         evaluation=program.evaluation,
         nodes=sum(1 for node in program.before.nodes if node.op.kind not in ("input", "param", "const")),
         kernels=tuple(s.plan.name for s in program.steps if isinstance(s, KernelStep)),
-        library_calls=tuple(LibraryCall(call=step.comment, reason=step.reason) for step in calls),
+        library_calls=tuple(LibraryCall(node=step.output, call=step.comment, reason=step.reason) for step in calls),
         rewrites=program.rewrites,
         refusals=program.refusals,
         bytes_before=program.bytes_before,
@@ -88,8 +90,8 @@ def summarise(compiled: Compiled, model: Path, output: Path | None) -> CompileSu
 
 
 def console() -> Console:
-    """Standard output."""
-    return Console(highlight=False)
+    """Standard output; as wide as the tables where it is not a terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 132)
 
 
 def print_json(value: BaseModel | dict[str, Any]) -> None:
@@ -133,9 +135,9 @@ def error_text(error: FusegenError, model: Path | None) -> str:
     return "\n".join(lines)
 
 
-def _rules(title: str, rows: list[tuple[str, str]], second: str) -> Table:
+def _pairs(title: str, first: str, second: str, rows: list[tuple[str, str]]) -> Table:
     table = Table(title=title, title_justify="left", box=None, header_style="dim")
-    table.add_column("rule", overflow="fold")
+    table.add_column(first, overflow="fold")
     table.add_column(second, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
@@ -162,9 +164,9 @@ def print_summary(summary: CompileSummary) -> None:
     )
     out.print(table)
     if summary.rewrites:
-        out.print(_rules("rewrites applied", [(r.identity, r.node) for r in summary.rewrites], "at node"))
+        out.print(_pairs("rewrites applied", "rule", "at node", [(r.identity, r.node) for r in summary.rewrites]))
     if summary.library_calls:
-        out.print(_rules("left to torch", [(c.call, c.reason) for c in summary.library_calls], "because"))
+        out.print(_pairs("left to torch", "node", "because", [(c.node, c.reason) for c in summary.library_calls]))
     for note in summary.notes:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     if summary.output:

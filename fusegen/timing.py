@@ -184,10 +184,10 @@ class FirstUse(Frozen):
 
 
 def first_use(generated: Path, model: Path, inputs: tuple[Any, ...], evaluation: bool) -> FirstUse:
-    """Measure the first use of ``generated`` on inputs of one row each (the kernels are the same)."""
+    """Measure the first use of ``generated`` on inputs of two rows each (the kernels are the same)."""
     with tempfile.TemporaryDirectory(prefix="fusegen_first_use_") as folder:
         stored = Path(folder) / "inputs.pt"
-        torch.save([x[:1].cpu().clone() if isinstance(x, torch.Tensor) and x.dim() else x for x in inputs], stored)
+        torch.save([x[:2].cpu().clone() if isinstance(x, torch.Tensor) and x.dim() else x for x in inputs], stored)
         mode = "eval" if evaluation else "train"
         command = [sys.executable, "-c", FIRST_USE, str(generated), str(model), str(SEED), mode, str(stored)]
         environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(Path(folder) / "cache"), "FUSEGEN_STRICT": "1"}

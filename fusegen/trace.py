@@ -6,12 +6,15 @@ the model allows it. Nothing of the inputs' size is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
+import io
+import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -145,10 +148,22 @@ def plain_attributes(model: nn.Module) -> dict[str, dict[str, object]]:
     }
 
 
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    """No log records from torch while tracing: a failure becomes one error of ours."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def _export(model: nn.Module, inputs: tuple[Any, ...], dynamic: bool) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     shapes = tuple([auto] * value.dim() if isinstance(value, torch.Tensor) else None for value in inputs)
-    with warnings.catch_warnings():
+    # torch.export prints the graph so far when it fails; our error says what matters.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log():
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
         decomposed: torch.export.ExportedProgram = program.run_decompositions({})

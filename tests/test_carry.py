@@ -248,7 +248,9 @@ def test_carried_class_is_equivalent(name: str) -> None:
 
 
 def test_names_of_the_source_do_not_leak() -> None:
-    scope = execute(carry(EQUIVALENT["locals and parameters that shadow module names"]), {"scale": "mine", "nn": "mine"})
+    scope = execute(
+        carry(EQUIVALENT["locals and parameters that shadow module names"]), {"scale": "mine", "nn": "mine"}
+    )
     assert scope["scale"] == scope["nn"] == "mine"
     assert not {"F", "math", "torch"} & set(scope)
 

@@ -56,7 +56,7 @@ def text(value: str) -> str:
 
 
 def _environment_checks() -> Iterator[Check]:
-    yield Check('_fusegen_torch.is_autocast_enabled("cuda")', text("autocast is on"))
+    yield Check("_fusegen_torch.is_autocast_enabled()", text("autocast is on"))
     transforms = "_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0"
     yield Check(
         f"not compiling and ({transforms})", text("a torch.func transform or forward-mode differentiation is active")
@@ -228,14 +228,24 @@ def covered(
     modules: Sequence[ModuleSnapshot],
     carried: CarriedModel,
     mode_dependent: bool,
+    random: bool = False,
 ) -> list[Check]:
-    """Every check of a call, cheapest and most telling first."""
+    """Every check of a call, cheapest and most telling first. ``random``: the program draws random numbers."""
     owners = {(p.path or "").rpartition(".")[0] for p in params}
     for owner in sorted(owners - {m.path for m in modules}):
         raise EmitError(f"no snapshot of submodule {owner!r}, which holds a parameter of the program")
+    dense = [
+        Check(
+            f"not {operand.variable}.is_contiguous()",
+            text(f"input {name} is not contiguous, and eager draws random numbers in memory order"),
+        )
+        for operand, name in zip(inputs, names, strict=True)
+        if random
+    ]
     module_checks, variables = _module_checks(modules, carried, mode_dependent)
     return [
         *_input_checks(inputs, names, graph),
+        *dense,
         *_argument_checks(extra),
         *_environment_checks(),
         *module_checks,

@@ -219,7 +219,8 @@ def render(
     operands = [*inputs, *params]
     names, others = _split_parameters(carried, len(inputs))
     extra = [(f"a{i}", p) for i, p in enumerate(others)]
-    checks = covered(graph, inputs, params, names, extra, modules, carried, mode_dependent)
+    random = _is_random(program.before)
+    checks = covered(graph, inputs, params, names, extra, modules, carried, mode_dependent, random)
     named = {name for step in program.steps for name in step.inputs} | set(graph.results)
     read = {getattr(n.op, "path", None) for n in graph.params if n.name in named} | set(updated)
     fused = [o for o in operands if o.path is None or o.path in read]
@@ -246,7 +247,7 @@ def render(
         whole_outputs=any(graph.node(n).type.dtype.value not in _FLOATS for n in graph.outputs),
         many_outputs=graph.tuple_output or len(graph.outputs) > 1,
         mode_dependent=mode_dependent,
-        random=_is_random(program.before),
+        random=random,
         forward_signature=_forward_signature(carried),
         forward_values=", ".join([carried.self_name, *names, *(p.name for p in others)]),
         reference_call=_reference_call(carried),

@@ -185,6 +185,12 @@ def _can_collapse(m: Match) -> str | None:
     count = windows.window_count(conv, kernel)
     if count > MAX_WINDOWS:
         return f"{count} distinct tap windows; a kernel keeps at most {MAX_WINDOWS}"
+    return _pays(m, count)
+
+
+def _pays(m: Match, count: int) -> str | None:
+    """None when the window sums and their contraction take fewer operations than the convolution."""
+    conv = m["conv"].op
     x, w, y = (m.graph.shape(m[name].name) for name in ("x", "w", "conv"))
     direct = ops.ROWS["conv"].flops(conv, (x, w), y)
     collapsed = math.prod(x) * max(1, count // 4) + x[0] * x[1] * math.prod(w[1:])

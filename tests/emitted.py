@@ -1,0 +1,111 @@
+"""Generated modules under test: compiled from source text, with the GPU stood in for by the CPU.
+
+``simulated`` makes the checks accept CPU tensors and the operators run the interpreter, so that all
+of a generated module but its kernels can be exercised where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fusegen import interpret
+from fusegen.carry import carry_model
+from fusegen.compiler import Compiled, compile_file
+from fusegen.emit import render, snapshot_modules
+from fusegen.ir import RegionOp
+from fusegen.plan.types import KernelStep, Program
+from fusegen.trace import instantiate, load_model_file
+
+BIAS_RELU = """
+import torch
+import torch.nn as nn
+
+width = 6
+
+class Model(nn.Module):
+    def __init__(self, channels, scale=2.0):
+        super().__init__()
+        self.linear = nn.Linear(width, channels)
+        self.bias = nn.Parameter(torch.randn(channels))
+        self.scale = scale
+
+    def forward(self, x, unused=None):
+        return torch.relu(self.linear(x) * self.scale + self.bias) * torch.sigmoid(x)
+
+def get_inputs():
+    return [torch.rand(4, width)]
+
+def get_init_inputs():
+    return [6]
+"""
+
+
+def compiled_from(source: str, folder: Path, mode_dependent: bool = False) -> Compiled:
+    """Compile a model given as text."""
+    path = folder / "model.py"
+    path.write_text(textwrap.dedent(source))
+    compiled = compile_file(path)
+    instance, _ = instantiate(load_model_file(path))
+    carried = carry_model(path.read_text(), where=path.name)
+    text = render(compiled.program, carried, snapshot_modules(instance), mode_dependent=mode_dependent)
+    return replace(compiled, source=text)
+
+
+def cuda_include() -> Path | None:
+    """The folder of CUDA's headers, or None."""
+    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda", str(Path(shutil.which("nvcc") or "").parent.parent)]
+    found = [Path(home) / "include" for home in homes if home]
+    return next((path for path in found if (path / "cuda_runtime_api.h").is_file()), None)
+
+
+def module_from(text: str, name: str = "generated") -> types.ModuleType:
+    """The text executed as a module that ``pickle`` can find."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(text, f"<{name}>", "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def reference_from(source: str) -> types.ModuleType:
+    """The model file executed as a module."""
+    return module_from(textwrap.dedent(source), "reference_model")
+
+
+def operators(program: Program) -> list[Callable[..., torch.Tensor]]:
+    """What every kernel computes, by the interpreter."""
+    found: list[Callable[..., torch.Tensor]] = []
+    for step in program.steps:
+        if isinstance(step, KernelStep):
+            op = program.after.node(step.plan.node).op
+            assert isinstance(op, RegionOp)
+            found.append(lambda *args, body=op.body: interpret.run(body, args, {})[0])
+    return found
+
+
+def simulated(compiled: Compiled, name: str = "generated") -> types.ModuleType:
+    """The generated module on the CPU: ``calls`` counts how often an operator ran."""
+    text = re.sub(r"not (x\d+)\.is_cuda", r"not \1.is_cpu", compiled.source)
+    module = module_from(text, name)
+    calls: list[int] = []
+
+    def counted(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*args: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return op(*args)
+
+        return call
+
+    module.__dict__["_fusegen_ops"] = tuple(map(counted, operators(compiled.program)))
+    module.__dict__["_fusegen_devices"] = frozenset({-1})
+    module.__dict__["calls"] = calls
+    return module

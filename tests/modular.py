@@ -1,0 +1,133 @@
+"""Evaluates graphs over the integers modulo a prime: exact arithmetic, where equal means equal.
+
+Written from the definitions of the ops, not from the interpreter's: a convolution here is index
+arithmetic, so it can contradict both torch and the windows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import torch
+
+from fusegen import windows
+from fusegen.ir import (
+    ConstOp,
+    ConvOp,
+    ExpandOp,
+    Graph,
+    InputOp,
+    Node,
+    ParamOp,
+    PermuteOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    TapSumOp,
+    WindowSumOp,
+)
+
+PRIME = 134_217_689
+"""Below 2^27: products stay below 2^54, so sums of 512 of them fit 64 bits."""
+
+
+def inverse(value: int) -> int:
+    return pow(value, -1, PRIME)
+
+
+def _contract(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[o, c] times [n, c, ...] over c."""
+    flat = x.flatten(2)
+    product = (w[None, :, :, None] * flat[:, None]) % PRIME
+    return (product.sum(2) % PRIME).reshape(x.shape[0], w.shape[0], *x.shape[2:])
+
+
+def conv(x: torch.Tensor, w: torch.Tensor, op: ConvOp) -> torch.Tensor:
+    """By the definition: every tap, every output position, with zeros outside."""
+    kernel = tuple(w.shape[2:])
+    sizes = [int(windows.output_size(op, kernel, axis, size)) for axis, size in enumerate(x.shape[2:])]
+    outputs = w.shape[1] * op.groups if op.transposed else w.shape[0]
+    y = torch.zeros((x.shape[0], outputs, *sizes), dtype=torch.int64)
+    in_group, out_group = x.shape[1] // op.groups, outputs // op.groups
+    for group, tap in itertools.product(range(op.groups), itertools.product(*map(range, kernel))):
+        reads: list[list[int]] = []
+        writes: list[list[int]] = []
+        for axis, k in enumerate(tap):
+            shift = k * op.dilation[axis] - op.padding[axis]
+            pairs = (
+                [(i, i * op.stride[axis] + shift) for i in range(x.shape[2 + axis])]
+                if op.transposed
+                else [(q * op.stride[axis] + shift, q) for q in range(sizes[axis])]
+            )
+            kept = [(i, q) for i, q in pairs if 0 <= i < x.shape[2 + axis] and 0 <= q < sizes[axis]]
+            reads.append([i for i, _ in kept])
+            writes.append([q for _, q in kept])
+        if not all(reads):
+            continue
+        rows = slice(group * in_group, (group + 1) * in_group)
+        part = x[:, rows]
+        for axis, read in enumerate(reads):
+            part = part.index_select(2 + axis, torch.tensor(read))
+        weight = (
+            w[(rows, slice(None), *tap)].T
+            if op.transposed
+            else w[(slice(group * out_group, (group + 1) * out_group), slice(None), *tap)]
+        )
+        place = torch.meshgrid(*(torch.tensor(write) for write in writes), indexing="ij")
+        target = y[:, group * out_group : (group + 1) * out_group]
+        index = (slice(None), slice(None), *place)
+        target[index] = (target[index] + _contract(weight, part)) % PRIME
+    return y
+
+
+def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
+    match node.op:
+        case ConstOp(value=value):
+            return torch.tensor(int(value) % PRIME)
+        case PointwiseOp(fn="add"):
+            return args[0] + args[1]
+        case PointwiseOp(fn="sub"):
+            return args[0] - args[1]
+        case PointwiseOp(fn="mul"):
+            return args[0] * args[1]
+        case PointwiseOp(fn="div"):
+            return args[0] * args[1].clone().apply_(inverse)
+        case PointwiseOp(fn="neg"):
+            return -args[0]
+        case ReduceOp(fn="sum" | "mean" as fn, axes=axes, keepdim=keepdim):
+            count = math.prod(args[0].shape[axis] for axis in axes)
+            total = args[0].sum(list(axes), keepdim=keepdim) if axes else args[0]
+            return (total % PRIME) * inverse(count) if fn == "mean" else total
+        case ReduceOp(fn="max", axes=axes, keepdim=keepdim):
+            return args[0].amax(list(axes), keepdim=keepdim)
+        case ConvOp() as op:
+            return conv(args[0], args[1], op) + (args[2].reshape(-1, *(1,) * op.rank) if len(args) > 2 else 0)
+        case ReshapeOp(shape=shape):
+            return args[0].reshape([int(size) for size in shape])
+        case PermuteOp(order=order):
+            return args[0].permute(order)
+        case ExpandOp(shape=shape):
+            return args[0].expand([int(size) for size in shape])
+        case WindowSumOp() as op:
+            sums = windows.window_sum(args[0], op.replace(mean=False)) % PRIME
+            sizes = args[0].shape[2:]
+            positions = math.prod(
+                int(windows.output_size(op.conv, op.kernel, axis, size)) for axis, size in enumerate(sizes)
+            )
+            return sums * inverse(positions) if op.mean else sums
+        case TapSumOp() as op:
+            return windows.tap_sum(args[0], op)
+    raise NotImplementedError(node.op.kind)
+
+
+def evaluate(graph: Graph, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The graph's outputs modulo ``PRIME``; ``values`` by the names of inputs and parameters."""
+    known: dict[str, torch.Tensor] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, (InputOp, ParamOp)):
+            known[node.name] = values[node.name]
+        else:
+            known[node.name] = _node(node, [known[name] for name in node.inputs]) % PRIME
+    return tuple(known[name] for name in graph.outputs)

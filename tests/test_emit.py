@@ -1,0 +1,191 @@
+"""The text of generated modules: its rules, and that the CUDA and C++ in it compile."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen.compiler import Compiled
+from fusegen.emit import check_rules, hex_float, render, snapshot_modules, violations, write_atomic
+from fusegen.emit.kernels import kernel_plans, render_sources
+from fusegen.emit.render import environment
+from fusegen.errors import EmitError, OutputPathError
+from fusegen.plan.types import KernelStep
+from tests.emitted import BIAS_RELU, compiled_from, cuda_include, reference_from
+
+WIDTH = 6
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    return compiled_from(BIAS_RELU, tmp_path_factory.mktemp("model"))
+
+
+# --- the text ---------------------------------------------------------------------------------------
+
+
+def test_text_is_deterministic_and_obeys_the_rules(compiled: Compiled, tmp_path: Path) -> None:
+    assert compiled_from(BIAS_RELU, tmp_path).source == compiled.source
+    assert list(violations(compiled.source)) == []
+    assert all(line == line.rstrip() for line in compiled.source.splitlines())
+    assert not re.search(r"\n{4,}", compiled.source)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ModelNew = 1\nx = 2\n", "defines 'x'"),
+        ("ModelNew = 1  # let it pass\n", "'pass'"),
+        ("import threading\n", "'import threading'"),
+        ("ModelNew = __file__\n", "__file__"),
+        ("_fusegen_x = 1\n", "no ModelNew"),
+        ("ModelNew = (\n", "line 1"),
+    ],
+)
+def test_rule_violations_are_found(text: str, found: str) -> None:
+    assert any(found in v for v in violations(text))
+    with pytest.raises(EmitError):
+        check_rules(text)
+
+
+def test_header_derives_the_program(compiled: Compiled) -> None:
+    head = compiled.source.split("import contextlib")[0]
+    assert all(line.startswith("#") for line in head.strip().splitlines())
+    assert "%relu" in head
+    assert "Memory traffic:" in head
+    assert "k0_pointwise" in head
+
+
+def test_import_compiles_nothing_and_defines_only_prefixed_names(compiled: Compiled) -> None:
+    scope: dict[str, Any] = {"width": "mine", "torch": "mine"}
+    exec(compile(compiled.source, "<text>", "exec", dont_inherit=True), scope)
+    assert scope["width"] == scope["torch"] == "mine"
+    assert scope["_fusegen_problem"] is None
+    assert {n for n in scope if not n.startswith("_")} == {"width", "torch", "ModelNew"}
+
+
+# --- compiled sources ----------------------------------------------------------------------------------
+
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+@pytest.mark.parametrize("target", ["80", "90a"])
+def test_cuda_source_compiles(compiled: Compiled, target: str, tmp_path: Path) -> None:
+    sources = render_sources(compiled.program, environment())
+    assert sources is not None
+    path = tmp_path / "kernels.cu"
+    path.write_text(sources.cuda)
+    command = [str(NVCC), "-std=c++17", f"-gencode=arch=compute_{target},code=sm_{target}", "-Werror", "all-warnings"]
+    done = subprocess.run([*command, "-cubin", "-o", os.devnull, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _with_scratch(step: KernelStep) -> KernelStep:
+    """The step with every optional argument that a kernel can have."""
+    plan, output = step.plan, step.plan.outputs[0]
+    outputs = (output, output.replace(name="y1"))
+    return step.replace(plan=plan.replace(workspace=True, counters=plan.bindings[0].name, outputs=outputs))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuda_include() is None or shutil.which("g++") is None, reason="needs CUDA's headers and g++")
+@pytest.mark.parametrize("scratch", [False, True])
+def test_glue_compiles(compiled: Compiled, scratch: bool, tmp_path: Path) -> None:
+    program = compiled.program
+    if scratch:
+        steps = tuple(_with_scratch(s) if isinstance(s, KernelStep) else s for s in program.steps)
+        program = program.replace(steps=steps)
+    plans = kernel_plans(program)
+    text = environment().get_template("glue.cpp.j2").render(plans=plans, namespace="fusegen_test")
+    path = tmp_path / "glue.cpp"
+    path.write_text(text)
+    include = Path(torch.__file__).parent / "include"
+    flags = ["-std=c++17", "-Wall", "-Werror", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+    done = subprocess.run(
+        ["g++", "-fsyntax-only", *flags, "-isystem", str(include), "-isystem", str(cuda_include()), str(path)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- pieces ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "0x1.8p+0f"),
+        (0.0, "0x0p+0f"),
+        (-0.0, "-0x0p+0f"),
+        (10.0, "0x1.4p+3f"),
+        (0.1, "0x1.99999ap-4f"),
+        (1e-45, "0x1p-149f"),
+        (float("inf"), "CUDART_INF_F"),
+        (float("-inf"), "-CUDART_INF_F"),
+        (float("nan"), "CUDART_NAN_F"),
+        (1e300, "CUDART_INF_F"),
+    ],
+)
+def test_hex_float(value: float, text: str) -> None:
+    assert hex_float(value) == text
+
+
+def test_hex_float_is_exact() -> None:
+    for value in torch.randn(100).tolist():
+        assert float.fromhex(hex_float(value).rstrip("f")) == value
+
+
+def test_unverifiable_attributes_are_watched() -> None:
+    model = nn.Module()
+    model.act, model.kind, model.thing, model.table = torch.relu, torch.float16, object(), {"a": (1, None)}
+    conditions = {a.name: a.condition for a in snapshot_modules(model)[0].attributes}
+    assert "__qualname__" in conditions["act"]
+    assert conditions["kind"] == "{0} != _fusegen_torch.float16"
+    assert conditions["thing"] == "type({0}).__qualname__ != 'object'"
+    assert conditions["table"].format("t") == "t != {'a': (1, None)}"
+
+
+def test_write_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "out.py"
+    write_atomic(path, "one\n")
+    path.chmod(0o640)
+    write_atomic(path, "two\n")
+    assert path.read_text() == "two\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [p.name for p in path.parent.iterdir()] == ["out.py"]
+    with pytest.raises(OutputPathError, match="is a folder"):
+        write_atomic(path.parent, "x")
+    with pytest.raises(OutputPathError, match="cannot write"):
+        write_atomic(path / "below", "x")
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OutputPathError, match="No space left"):
+        write_atomic(path, "three\n")
+    assert path.read_text() == "two\n"
+    assert [p.name for p in path.parent.iterdir()] == ["out.py"]
+
+
+def test_too_few_parameters_for_the_inputs(compiled: Compiled) -> None:
+    from fusegen.carry import carry_model
+
+    source = BIAS_RELU.replace(
+        "def forward(self, x, unused=None):", "def forward(self, *inputs):\n        x = inputs[0]"
+    )
+    carried = carry_model(source)
+    model = reference_from(BIAS_RELU).Model(WIDTH)
+    with pytest.raises(EmitError, match="takes 0 positional parameters"):
+        render(compiled.program, carried, snapshot_modules(model))

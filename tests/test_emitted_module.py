@@ -1,0 +1,398 @@
+"""Generated modules at run time: when they fall back, what they compute, their gradients and copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen.compiler import Compiled
+from tests.emitted import BIAS_RELU, compiled_from, module_from, reference_from, simulated
+
+WIDTH = 6
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    return compiled_from(BIAS_RELU, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _no_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FUSEGEN_STRICT", raising=False)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def pair(compiled: Compiled, *arguments: Any) -> tuple[nn.Module, nn.Module, Any]:
+    """(reference, generated, generated module) with equal parameters, the GPU simulated."""
+    module = simulated(compiled)
+    torch.manual_seed(0)
+    reference = reference_from(BIAS_RELU).Model(*arguments)
+    torch.manual_seed(0)
+    return reference, module.ModelNew(*arguments), module
+
+
+# --- off the fast path --------------------------------------------------------------------------------
+
+
+def test_cpu_takes_the_reference_with_one_warning(compiled: Compiled) -> None:
+    module = module_from(compiled.source)
+    reference = reference_from(BIAS_RELU).Model(WIDTH)
+    model = module.ModelNew(WIDTH)
+    model.load_state_dict(reference.state_dict(), strict=True)
+    reference.load_state_dict(model.state_dict(), strict=True)
+    x = torch.randn(3, WIDTH)
+    with pytest.warns(UserWarning, match="runs its reference forward: input x is on cpu") as caught:
+        results = [model(x), model(x), model(x=x, unused=None)]
+    assert len(caught) == 1
+    assert all(torch.equal(r, reference(x)) for r in results)
+
+
+def test_strict_makes_the_fallback_an_error(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    with pytest.raises(RuntimeError, match="input x is on cpu"):
+        module_from(compiled.source).ModelNew(WIDTH)(torch.randn(3, WIDTH))
+
+
+class _Doubled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def _replace(model: nn.Module) -> None:
+    model.linear = _Doubled(WIDTH, WIDTH)
+
+
+def _double(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * 2
+
+
+def _append(model: nn.Module) -> None:
+    model.linear.add_module("extra", nn.ReLU())
+
+
+def _patch(model: nn.Module) -> None:
+    model.linear.forward = lambda x: x
+
+
+def _rescale(model: nn.Module) -> None:
+    model.scale = 3.0
+
+
+def _unbias(model: nn.Module) -> None:
+    model.linear.bias = None
+
+
+def _widen(model: nn.Module) -> None:
+    model.bias = nn.Parameter(torch.ones(1))
+
+
+def _halve(model: nn.Module) -> None:
+    model.double()
+
+
+CHANGES = {
+    "scale is 3.0, compiled for 2.0": _rescale,
+    "submodule linear is a _Doubled": _replace,
+    "submodule linear has hooks": lambda m: m.linear.register_forward_hook(_double),
+    "submodule linear has hooks, or parts": _append,
+    "submodule linear has hooks, or": _patch,
+    "linear.bias is not a plain parameter": _unbias,
+    "bias is torch.float32 [1]": _widen,
+    "linear is a Parametrized": lambda m: nn.utils.parametrizations.weight_norm(m.linear),
+    "torch.float64": _halve,
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_a_changed_module_takes_the_reference(compiled: Compiled, reason: str) -> None:
+    reference, model, module = pair(compiled, WIDTH)
+    for target in (reference, model):
+        torch.manual_seed(1)
+        CHANGES[reason](target)
+    x = torch.randn(3, WIDTH, dtype=model.bias.dtype)
+    if x.dtype == torch.float64:
+        reason = "input x is torch.float64"
+    with pytest.warns(UserWarning, match=re.escape(reason)):
+        result = model(x)
+    torch.testing.assert_close(result, reference(x))
+    assert not module.calls
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (torch.randn(3, WIDTH).double(), "compiled for torch.float32"),
+        (torch.randn(3, 1, WIDTH), r"compiled for \[\*, 6\]"),
+        (nn.Parameter(torch.randn(3, WIDTH)).to_sparse(), "not a strided tensor"),
+        (torch.randn(3, WIDTH).as_subclass(type("Own", (torch.Tensor,), {})), "is a Own, not a plain tensor"),
+        (torch.randn(3, WIDTH, device="meta"), "is on meta"),
+    ],
+)
+def test_other_inputs_are_not_covered(compiled: Compiled, x: torch.Tensor, reason: str) -> None:
+    _, model, module = pair(compiled, WIDTH)
+    assert re.search(reason, module._fusegen_operands(model, x, None))
+
+
+def test_modes_that_the_kernels_do_not_cover(compiled: Compiled, quiet: None) -> None:
+    reference, model, module = pair(compiled, WIDTH)
+    x = torch.randn(3, WIDTH)
+    found: list[str] = []
+
+    def probe(x: torch.Tensor) -> torch.Tensor:
+        found.append(module._fusegen_operands(model, x, None))
+        return reference(x)
+
+    torch.func.vmap(probe)(x[None])
+    torch.func.jvp(probe, (x,), (x,))
+    assert len(found) == 2
+    assert all("transform" in reason for reason in found if isinstance(reason, str))
+    handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: None)
+    assert "global module hooks" in module._fusegen_operands(model, x, None)
+    handle.remove()
+    assert "argument unused" in module._fusegen_operands(model, x, 1)
+    assert module._fusegen_operands(model, x, None)[0] is x
+    assert module._fusegen_operands(model, torch.empty(0, WIDTH), None) == ""
+    assert torch.equal(torch.func.vmap(model)(x[None]), torch.func.vmap(reference)(x[None]))
+
+
+def test_empty_input_is_silent(compiled: Compiled) -> None:
+    _, model, _ = pair(compiled, WIDTH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model(torch.empty(0, WIDTH)).shape == (0, WIDTH)
+
+
+def test_missing_toolchain_is_a_warning(compiled: Compiled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = simulated(compiled)
+    module.__dict__["_fusegen_devices"] = frozenset()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    x = torch.randn(3, WIDTH)
+    model = module.ModelNew(WIDTH)
+    with pytest.warns(UserWarning, match="ninja is missing: pip install ninja") as caught:
+        results = [model(x), model(x)]
+    assert len(caught) == 1
+    assert torch.equal(results[0], model._fusegen_reference(x))
+    assert not module.calls
+
+
+def test_old_devices_are_refused(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = simulated(compiled)
+    module.__dict__["_fusegen_devices"] = frozenset()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    with pytest.warns(UserWarning, match=r"compute capability 8\.0"):
+        module.ModelNew(WIDTH)(torch.randn(3, WIDTH))
+
+
+# --- on the fast path -----------------------------------------------------------------------------------
+
+
+def test_fast_path_results(compiled: Compiled) -> None:
+    reference, model, module = pair(compiled, WIDTH)
+    base = torch.randn(WIDTH, 5)
+    for x in (torch.randn(3, WIDTH), base.t(), torch.randn(1, WIDTH).expand(4, WIDTH)):
+        torch.testing.assert_close(model(x), reference(x))
+    with torch.no_grad():
+        assert model(x).grad_fn is None
+    with torch.inference_mode():
+        model(x)
+    model.requires_grad_(False)
+    assert model(x).grad_fn is None
+    assert len(module.calls) == 6
+
+
+def test_first_and_second_derivatives(compiled: Compiled) -> None:
+    reference, model, _ = pair(compiled, WIDTH)
+    x = torch.randn(3, WIDTH, requires_grad=True)
+    penalties = []
+    for m in (reference, model):
+        y = m(x * 2)
+        leaves = [x, *m.parameters()]
+        first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        penalties.append((*first, *second))
+    for expected, actual in zip(*penalties, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_gradients_where_operands_depend_on_each_other(compiled: Compiled) -> None:
+    """The module applied to its own output, and to its own parameter: no path counts twice."""
+    reference, model, _ = pair(compiled, WIDTH)
+    results = []
+    for m in (reference, model):
+        y = m(m(m.linear.weight) + m.bias)
+        first = torch.autograd.grad(y.sum(), list(m.parameters()), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), list(m.parameters()))
+        m.zero_grad()
+        m(m(m.linear.weight)).sum().backward()
+        results.append([*first, *second, *(p.grad for p in m.parameters())])
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_partial_gradients(compiled: Compiled) -> None:
+    reference, model, _ = pair(compiled, WIDTH)
+    x = torch.randn(3, WIDTH)
+    for m in (reference, model):
+        m.linear.weight.requires_grad_(False)
+        m(x).sum().backward()
+    assert model.linear.weight.grad is None
+    torch.testing.assert_close(model.bias.grad, reference.bias.grad)
+
+
+def test_tied_parameters(compiled: Compiled) -> None:
+    reference, model, _ = pair(compiled, WIDTH)
+    x = torch.randn(3, WIDTH)
+    for m in (reference, model):
+        m.linear.bias = m.bias
+        m(x).sum().backward()
+    torch.testing.assert_close(model.bias.grad, reference.bias.grad)
+
+
+def test_edits_between_forward_and_backward_are_caught(compiled: Compiled) -> None:
+    _, model, _ = pair(compiled, WIDTH)
+    y = model(torch.randn(3, WIDTH)).sum()
+    with torch.no_grad():
+        model.linear.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_edited_parameters_are_read_again(compiled: Compiled) -> None:
+    reference, model, module = pair(compiled, WIDTH)
+    x = torch.randn(3, WIDTH)
+    model(x)
+    for m in (reference, model):
+        with torch.no_grad():
+            m.linear.weight.mul_(2)
+            m.bias.data = m.bias.data + 1
+    torch.testing.assert_close(model(x), reference(x))
+    assert len(module.calls) == 2
+
+
+def test_backward_with_a_graph_kept(compiled: Compiled) -> None:
+    _, model, _ = pair(compiled, WIDTH)
+    y = model(torch.randn(3, WIDTH)).sum()
+    y.backward(retain_graph=True)
+    once = model.bias.grad.clone()
+    y.backward()
+    torch.testing.assert_close(model.bias.grad, 2 * once)
+
+
+def test_copies_and_pickles(compiled: Compiled) -> None:
+    _, model, module = pair(compiled, WIDTH)
+    x = torch.randn(3, WIDTH)
+    before = set(vars(model))
+    y = model(x)
+    assert set(vars(model)) == before
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), y)
+    assert len(module.calls) == 3
+
+
+@pytest.mark.slow
+def test_torch_compile_traces_the_operators(compiled: Compiled) -> None:
+    reference, model, module = pair(compiled, WIDTH)
+    library = torch.library.Library("fusegen_test_compile", "FRAGMENT")
+    ops = []
+    for (name, fake), op in zip(module._fusegen_fakes.items(), module._fusegen_ops, strict=True):
+        count = fake.__code__.co_argcount
+        library.define(f"{name}({', '.join(f'Tensor t{i}' for i in range(count))}) -> Tensor")
+        library.impl(name, op, "CPU")
+        torch.library.register_fake(f"fusegen_test_compile::{name}", fake, lib=library)
+        ops.append(getattr(torch.ops.fusegen_test_compile, name).default)
+    module.__dict__["_fusegen_ops"] = tuple(ops)
+    x = torch.randn(3, WIDTH)
+    traced = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(traced(x), reference(x))
+        torch.testing.assert_close(traced(torch.randn(3, WIDTH) * 0 + x), reference(x))
+    assert module.calls
+    traced(x).sum().backward()
+    reference(x).sum().backward()
+    torch.testing.assert_close(model.bias.grad, reference.bias.grad)
+
+
+# --- updates, modes, randomness --------------------------------------------------------------------------
+
+NORM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return torch.relu(self.norm(x)) * torch.sigmoid(x) + 1
+
+def get_inputs():
+    return [torch.rand(4, 6)]
+"""
+
+
+def test_buffer_updates_happen_once(tmp_path: Path) -> None:
+    compiled = compiled_from(NORM, tmp_path, mode_dependent=True)
+    assert compiled.program.after.updates
+    module = simulated(compiled)
+    torch.manual_seed(0)
+    reference = reference_from(NORM).Model()
+    model = module.ModelNew()
+    for step in range(2):
+        x = torch.randn(4, 6) + step
+        for m in (reference, model):
+            m.zero_grad()
+            loss = m(x).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        for name, value in reference.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], value)
+        torch.testing.assert_close(model.norm.weight.grad, reference.norm.weight.grad)
+    assert module.calls
+    calls = len(module.calls)
+    reference(x)
+    y = model(x).sum()
+    model.eval()
+    reference.eval()
+    y.backward()  # the mode of the forward counts, not the mode now
+    assert not model.norm.training
+    with pytest.warns(UserWarning, match="is not in training mode"):
+        torch.testing.assert_close(model(x), reference(x))
+    assert len(module.calls) == calls + 1
+
+
+def test_description_module(tmp_path: Path, compiled: Compiled) -> None:
+    from fusegen import ir
+    from fusegen.compiler import compile_file
+
+    path = tmp_path / "graph.json"
+    path.write_text(ir.to_json(compiled.program.before))
+    described = compile_file(path)
+    module = simulated(described)
+    torch.manual_seed(0)
+    model = module.ModelNew()
+    assert set(model.state_dict()) == {"linear.weight", "linear.bias", "bias"}
+    x = torch.randn(3, WIDTH)
+    torch.testing.assert_close(model(x), model._fusegen_reference(x))
+    assert module.calls

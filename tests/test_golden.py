@@ -1,0 +1,65 @@
+"""Golden files: every spec's output, byte for byte, and what nvcc makes of it.
+
+``pytest tests/test_golden.py --update-golden`` rewrites what differs and fails, so that no run that
+wrote a golden file passes: review the difference, then run again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fusegen.compiler import compile_file
+from fusegen.emit import write_atomic
+from tests.variants import ROOT, SPECS
+
+ARCHITECTURES = ("80", "90a")
+NVCC = shutil.which("nvcc")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_golden(spec: str, update_golden: bool) -> None:
+    golden = ROOT / "generated" / f"{spec}.py"
+    text = compile_file(ROOT / "specs" / f"{spec}.py").source
+    known = golden.read_text() if golden.exists() else ""
+    if text == known:
+        return
+    difference = "\n".join(difflib.unified_diff(known.splitlines(), text.splitlines(), "golden", "now", lineterm=""))
+    if update_golden:
+        write_atomic(golden, text)
+    pytest.fail(f"{'rewrote' if update_golden else 'differs from'} {golden.name}:\n{difference[:5000]}")
+
+
+def test_no_golden_without_a_spec() -> None:
+    assert sorted(path.stem for path in (ROOT / "generated").glob("*.py")) == SPECS
+
+
+def cuda_source(spec: str) -> str:
+    """The CUDA text of a golden file."""
+    found = re.search(
+        r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', (ROOT / "generated" / f"{spec}.py").read_text(), re.S | re.M
+    )
+    assert found, f"{spec} has no kernel"
+    return found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_compiles_without_spills(spec: str, architecture: str, tmp_path: Path) -> None:
+    source = tmp_path / "kernels.cu"
+    source.write_text(cuda_source(spec))
+    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    command = [str(NVCC), "-std=c++17", "-O3", target, "-Xptxas", "-v", "-c", str(source), "-o", str(tmp_path / "k.o")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "warning" not in run.stderr, run.stderr
+    kernels = re.findall(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores", run.stderr, re.S)
+    assert kernels
+    assert [k for k in kernels if k[1] != "0"] == []

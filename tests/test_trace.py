@@ -1,0 +1,187 @@
+"""Tracing: every spelling is one op, sizes stay symbolic, nothing large is allocated, errors name the line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import interpret
+from fusegen.errors import FusegenError, ModelFileError, TraceError
+from fusegen.ir import EagerOp, Graph, ReduceOp
+from fusegen.trace import TracedModel, instantiate, load_model_file, trace
+from tests.variants import ROOT
+
+HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
+
+
+def write(tmp_path: Path, body: str, init: str = "pass", inputs: str = "torch.rand(4, 3, 6, 5)") -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(
+        HEADER
+        + "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        + textwrap.indent(textwrap.dedent(init), "        ")
+        + "\n    def forward(self, x):\n"
+        + textwrap.indent(textwrap.dedent(body), "        ")
+        + f"\ndef get_inputs():\n    return [{inputs}]\ndef get_init_inputs():\n    return []\n"
+    )
+    return path
+
+
+def traced(path: Path) -> TracedModel:
+    loaded = load_model_file(path)
+    model, inputs = instantiate(loaded)
+    return trace(model, inputs, loaded.path)
+
+
+def kinds(graph: Graph) -> list[str]:
+    return [getattr(n.op, "fn", n.op.kind) for n in graph.nodes if n.op.kind not in ("input", "param", "const")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return x.mean((2, 3), keepdim=True)",
+        "return torch.mean(x, dim=[-1, -2], keepdim=True)",
+        "return F.adaptive_avg_pool2d(x, 1)",
+        "return F.adaptive_avg_pool2d(x, (1, 1))",
+        "return nn.AdaptiveAvgPool2d(1)(x)",
+    ],
+)
+def test_spellings_of_a_mean_are_one_op(body: str, tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, body)).graph
+    assert [n.op for n in graph.nodes[1:]] == [ReduceOp(fn="mean", axes=(2, 3), keepdim=True)]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return 2 - x", ["sub"]),
+        ("return x.clamp(0.1, 2)", ["maximum", "minimum"]),
+        ("return F.leaky_relu(x, 0.2)", ["leaky_relu"]),
+        ("return x ** 2 + x ** 0.5", ["square", "sqrt", "add"]),
+        ("return torch.logsumexp(x, 1)", ["logsumexp"]),
+        ("return torch.max(x, dim=1)[0]", ["max"]),
+        ("return x.max(1).values.unsqueeze(0)", ["max", "reshape"]),
+        ("return F.gelu(x, approximate='tanh')", ["gelu_tanh"]),
+        ("y = x + 1\ny += x\nreturn F.relu(y, inplace=True)", ["add", "add", "relu"]),
+        ("return x.flatten(1).softmax(-1)", ["reshape", "softmax"]),
+        ("return x.permute(0, 2, 3, 1).contiguous()", ["permute"]),
+        ("return F.dropout(x, 0.3, training=False)", []),
+    ],
+)
+def test_ops(body: str, expected: list[str], tmp_path: Path) -> None:
+    path = write(tmp_path, body)
+    graph = traced(path).graph
+    assert kinds(graph) == expected
+    x = torch.rand(3, 3, 7, 4)
+    reference = load_model_file(path).model_class()(x)
+    torch.testing.assert_close(interpret.run(graph, [x], {})[0], reference)
+
+
+def test_unknown_ops_become_eager_nodes_that_run(tmp_path: Path) -> None:
+    path = write(tmp_path, "v, i = x.max(1)\nreturn torch.cumsum(v, 1) * 2, i, x.view(x.size(0), -1).flip(1)")
+    graph = traced(path).graph
+    assert sum(isinstance(n.op, EagerOp) for n in graph.nodes) == 3
+    x = torch.rand(2, 3, 5, 4)
+    for found, expected in zip(interpret.run(graph, [x], {}), load_model_file(path).model_class()(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_sizes_are_symbols_and_parameters_keep_their_paths(tmp_path: Path) -> None:
+    init = "self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU())"
+    graph = traced(write(tmp_path, "return self.body(x)", init)).graph
+    assert graph.inputs[0].type.shape == ("x0_0", 3, "x0_2", "x0_3")
+    assert graph.node(graph.outputs[0]).type.shape == ("x0_0", 8, "((x0_2 - 3) // 2) + 1", "((x0_3 - 3) // 2) + 1")
+    assert sorted(n.op.path for n in graph.params if n.op.kind == "param") == ["body.0.bias", "body.0.weight"]
+
+
+def test_a_branch_on_a_size_becomes_a_constraint(tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, "return x * 2 if x.shape[2] > 4 else x.relu()")).graph
+    assert kinds(graph) == ["mul"]
+    assert any("x0_2" in c and "4" in c for c in graph.constraints), graph.constraints
+
+
+def test_a_branch_on_batch_one_becomes_a_constraint(tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, "return x * 2 if x.shape[0] > 1 else x.relu()")).graph
+    assert "x0_0 > 1" in graph.constraints
+    plain = traced(write(tmp_path, "return x * 2")).graph
+    assert plain.constraints == ()
+
+
+def test_in_place_buffer_writes_are_updates(tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, "return self.bn(x)", "self.bn = nn.BatchNorm2d(3)")).graph
+    assert sorted(path for path, _ in graph.updates) == ["bn.num_batches_tracked", "bn.running_mean", "bn.running_var"]
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "line"),
+    [
+        ("class Model(:\n", ModelFileError, "1"),
+        ("import torch\n", ModelFileError, None),
+        ("import no_such_module\n", ModelFileError, "1"),
+        (HEADER + "class Model(nn.Module):\n    pass\n", ModelFileError, None),
+        (
+            HEADER
+            + "class Model(nn.Module):\n    def __init__(self):\n        raise KeyError('x')\n"
+            + "def get_inputs():\n    return [torch.rand(2)]\n",
+            ModelFileError,
+            "6",
+        ),
+        (HEADER + "class Model(nn.Module):\n    pass\ndef get_inputs():\n    return [1 / 0]\n", ModelFileError, "7"),
+        (
+            HEADER
+            + "class Model(nn.Module):\n    def forward(self, x):\n        if x.sum() > 0:\n            return x\n"
+            + "        return -x\ndef get_inputs():\n    return [torch.rand(2)]\n",
+            TraceError,
+            "6",
+        ),
+        (
+            HEADER
+            + "class Model(nn.Module):\n    def forward(self, x):\n        return x @ torch.rand(3, 4)[:, :7, 1]\n"
+            + "def get_inputs():\n    return [torch.rand(2)]\n",
+            TraceError,
+            "6",
+        ),
+        (
+            HEADER
+            + "class Model(nn.Module):\n    def forward(self, x, n):\n        return x * n\n"
+            + "def get_inputs():\n    return [torch.rand(2), 3]\n",
+            TraceError,
+            None,
+        ),
+        (
+            HEADER
+            + "class Model(nn.Module):\n    def forward(self, x):\n        x.add_(1)\n        return x\n"
+            + "def get_inputs():\n    return [torch.rand(2)]\n",
+            TraceError,
+            None,
+        ),
+    ],
+)
+def test_errors_name_the_line(source: str, error: type[FusegenError], line: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(source)
+    with pytest.raises(error) as raised:
+        traced(path)
+    assert raised.value.source == (f"bad.py:{line}" if line else None)
+
+
+@pytest.mark.slow
+def test_compiling_a_large_model_stays_small_and_quick() -> None:
+    """Spec A has a 1 GB input: compiling it must not allocate one, nor take long."""
+    script = (
+        "import resource, time, torch\nfrom pathlib import Path\nstart = time.perf_counter()\nimport fusegen\n"
+        "fusegen.compile_file(Path('specs/conv_transpose_mean_logsumexp.py'))\n"
+        "print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    seconds, gigabytes = map(float, run.stdout.split())
+    assert gigabytes < 1.0
+    assert seconds < 10.0, "5 s on an idle machine; twice that allows for tests beside this one"
