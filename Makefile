@@ -38,7 +38,7 @@ unit: $(READY)
 
 # Rewrites generated/ where specs compile to something else, and fails: review, then run `make test`.
 golden: $(READY)
-	$(BIN)/pytest -n $(JOBS) tests/test_golden.py -k test_golden --update-golden
+	$(BIN)/pytest -n $(JOBS) tests/test_golden.py::test_golden --update-golden
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

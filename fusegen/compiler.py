@@ -69,6 +69,7 @@ def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) ->
 def _finish(
     traced: TracedModel | Graph,
     source_text: str | None,
+    title: str,
     target: str,
     evaluation: bool,
     progress: Progress,
@@ -81,7 +82,7 @@ def _finish(
     progress("prove")
     proven = proof.prove(program.before, program.after)
     progress("emit")
-    text = emit_module(program, traced, source_text)
+    text = emit_module(program, traced, source_text, title)
     notes = traced.notes if isinstance(traced, TracedModel) else ()
     return Compiled(program, text, stages, proven, notes, time.perf_counter() - started)
 
@@ -101,13 +102,13 @@ def compile_file(
             text = model.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelFileError(f"cannot read {model}: {error}") from error
-        return _finish(ir.from_json(text, model.name), None, target, evaluation, progress, started)
+        return _finish(ir.from_json(text, model.name), None, model.name, target, evaluation, progress, started)
     progress("trace")
     loaded = load_model_file(model)
     module, inputs = instantiate(loaded)
     module.train(not evaluation)
     traced = trace(module, inputs, loaded.path)
-    return _finish(traced, loaded.source, target, evaluation, progress, started)
+    return _finish(traced, loaded.source, model.name, target, evaluation, progress, started)
 
 
 def compile_model(model: nn.Module, example_inputs: tuple[object, ...], *, target: str = DEFAULT_TARGET) -> Compiled:
@@ -127,4 +128,4 @@ def compile_model(model: nn.Module, example_inputs: tuple[object, ...], *, targe
             f"the source of {cls.__name__} is not in a file", hint="define the class in a .py file"
         ) from error
     traced = trace(model, example_inputs, path)
-    return _finish(traced, source, target, not model.training, _silent, started)
+    return _finish(traced, source, path.name, target, not model.training, _silent, started)

@@ -169,6 +169,12 @@ def _size_list(shape: Dims) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
+def _torch_const(op: ConstOp, args: Sequence[str]) -> str:
+    if isinstance(op.value, str):
+        return f"({op.value})"
+    return repr(op.value) if math.isfinite(op.value) else f'float("{op.value}")'
+
+
 _REDUCE_TORCH = {"max": "amax", "min": "amin"}
 
 
@@ -206,7 +212,7 @@ ROWS: dict[str, OpRow] = {
     "param": OpRow(_declared, lambda op, args: f"params[{op.path!r}]"),
     "const": OpRow(
         lambda op, types, declared: declared.replace(shape=()),
-        lambda op, args: f"({op.value})" if isinstance(op.value, str) else repr(op.value),
+        _torch_const,
     ),
     "pointwise": OpRow(
         _infer_pointwise,

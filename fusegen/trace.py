@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import inspect
 import io
 import logging
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,14 +42,15 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class TracedModel:
-    """The graph, and the plain attributes of each submodule that the graph has baked in."""
+    """The graph, and the module whose structure it has baked in.
+
+    ``mode_dependent``: the graph holds for the module's training flags only.
+    """
 
     graph: Graph
-    attributes: dict[str, dict[str, object]]
-    classes: dict[str, type[nn.Module]]
+    model: nn.Module
     mode_dependent: bool
-    signature: inspect.Signature
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def _location(error: BaseException, path: Path) -> str | None:
@@ -125,27 +125,6 @@ def instantiate(loaded: LoadedModel) -> tuple[nn.Module, tuple[Any, ...]]:
         model = _call("Model's constructor", loaded.path, build)
     inputs = tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
     return model, inputs
-
-
-def _plain(value: object) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-_MODULE_STATE = frozenset(nn.Module().__dict__) - {"training"}
-
-
-def plain_attributes(model: nn.Module) -> dict[str, dict[str, object]]:
-    """Submodule path -> its attributes that are plain values, without ``training`` and module state."""
-    return {
-        path: {
-            name: value
-            for name, value in vars(module).items()
-            if name not in _MODULE_STATE and name != "training" and _plain(value)
-        }
-        for path, module in model.named_modules()
-    }
 
 
 @contextlib.contextmanager
@@ -230,10 +209,8 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     ) or _reads_training(model)
     return TracedModel(
         graph=graph,
-        attributes=plain_attributes(model),
-        classes={name: type(module) for name, module in model.named_modules()},
+        model=model,
         mode_dependent=mode_dependent,
-        signature=inspect.signature(type(model).forward),
         notes=notes,
     )
 

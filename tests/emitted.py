@@ -6,17 +6,21 @@ of a generated module but its kernels can be exercised where there is no GPU.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import sys
+import tempfile
 import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from fusegen import interpret
 from fusegen.carry import carry_model
@@ -59,6 +63,22 @@ def compiled_from(source: str, folder: Path, mode_dependent: bool = False) -> Co
     carried = carry_model(path.read_text(), where=path.name)
     text = render(compiled.program, carried, snapshot_modules(instance), mode_dependent=mode_dependent)
     return replace(compiled, source=text)
+
+
+@functools.cache
+def bias_relu() -> Compiled:
+    """``BIAS_RELU``, compiled once."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compiled_from(BIAS_RELU, Path(folder))
+
+
+def pair(compiled: Compiled, source: str = BIAS_RELU, *arguments: Any) -> tuple[nn.Module, nn.Module, Any]:
+    """(reference, generated, generated module) with equal parameters, the GPU simulated."""
+    module = simulated(compiled)
+    torch.manual_seed(0)
+    reference = reference_from(source).Model(*arguments)
+    torch.manual_seed(0)
+    return reference, module.ModelNew(*arguments), module
 
 
 def cuda_include() -> Path | None:
@@ -107,5 +127,34 @@ def simulated(compiled: Compiled, name: str = "generated") -> types.ModuleType:
 
     module.__dict__["_fusegen_ops"] = tuple(map(counted, operators(compiled.program)))
     module.__dict__["_fusegen_devices"] = frozenset({-1})
+    module.__dict__["_fusegen_problem"] = ""  # loaded: nothing to build
     module.__dict__["calls"] = calls
     return module
+
+
+_HOST_CUDA = """
+#include <cmath>
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define __restrict__
+typedef void* cudaStream_t;
+enum { cudaSuccess, cudaDevAttrMultiProcessorCount };
+struct Coordinates { unsigned int x; };
+static Coordinates blockIdx, gridDim, threadIdx;
+inline int cudaGetDevice(int*) { return 0; }
+inline int cudaDeviceGetAttribute(int* count, int, int) { *count = 1; return 0; }
+inline int cudaGetLastError() { return 0; }
+"""
+
+
+def on_the_host(cuda: str) -> str:
+    """A program of pointwise kernels as C++ that runs one thread after the other on one multiprocessor."""
+    threads = (
+        "for (unsigned int b = 0; b < blocks; ++b) for (unsigned int t = 0; t < THREADS; ++t) "
+        "blockIdx.x = b, threadIdx.x = t, gridDim.x = blocks, "
+    )
+    cuda = re.sub(r"(run<\w+, COUNT>)<<<blocks, THREADS, 0, stream>>>\(", threads.replace("\\", "") + r"\1(", cuda)
+    cuda = re.sub(r'float r;\s*asm\("max\.NaN.*?return r;', "return a != a || a > b ? a : b;", cuda, flags=re.DOTALL)
+    return cuda.replace("#include <cuda_runtime.h>", _HOST_CUDA)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -354,10 +353,6 @@ def test_escape_words_keeps_values() -> None:
     assert reword("one pass; try it") == "one sweep; attempt it"
 
 
-def names(source: str) -> Iterator[str]:
-    return iter(sorted(global_uses(ast.parse(source).body[0])))
-
-
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -371,7 +366,7 @@ def names(source: str) -> Iterator[str]:
     ],
 )
 def test_scopes(source: str, expected: list[str]) -> None:
-    assert list(names(source)) == expected
+    assert sorted(global_uses(ast.parse(source).body[0])) == expected
 
 
 def _description() -> Graph:
@@ -401,6 +396,5 @@ def test_description_declares_its_parameters() -> None:
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     assert shapes == {"0.layer.weight": (3, 4), "bias": (4,), "norm.mean": (4,), "norm.count": ()}
     torch.manual_seed(3)
-    expected = torch.randn(3, 4) / 2.0
-    assert torch.equal(model.state_dict()["0.layer.weight"], expected)
+    assert torch.equal(model.state_dict()["0.layer.weight"], torch.randn(3, 4) / 2.0)
     assert torch.equal(model._fusegen_reference(X), X + model.bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -19,14 +20,14 @@ from fusegen.emit.kernels import kernel_plans, render_sources
 from fusegen.emit.render import environment
 from fusegen.errors import EmitError, OutputPathError
 from fusegen.plan.types import KernelStep
-from tests.emitted import BIAS_RELU, compiled_from, cuda_include, reference_from
+from tests.emitted import BIAS_RELU, bias_relu, compiled_from, cuda_include, on_the_host, operators, reference_from
 
 WIDTH = 6
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return compiled_from(BIAS_RELU, tmp_path_factory.mktemp("model"))
+def compiled() -> Compiled:
+    return bias_relu()
 
 
 # --- the text ---------------------------------------------------------------------------------------
@@ -117,6 +118,31 @@ def test_glue_compiles(compiled: Compiled, scratch: bool, tmp_path: Path) -> Non
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_pointwise_kernel_on_the_host(compiled: Compiled, tmp_path: Path) -> None:
+    """Vector and scalar paths, tails, misaligned operands and special values, thread by thread."""
+    sources = render_sources(compiled.program, environment())
+    assert sources is not None
+    path = tmp_path / "kernels.cpp"
+    path.write_text(on_the_host(sources.cuda))
+    library = tmp_path / "kernels.so"
+    subprocess.run(["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-o", str(library), str(path)], check=True)
+    kernel = ctypes.CDLL(str(library)).k0_pointwise
+    op = operators(compiled.program)[0]
+    for rows, offset in [(0, 0), (1, 0), (1, 1), (3, 0), (3, 1), (2001, 0)]:
+        x, y = (torch.randn(rows * WIDTH + offset)[offset:].view(rows, WIDTH) for _ in range(2))
+        bias, result = torch.randn(WIDTH), torch.full((rows, WIDTH), 7.0)
+        if rows > 1:
+            x[1, :3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+        plan = kernel_plans(compiled.program)[0]
+        given = {"x0": x, "x1": y, "p0": bias}
+        operands = [given[a.name] for a in plan.args]
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (*operands, result)]
+        assert kernel(*pointers, ctypes.c_int64(rows), None) == 0
+        torch.testing.assert_close(result, op(*operands), equal_nan=True)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
-"""Generated modules at run time: when they fall back, what they compute, their gradients and copies."""
+"""Generated modules at run time: when they fall back, what they compute, copies."""
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import pickle
 import re
 import warnings
@@ -14,15 +16,17 @@ import pytest
 import torch
 from torch import nn
 
+from fusegen.carry import RESERVED
+from fusegen.carry.scopes import bound_names
 from fusegen.compiler import Compiled
-from tests.emitted import BIAS_RELU, compiled_from, module_from, reference_from, simulated
+from tests.emitted import BIAS_RELU, bias_relu, compiled_from, module_from, pair, reference_from, simulated
 
 WIDTH = 6
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return compiled_from(BIAS_RELU, tmp_path_factory.mktemp("model"))
+def compiled() -> Compiled:
+    return bias_relu()
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +39,6 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def pair(compiled: Compiled, *arguments: Any) -> tuple[nn.Module, nn.Module, Any]:
-    """(reference, generated, generated module) with equal parameters, the GPU simulated."""
-    module = simulated(compiled)
-    torch.manual_seed(0)
-    reference = reference_from(BIAS_RELU).Model(*arguments)
-    torch.manual_seed(0)
-    return reference, module.ModelNew(*arguments), module
 
 
 # --- off the fast path --------------------------------------------------------------------------------
@@ -120,7 +115,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("reason", CHANGES)
 def test_a_changed_module_takes_the_reference(compiled: Compiled, reason: str) -> None:
-    reference, model, module = pair(compiled, WIDTH)
+    reference, model, module = pair(compiled, BIAS_RELU, WIDTH)
     for target in (reference, model):
         torch.manual_seed(1)
         CHANGES[reason](target)
@@ -144,12 +139,12 @@ def test_a_changed_module_takes_the_reference(compiled: Compiled, reason: str) -
     ],
 )
 def test_other_inputs_are_not_covered(compiled: Compiled, x: torch.Tensor, reason: str) -> None:
-    _, model, module = pair(compiled, WIDTH)
+    _, model, module = pair(compiled, BIAS_RELU, WIDTH)
     assert re.search(reason, module._fusegen_operands(model, x, None))
 
 
 def test_modes_that_the_kernels_do_not_cover(compiled: Compiled, quiet: None) -> None:
-    reference, model, module = pair(compiled, WIDTH)
+    reference, model, module = pair(compiled, BIAS_RELU, WIDTH)
     x = torch.randn(3, WIDTH)
     found: list[str] = []
 
@@ -171,7 +166,7 @@ def test_modes_that_the_kernels_do_not_cover(compiled: Compiled, quiet: None) ->
 
 
 def test_empty_input_is_silent(compiled: Compiled) -> None:
-    _, model, _ = pair(compiled, WIDTH)
+    _, model, _ = pair(compiled, BIAS_RELU, WIDTH)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model(torch.empty(0, WIDTH)).shape == (0, WIDTH)
@@ -207,7 +202,7 @@ def test_old_devices_are_refused(compiled: Compiled, monkeypatch: pytest.MonkeyP
 
 
 def test_fast_path_results(compiled: Compiled) -> None:
-    reference, model, module = pair(compiled, WIDTH)
+    reference, model, module = pair(compiled, BIAS_RELU, WIDTH)
     base = torch.randn(WIDTH, 5)
     for x in (torch.randn(3, WIDTH), base.t(), torch.randn(1, WIDTH).expand(4, WIDTH)):
         torch.testing.assert_close(model(x), reference(x))
@@ -220,65 +215,8 @@ def test_fast_path_results(compiled: Compiled) -> None:
     assert len(module.calls) == 6
 
 
-def test_first_and_second_derivatives(compiled: Compiled) -> None:
-    reference, model, _ = pair(compiled, WIDTH)
-    x = torch.randn(3, WIDTH, requires_grad=True)
-    penalties = []
-    for m in (reference, model):
-        y = m(x * 2)
-        leaves = [x, *m.parameters()]
-        first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
-        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
-        penalties.append((*first, *second))
-    for expected, actual in zip(*penalties, strict=True):
-        torch.testing.assert_close(actual, expected)
-
-
-def test_gradients_where_operands_depend_on_each_other(compiled: Compiled) -> None:
-    """The module applied to its own output, and to its own parameter: no path counts twice."""
-    reference, model, _ = pair(compiled, WIDTH)
-    results = []
-    for m in (reference, model):
-        y = m(m(m.linear.weight) + m.bias)
-        first = torch.autograd.grad(y.sum(), list(m.parameters()), create_graph=True)
-        second = torch.autograd.grad(sum(g.square().sum() for g in first), list(m.parameters()))
-        m.zero_grad()
-        m(m(m.linear.weight)).sum().backward()
-        results.append([*first, *second, *(p.grad for p in m.parameters())])
-    for expected, actual in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected)
-
-
-def test_partial_gradients(compiled: Compiled) -> None:
-    reference, model, _ = pair(compiled, WIDTH)
-    x = torch.randn(3, WIDTH)
-    for m in (reference, model):
-        m.linear.weight.requires_grad_(False)
-        m(x).sum().backward()
-    assert model.linear.weight.grad is None
-    torch.testing.assert_close(model.bias.grad, reference.bias.grad)
-
-
-def test_tied_parameters(compiled: Compiled) -> None:
-    reference, model, _ = pair(compiled, WIDTH)
-    x = torch.randn(3, WIDTH)
-    for m in (reference, model):
-        m.linear.bias = m.bias
-        m(x).sum().backward()
-    torch.testing.assert_close(model.bias.grad, reference.bias.grad)
-
-
-def test_edits_between_forward_and_backward_are_caught(compiled: Compiled) -> None:
-    _, model, _ = pair(compiled, WIDTH)
-    y = model(torch.randn(3, WIDTH)).sum()
-    with torch.no_grad():
-        model.linear.weight.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.backward()
-
-
 def test_edited_parameters_are_read_again(compiled: Compiled) -> None:
-    reference, model, module = pair(compiled, WIDTH)
+    reference, model, module = pair(compiled, BIAS_RELU, WIDTH)
     x = torch.randn(3, WIDTH)
     model(x)
     for m in (reference, model):
@@ -289,17 +227,8 @@ def test_edited_parameters_are_read_again(compiled: Compiled) -> None:
     assert len(module.calls) == 2
 
 
-def test_backward_with_a_graph_kept(compiled: Compiled) -> None:
-    _, model, _ = pair(compiled, WIDTH)
-    y = model(torch.randn(3, WIDTH)).sum()
-    y.backward(retain_graph=True)
-    once = model.bias.grad.clone()
-    y.backward()
-    torch.testing.assert_close(model.bias.grad, 2 * once)
-
-
 def test_copies_and_pickles(compiled: Compiled) -> None:
-    _, model, module = pair(compiled, WIDTH)
+    _, model, module = pair(compiled, BIAS_RELU, WIDTH)
     x = torch.randn(3, WIDTH)
     before = set(vars(model))
     y = model(x)
@@ -311,7 +240,7 @@ def test_copies_and_pickles(compiled: Compiled) -> None:
 
 @pytest.mark.slow
 def test_torch_compile_traces_the_operators(compiled: Compiled) -> None:
-    reference, model, module = pair(compiled, WIDTH)
+    reference, model, module = pair(compiled, BIAS_RELU, WIDTH)
     library = torch.library.Library("fusegen_test_compile", "FRAGMENT")
     ops = []
     for (name, fake), op in zip(module._fusegen_fakes.items(), module._fusegen_ops, strict=True):
@@ -332,54 +261,94 @@ def test_torch_compile_traces_the_operators(compiled: Compiled) -> None:
     torch.testing.assert_close(model.bias.grad, reference.bias.grad)
 
 
-# --- updates, modes, randomness --------------------------------------------------------------------------
+# --- other programs --------------------------------------------------------------------------------------
 
-NORM = """
+TWO = """
 import torch
-import torch.nn as nn
+from torch import nn
+
+GAIN = [2.0]
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm = nn.BatchNorm1d(6)
-        self.drop = nn.Dropout(0.5)
+        self.w = nn.Parameter(torch.randn(6))
 
+    def forward(self, x, /, y, scale=1.5, *, gain=GAIN, mode="a"):
+        z = torch.tanh(x * self.w + y)
+        return z * scale * gain[0], torch.argmax(z, dim=1)
+
+def get_inputs():
+    return [torch.rand(4, 6), torch.rand(4, 6)]
+"""
+
+
+def test_several_inputs_and_results(tmp_path: Path) -> None:
+    module = simulated(compiled_from(TWO, tmp_path))
+    original = reference_from(TWO)
+    torch.manual_seed(0)
+    reference = original.Model()
+    torch.manual_seed(0)
+    model = module.ModelNew()
+    x, y = torch.randn(3, 6), torch.randn(3, 6)
+    results = []
+    for m in (reference, model):
+        a, index = m(x, y=y)
+        a.sum().backward()
+        results.append((a, index, m.w.grad))
+    assert module.calls
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+    calls = len(module.calls)
+    others: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((x, y, 2.0), {}, "argument scale differs"),
+        ((x, y), {"gain": [2.0]}, "argument gain differs"),
+        ((x, y), {"mode": "b"}, "argument mode differs"),
+        ((x, y[:1]), {}, "input y has sizes that do not fit together"),
+    ]
+    for arguments, options, reason in others:
+        with pytest.warns(UserWarning, match=reason):
+            actual = model(*arguments, **options)
+        torch.testing.assert_close(actual, reference(*arguments, **options))
+    assert len(module.calls) == calls
+    old, new = (inspect.signature(c.forward).parameters for c in (original.Model, module.ModelNew))
+    assert [(p.name, p.kind, p.default) for p in old.values()] == [(p.name, p.kind, p.default) for p in new.values()]
+
+
+LIBRARY_ONLY = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    @torch.no_grad()
     def forward(self, x):
-        return torch.relu(self.norm(x)) * torch.sigmoid(x) + 1
+        return self.linear(x)
 
 def get_inputs():
     return [torch.rand(4, 6)]
 """
 
 
-def test_buffer_updates_happen_once(tmp_path: Path) -> None:
-    compiled = compiled_from(NORM, tmp_path, mode_dependent=True)
-    assert compiled.program.after.updates
+def test_program_without_kernels(tmp_path: Path) -> None:
+    compiled = compiled_from(LIBRARY_ONLY, tmp_path)
+    assert "CUDA_SOURCE" not in compiled.source
     module = simulated(compiled)
-    torch.manual_seed(0)
-    reference = reference_from(NORM).Model()
     model = module.ModelNew()
-    for step in range(2):
-        x = torch.randn(4, 6) + step
-        for m in (reference, model):
-            m.zero_grad()
-            loss = m(x).sum()
-            loss.backward(retain_graph=True)
-            loss.backward()
-        for name, value in reference.state_dict().items():
-            torch.testing.assert_close(model.state_dict()[name], value)
-        torch.testing.assert_close(model.norm.weight.grad, reference.norm.weight.grad)
-    assert module.calls
-    calls = len(module.calls)
-    reference(x)
-    y = model(x).sum()
-    model.eval()
-    reference.eval()
-    y.backward()  # the mode of the forward counts, not the mode now
-    assert not model.norm.training
-    with pytest.warns(UserWarning, match="is not in training mode"):
-        torch.testing.assert_close(model(x), reference(x))
-    assert len(module.calls) == calls + 1
+    x = torch.randn(3, 6)
+    y = model(x)
+    assert not y.requires_grad
+    assert torch.equal(y, model._fusegen_reference(x).detach())
+
+
+def test_every_name_of_the_module_is_reserved(compiled: Compiled) -> None:
+    """Carried names step aside for the module's own, so those must all be known."""
+    names, _ = bound_names(ast.parse(compiled.source).body)
+    own = {name.removeprefix("_fusegen_") for name in names if name != "ModelNew"}
+    assert {name for name in own if not name.startswith("fake_")} - RESERVED == {"nn", "width"}
 
 
 def test_description_module(tmp_path: Path, compiled: Compiled) -> None:

@@ -82,9 +82,7 @@ def test_malformed_graphs_are_refused(text: str) -> None:
 
 
 def test_conv_channels_are_checked() -> None:
-    conv = ConvOp(
-        transposed=False, stride=(1,), padding=(0,), dilation=(1,), output_padding=(0,), groups=2
-    )
+    conv = ConvOp(transposed=False, stride=(1,), padding=(0,), dilation=(1,), output_padding=(0,), groups=2)
     nodes = (leaf("x", 1, 6, 8), leaf("w", 4, 2, 3, position=1))
     declared = TensorType(dtype=F32, shape=(1, 4, 6))
     node = Node(name="y", op=conv, inputs=("x", "w"), type=declared)

@@ -23,7 +23,19 @@ RESERVED = frozenset(
         *("contextlib", "hashlib", "os", "pathlib", "queue", "shutil", "sys", "tempfile", "warnings", "torch"),
         *("CUDA_SOURCE", "GLUE_SOURCE", "NAMESPACE", "FLAGS", "TENSORS", "DEFAULTS"),
         *("forward_ad", "global_hooks", "ops", "devices", "problem", "noted", "lock", "fakes"),
-        *("apply", "build", "register", "load", "fused", "operands", "report", "backward", "forward", "reference", "found"),
+        *(
+            "apply",
+            "build",
+            "register",
+            "load",
+            "fused",
+            "operands",
+            "report",
+            "backward",
+            "forward",
+            "reference",
+            "found",
+        ),
         *("Attempt", "Recompute", "Mode", "Function"),
     }
 )

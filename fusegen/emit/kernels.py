@@ -87,15 +87,9 @@ def binding_arguments(plan: KernelPlan) -> str:
     return ", ".join(b.name for b in plan.bindings)
 
 
-def forwarded(plan: KernelPlan, index: str | None = None) -> str:
-    """The launcher's own parameters handed on: pointers, then sizes (converted to ``index``), then the stream.
-
-    With ``index`` the stream is left out: these are a kernel's arguments.
-    """
-    pointers = [a.name for a in plan.args] + [o.name for o in plan.outputs]
-    if index is not None:
-        return ", ".join(pointers + [f"{index}({b.name})" for b in plan.bindings])
-    return ", ".join(pointers + [b.name for b in plan.bindings] + ["stream"])
+def forwarded(plan: KernelPlan) -> str:
+    """The launcher's own parameters, handed on."""
+    return ", ".join(p.rpartition(" ")[2] for p in parameters(plan))
 
 
 def widest_bytes(plan: KernelPlan) -> int:
@@ -114,8 +108,8 @@ def arguments(plan: KernelPlan) -> list[str]:
     """What the glue hands to the launcher, given tensors of the operands' names."""
     found = [f"data<const {glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
     found += [f"data<{glue_type(o.dtype)}>({o.name})" for o in plan.outputs]
-    found += ["data<void>(workspace)"] if plan.workspace else []
-    found += ["data<unsigned int>(counters)"] if plan.counters else []
+    found += ["memory.workspace()"] if plan.workspace else []
+    found += ["memory.counters()"] if plan.counters else []
     found += [b.name for b in plan.bindings]
     return [*found, "stream"]
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fusegen.carry import CarriedModel, attribute_path, carry_graph, carry_model
 from fusegen.emit.render import render
-from fusegen.emit.structure import ModuleSnapshot, known_modules, snapshot_modules
+from fusegen.emit.structure import snapshot_modules
 from fusegen.errors import EmitError
 from fusegen.interpret import python_lines
 from fusegen.ir import Graph, TapSumOp, WindowSumOp
@@ -42,13 +42,12 @@ def instance_of(carried: CarriedModel) -> nn.Module:
 def emit_module(program: Program, traced: TracedModel | Graph, source_text: str | None, title: str = "Model") -> str:
     """The generated module of a traced model file, or (without source) of an operator-graph description.
 
+    ``title`` names the file, in the module's comment and in errors.
     Raises ``EmitError`` when the model's source cannot be carried.
     """
     if isinstance(traced, Graph) or source_text is None:
         carried = carry_graph(program.before, reference_source(program.before))
         return render(program, carried, snapshot_modules(instance_of(carried)), title=title)
-    carried = carry_model(source_text, traced.classes[""].__name__)
-    modules: tuple[ModuleSnapshot, ...] = getattr(traced, "modules", ()) or known_modules(
-        traced.classes, traced.attributes
-    )
+    carried = carry_model(source_text, type(traced.model).__name__, title)
+    modules = snapshot_modules(traced.model)
     return render(program, carried, modules, mode_dependent=traced.mode_dependent, title=title)

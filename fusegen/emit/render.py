@@ -18,13 +18,13 @@ from fusegen.carry.clean import escape_words
 from fusegen.emit import kernels
 from fusegen.emit.header import header_lines
 from fusegen.emit.kernels import kernel_plans
-from fusegen.emit.predicate import Operand, covered, parameter_operands
+from fusegen.emit.predicate import Operand, covered, is_literal, parameter_operands
 from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
 from fusegen.ir import ConstOp, EagerOp, Graph
-from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
+from fusegen.plan.types import KernelPlan, KernelStep, Program
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
@@ -79,7 +79,7 @@ def environment() -> jinja2.Environment:
         mentioned=kernels.mentioned,
         row_text=kernels.row_text,
         reword=reword,
-        suffix=lambda value, end: f"{value}{end}",
+        wrapped=lambda value, before, after: f"{before}{value}{after}",
     )
     return env
 
@@ -87,6 +87,10 @@ def environment() -> jinja2.Environment:
 def _local(name: str) -> str:
     """A node's name as a local variable of the compiled forward."""
     return f"v_{name}"
+
+
+_GLOBALS = {"torch": "_fusegen_torch", "inf": "_fusegen_torch.inf", "nan": "_fusegen_torch.nan"}
+"""Names of step texts that are no values of the graph."""
 
 
 class _Locals(ast.NodeTransformer):
@@ -100,13 +104,13 @@ class _Locals(ast.NodeTransformer):
         return node
 
 
-def _expression(step: EagerStep, renames: _Locals, graph: Graph) -> str:
-    """The step's call over the variables of the compiled forward. Raises ``EmitError`` for a name it lacks."""
-    tree = ast.parse(step.expr, mode="eval")
+def _expression(text: str, renames: _Locals, graph: Graph) -> str:
+    """``text`` over the variables of the compiled forward. Raises ``EmitError`` for a name that it lacks."""
+    tree = ast.parse(text, mode="eval")
     known = {*renames.names, *graph.sizes, *dir(builtins)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in known:
-            raise EmitError(f"the step for {step.output!r} uses {node.id!r}, which a generated module lacks")
+            raise EmitError(f"a step uses {node.id!r}, which a generated module lacks: {text}")
     return ast.unparse(renames.visit(tree))
 
 
@@ -116,7 +120,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     nodes = graph.by_name
     by_path = {o.path: _local(o.node.name) for o in operands if o.path}
     variable = {name: by_path.get(getattr(node.op, "path", ""), _local(name)) for name, node in nodes.items()}
-    renames = _Locals({"torch": "_fusegen_torch", **{_local(name): text for name, text in variable.items()}})
+    renames = _Locals({**_GLOBALS, **{_local(name): text for name, text in variable.items()}})
     lines: list[str] = []
     kernel = 0
     for step in program.steps:
@@ -127,10 +131,10 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
             continue
         if step.comment:
             lines.append("# " + " ".join(reword(step.comment).split()))
-        lines.append(f"{variable[step.output]} = {_expression(step, renames, graph)}")
+        lines.append(f"{variable[step.output]} = {_expression(step.expr, renames, graph)}")
     named = {name for step in program.steps for name in step.inputs} | set(graph.results)
     constants = [
-        f"{variable[name]} = {node.op.value if isinstance(node.op.value, str) else repr(node.op.value)}"
+        f"{variable[name]} = {_expression(str(node.op.value), renames, graph)}"
         for name, node in nodes.items()
         if name in named and isinstance(node.op, ConstOp)
     ]
@@ -177,13 +181,20 @@ def _prelude(carried: CarriedModel) -> str:
     return "\n".join(line for line in lines if line != "import torch as _fusegen_torch").strip("\n")
 
 
+def _parameter_text(parameter: ForwardParameter) -> str:
+    """A default that is no plain value is one object, which the checks can recognise."""
+    if parameter.default is None or is_literal(parameter.default):
+        return str(parameter)
+    return f"{parameter.name}=_fusegen_DEFAULTS[{parameter.name!r}]"
+
+
 def _forward_signature(carried: CarriedModel) -> str:
     parts = [carried.self_name]
     kinds = [p.kind for p in carried.forward]
     for index, parameter in enumerate(carried.forward):
         if parameter.kind == "keyword_only" and "keyword_only" not in kinds[:index] and "args" not in kinds:
             parts.append("*")
-        parts.append(str(parameter))
+        parts.append(_parameter_text(parameter))
         if parameter.kind == "positional_only" and "positional_only" not in kinds[index + 1 :]:
             parts.append("/")
     return ", ".join(parts)
@@ -244,14 +255,16 @@ def render(
         updated_positions=tuple(i for i, o in enumerate(operands) if o.path in updated),
         paths=tuple(f"model.{o.path}" for o in params),
         differentiable=[o for o in operands if o.node.type.dtype.value in _FLOATS],
-        whole_outputs=any(graph.node(n).type.dtype.value not in _FLOATS for n in graph.outputs),
+        integer_outputs=any(graph.node(n).type.dtype.value not in _FLOATS for n in graph.outputs),
         many_outputs=graph.tuple_output or len(graph.outputs) > 1,
         mode_dependent=mode_dependent,
         random=random,
         forward_signature=_forward_signature(carried),
         forward_values=", ".join([carried.self_name, *names, *(p.name for p in others)]),
         reference_call=_reference_call(carried),
-        default_parameters=[p for p in others if p.default is not None],
+        default_parameters=[p for p in carried.forward if p.default is not None and not is_literal(p.default)],
+        eval_paths=tuple(m.path for m in modules if not m.training),
+        training_paths=tuple(m.path for m in modules if m.training),
     )
     text = escape_words("\n".join(line.rstrip() for line in text.rstrip().splitlines()) + "\n")
     check_rules(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 
 import torch
@@ -104,21 +104,6 @@ def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
             )
         )
     return tuple(found)
-
-
-def known_modules(
-    classes: Mapping[str, type[nn.Module]], attributes: Mapping[str, Mapping[str, object]]
-) -> tuple[ModuleSnapshot, ...]:
-    """Snapshots from classes and plain attributes alone, where no instance is at hand."""
-    return tuple(
-        ModuleSnapshot(
-            path=path,
-            class_module=kind.__module__,
-            class_name=kind.__qualname__,
-            attributes=tuple(_attribute(name, value) for name, value in attributes.get(path, {}).items()),
-        )
-        for path, kind in classes.items()
-    )
 
 
 def class_expression(module: ModuleSnapshot, carried: CarriedModel) -> str | None:

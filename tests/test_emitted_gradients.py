@@ -1,0 +1,146 @@
+"""Gradients of generated modules, and the buffers that they update."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.compiler import Compiled
+from tests.emitted import BIAS_RELU, bias_relu, compiled_from, pair, reference_from, simulated
+
+WIDTH = 6
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Compiled:
+    return bias_relu()
+
+
+@pytest.fixture(autouse=True)
+def _no_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FUSEGEN_STRICT", raising=False)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_first_and_second_derivatives(compiled: Compiled) -> None:
+    reference, model, _ = pair(compiled, BIAS_RELU, WIDTH)
+    x = torch.randn(3, WIDTH, requires_grad=True)
+    penalties = []
+    for m in (reference, model):
+        y = m(x * 2)
+        leaves = [x, *m.parameters()]
+        first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        penalties.append((*first, *second))
+    for expected, actual in zip(*penalties, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_gradients_where_operands_depend_on_each_other(compiled: Compiled) -> None:
+    """The module applied to its own output, and to its own parameter: no path counts twice."""
+    reference, model, _ = pair(compiled, BIAS_RELU, WIDTH)
+    results = []
+    for m in (reference, model):
+        y = m(m(m.linear.weight) + m.bias)
+        first = torch.autograd.grad(y.sum(), list(m.parameters()), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), list(m.parameters()))
+        m.zero_grad()
+        m(m(m.linear.weight)).sum().backward()
+        results.append([*first, *second, *(p.grad for p in m.parameters())])
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_partial_gradients(compiled: Compiled) -> None:
+    reference, model, _ = pair(compiled, BIAS_RELU, WIDTH)
+    x = torch.randn(3, WIDTH)
+    for m in (reference, model):
+        m.linear.weight.requires_grad_(False)
+        m(x).sum().backward()
+    assert model.linear.weight.grad is None
+    torch.testing.assert_close(model.bias.grad, reference.bias.grad)
+
+
+def test_tied_parameters(compiled: Compiled) -> None:
+    reference, model, _ = pair(compiled, BIAS_RELU, WIDTH)
+    x = torch.randn(3, WIDTH)
+    for m in (reference, model):
+        m.linear.bias = m.bias
+        m(x).sum().backward()
+    torch.testing.assert_close(model.bias.grad, reference.bias.grad)
+
+
+def test_edits_between_forward_and_backward_are_caught(compiled: Compiled) -> None:
+    _, model, _ = pair(compiled, BIAS_RELU, WIDTH)
+    y = model(torch.randn(3, WIDTH)).sum()
+    with torch.no_grad():
+        model.linear.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_backward_with_a_graph_kept(compiled: Compiled) -> None:
+    _, model, _ = pair(compiled, BIAS_RELU, WIDTH)
+    y = model(torch.randn(3, WIDTH)).sum()
+    y.backward(retain_graph=True)
+    once = model.bias.grad.clone()
+    y.backward()
+    torch.testing.assert_close(model.bias.grad, 2 * once)
+
+
+NORM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return torch.relu(self.norm(x)) * torch.sigmoid(x) + 1
+
+def get_inputs():
+    return [torch.rand(4, 6)]
+"""
+
+
+def test_buffer_updates_happen_once(tmp_path: Path) -> None:
+    compiled = compiled_from(NORM, tmp_path, mode_dependent=True)
+    assert compiled.program.after.updates
+    module = simulated(compiled)
+    torch.manual_seed(0)
+    reference = reference_from(NORM).Model()
+    model = module.ModelNew()
+    for step in range(2):
+        x = torch.randn(4, 6) + step
+        for m in (reference, model):
+            m.zero_grad()
+            loss = m(x).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        for name, value in reference.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], value)
+        torch.testing.assert_close(model.norm.weight.grad, reference.norm.weight.grad)
+    assert module.calls
+    calls = len(module.calls)
+    reference(x)
+    y = model(x).sum()
+    model.eval()
+    reference.eval()
+    y.backward()  # the mode of the forward counts, not the mode now
+    assert not model.norm.training
+    with pytest.warns(UserWarning, match="is not in training mode"):
+        torch.testing.assert_close(model(x), reference(x))
+    assert len(module.calls) == calls + 1
