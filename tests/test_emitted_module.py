@@ -174,7 +174,7 @@ def test_empty_input_is_silent(compiled: Compiled) -> None:
 
 def test_missing_toolchain_is_a_warning(compiled: Compiled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = simulated(compiled)
-    module.__dict__["_fusegen_devices"] = frozenset()
+    module.__dict__.update(_fusegen_devices=frozenset(), _fusegen_problem=None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setenv("PATH", str(tmp_path))
