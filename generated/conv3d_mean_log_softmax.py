@@ -64,6 +64,7 @@ _fusegen_CUDA_SOURCE = r"""
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace {
 
@@ -115,17 +116,18 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
-// As load_vector, for data that is read once.
+// As load_vector, for data that the kernel does not write.
 template <int VEC>
-__device__ __forceinline__ void load_streaming(float* v, const float* p, int stride = 1) {
+__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
     if constexpr (VEC == 4) {
-        const float4 q = __ldcs(reinterpret_cast<const float4*>(p));
+        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
         v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
     } else {
-        v[0] = __ldcs(p);
+        v[0] = __ldg(p);
     }
 }
 
+// As store_vector, for data that is not read again soon.
 template <int VEC>
 __device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
     if constexpr (VEC == 4) {
@@ -151,13 +153,18 @@ namespace k0_row_reduce_kernel {
 constexpr int LENGTH = 32;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
-constexpr int MIN_THREADS = 1024;   // resident threads of a multiprocessor to leave registers for
+// Resident threads of a multiprocessor to leave registers for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MIN_THREADS = 256;
+#else
+constexpr int MIN_THREADS = 512;
+#endif
 constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 4 : 16;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 64 : 16;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 8 : 8;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 16 : 16;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
     static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
@@ -236,7 +243,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         const float* p = args.x + first;
 #pragma unroll
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_streaming<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
     float t0[S::ROWS][S::VALUES];
     float r1[S::ROWS];   // %log_softmax: float32[x0_0, 32] = log_softmax(%mean, axis=1)
@@ -399,16 +406,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9a14a265c6324232, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b7e599309a62f46f, m) {
     m.def("k0_row_reduce(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9a14a265c6324232, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b7e599309a62f46f, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9a14a265c6324232"
+_fusegen_NAMESPACE = "fusegen_b7e599309a62f46f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -62,6 +62,7 @@ _fusegen_CUDA_SOURCE = r"""
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace {
 
@@ -104,17 +105,27 @@ __device__ __forceinline__ void load_vector(float* v, const float* p, int stride
     }
 }
 
-// As load_vector, for data that is read once.
 template <int VEC>
-__device__ __forceinline__ void load_streaming(float* v, const float* p, int stride = 1) {
+__device__ __forceinline__ void store_vector(float* p, const float* v, int stride = 1) {
     if constexpr (VEC == 4) {
-        const float4 q = __ldcs(reinterpret_cast<const float4*>(p));
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
+        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
     } else {
-        v[0] = __ldcs(p);
+        *p = v[0];
     }
 }
 
+// As load_vector, for data that the kernel does not write.
+template <int VEC>
+__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
+    if constexpr (VEC == 4) {
+        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
+        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
+    } else {
+        v[0] = __ldg(p);
+    }
+}
+
+// As store_vector, for data that is not read again soon.
 template <int VEC>
 __device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
     if constexpr (VEC == 4) {
@@ -141,13 +152,18 @@ namespace k0_row_reduce_kernel {
 constexpr int LENGTH = 64;
 constexpr bool STRIDED = true;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
-constexpr int MIN_THREADS = 1024;   // resident threads of a multiprocessor to leave registers for
+// Resident threads of a multiprocessor to leave registers for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MIN_THREADS = 256;
+#else
+constexpr int MIN_THREADS = 512;
+#endif
 constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 8 : 4;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 32 : 64;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 8 : 1;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 32 : 128;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
     static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
@@ -161,8 +177,6 @@ struct Args {
     const float* x;
     const float* p0;
     float* y0;
-    int64_t height;
-    int64_t width;
     int64_t row_count, inner_count;   // row_count = outer * inner
     FastDivide by_inner;              // used while row_count < 2^31
 };
@@ -179,8 +193,6 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
                                       : row / args.inner_count;
     const int64_t first_inner = STRIDED ? row - outer * args.inner_count : 0;
-    const int64_t height = args.height;
-    const int64_t width = args.width;
 
     // The thread's first element, and the bytes from one of its vectors to the next.
     const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * args.inner_count
@@ -197,7 +209,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         const float* p = args.x + first;
 #pragma unroll
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_streaming<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
@@ -233,8 +245,6 @@ extern "C" int k0_row_reduce(const float* p0, const float* x0, float* y0, int64_
     args.x = x0;
     args.p0 = p0;
     args.y0 = y0;
-    args.height = height;
-    args.width = width;
     args.row_count = outer * inner;
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
@@ -336,16 +346,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_12ed89ec23f3029b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_151a696fe4078abb, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_12ed89ec23f3029b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_151a696fe4078abb, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_12ed89ec23f3029b"
+_fusegen_NAMESPACE = "fusegen_151a696fe4078abb"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

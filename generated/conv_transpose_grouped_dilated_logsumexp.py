@@ -65,6 +65,7 @@ _fusegen_CUDA_SOURCE = r"""
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace {
 
@@ -85,36 +86,10 @@ static int multiprocessors() {
     return count;
 }
 
-// Division by a run-time constant: exact for numerators below 2^31.
-struct FastDivide {
-    unsigned int divisor, multiplier, shift;
-    __device__ __forceinline__ unsigned int quotient(unsigned int i) const {
-        return (__umulhi(i, multiplier) + i) >> shift;
-    }
-};
-
-inline FastDivide fast_divide(unsigned int divisor) {
-    unsigned int shift = 0;
-    while ((1ull << shift) < divisor) ++shift;
-    const unsigned long long multiplier = (1ull << 32) * ((1ull << shift) - divisor) / divisor + 1;
-    return {divisor, static_cast<unsigned int>(multiplier), shift};
-}
-
 // Opaque to the compiler, which would otherwise keep every unrolled address in a register.
 template <typename T>
 __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
     asm volatile("add.s64 %0, %0, %1;" : "+l"(p) : "l"(bytes));
-}
-
-// VEC neighbouring floats past the first-level cache.
-template <int VEC>
-__device__ __forceinline__ void load_stream(float (&v)[VEC], const float* p) {
-    if constexpr (VEC == 4) {
-        asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p));
-    } else {
-        v[0] = __ldg(p);
-    }
 }
 
 __device__ __forceinline__ float warp_sum(float v) {
@@ -150,7 +125,7 @@ constexpr bool MEAN = true;   // divide by the number of output positions
 constexpr int AXES = 2;
 constexpr int CHANNELS = 64, OUTPUTS = 128, GROUPS = 4;
 constexpr int MAX_KERNEL = 3;
-constexpr int THREADS = 256, MIN_BLOCKS = 4, UNROLL = 4;
+constexpr int THREADS = 512, MIN_BLOCKS = 2, UNROLL = 4;
 
 // ------------------------------------------------------------------------------------------------
 // compile-time structure
@@ -173,7 +148,10 @@ __host__ __device__ constexpr int window_of_tap(int a, int k) {
 // The elements of a window are start, start + step, ...; transposed taps see every element.
 __host__ __device__ constexpr int step_of(int a) { return TRANSPOSED ? 1 : stride_of(a); }
 
-constexpr int WARP = 32, WARPS = THREADS / WARP;
+constexpr int VEC = 4;   // elements of a load
+constexpr int MAX_ALIGN = 64;     // elements; long planes are read from such boundaries on
+constexpr int WARP = 32;
+constexpr int WARPS = THREADS / WARP;
 constexpr int OUTER_WINDOWS = windows_of(0) * windows_of(1), INNER_WINDOWS = windows_of(2);
 constexpr int RECTANGLES = OUTER_WINDOWS * INNER_WINDOWS;
 constexpr int MAX_WINDOWS = RECTANGLES < 64 ? RECTANGLES : 64;
@@ -184,7 +162,7 @@ constexpr bool OUTER_DENSE = step_of(0) == 1 && step_of(1) == 1;
 constexpr bool FLAT = OUTER_FULL && full_of(2);       // a plane is one run of elements
 constexpr bool COLUMNS = AXES == 1 || FLAT;           // stream along the innermost axis
 constexpr int UNIT_COLUMNS = 1024;                    // grain of the split in that case
-static_assert(RECTANGLES <= 64 && step_of(2) <= THREADS, "out of range");
+static_assert((THREADS & (THREADS - 1)) == 0 && RECTANGLES <= 64 && step_of(2) <= THREADS, "out of range");
 
 __host__ __device__ constexpr int rectangle_of_tap(int tap) {
     const int k2 = tap % kernel_of(2), k1 = tap / kernel_of(2) % kernel_of(1);
@@ -202,6 +180,7 @@ constexpr int FINISH_VEC = GROUP_OUTPUTS % 4 == 0 && OUTPUTS / 4 * 2 <= THREADS 
 constexpr int FINISH_COLUMNS = OUTPUTS / FINISH_VEC;
 constexpr int FINISH_PARTS = FINISH_COLUMNS * 2 <= THREADS ? THREADS / FINISH_COLUMNS : 1;
 constexpr int FINISH_LOADS = 8;
+static_assert((FINISH_VEC == 1 || FINISH_PARTS > 1) && FINISH_LOADS == 8, "out of step");
 
 // ------------------------------------------------------------------------------------------------
 // arguments
@@ -218,26 +197,62 @@ struct Plan {
     int segment_vectors;    // vectors of a segment, one thread each
     int team_rows;          // rows that a team covers at a time
     int units;              // units of a channel: segments * rows, or runs of UNIT_COLUMNS
-    int64_t chunk_units, chunks;   // units of a block, blocks of a sample
+    unsigned chunk_units;   // units of a block
+    int chunks;             // blocks of a sample
     int max_channels;       // most channels a block touches
+    int weights_at;         // where a block keeps their weights in shared memory, in floats,
+    bool stage_weights;     // if it does
+    int align;              // elements of the boundary from which planes are read (columns)
 };
 
 struct Args {
     const float* x;
+    const float* x_end;
     const float* weight;
     const float* p1;
     float* y0;
     float* partial;         // [sample][chunk][OUTPUTS]
     unsigned* counters;     // [sample], zero between launches
     float scale;
+    bool weights_aligned;
     Plan plan;
-    FastDivide middle;      // by length[1]
     Window window[3][MAX_WINDOWS];
     Window shared[3];       // the part of each axis that every window of it holds
 };
 
 // ------------------------------------------------------------------------------------------------
 // device helpers
+
+// 16 bytes that are read once. SHORT spares what else is in the caches (dirty lines of the kernel
+// before, say) and is faster for a short stream; a long stream runs faster without.
+template <bool SHORT>
+__device__ __forceinline__ void load_stream(float (&v)[VEC], const float* p) {
+    if constexpr (SHORT)
+        asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p));
+    else
+        asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p));
+}
+
+// The same where some of the 16 bytes may lie before or after the tensor.
+__device__ __forceinline__ void load_edge(float (&v)[VEC], const float* p, const float* begin, const float* end) {
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) v[e] = p + e >= begin && p + e < end ? __ldg(p + e) : 0.f;
+}
+
+// Elements between the boundary of `align` elements (a power of two) at or below p and p.
+__device__ __forceinline__ int skew_of(const float* p, int align) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(p) / 4) & (align - 1);
+}
+
+// Copies to shared memory behind the back of the thread; `wait` before a barrier.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(BYTES) : "memory");
+}
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Combines v over the block; every thread gets the result, combined in the same order.
 template <typename Combine>
@@ -260,34 +275,77 @@ __device__ __forceinline__ bool holds(const Window& w, int i) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// streaming: rectangle sums of units [first, last) of one plane, one slot of sums per warp
+// streaming
+//
+// A piece is a run of a plane that one team streams batch by batch: `open` starts one, `load` fetches
+// a batch, `add` takes it in and moves on, `close` leaves the rectangle sums of each warp in its slot.
+// Between `open` of a piece and `close` of the one before, the first batch is on its way.
 
-// Rows: thread (column, row) keeps its column; rows add into the windows of the outer axes.
-template <int VEC>
+// All loads are of 16 aligned bytes, whatever the alignment of a row: its vectors begin up to three
+// elements before it, and elements that are not the row's own drop out where windows are applied.
+
+using Batch = float[UNROLL][VEC];
+
+// Fetches vectors u of a batch at p, p + hop bytes, ... where `wanted(u)`. Only a batch at the very
+// rim of x takes the careful way.
+template <bool SHORT, typename Wanted>
+__device__ __forceinline__ void load_batch(const Args& a, Batch& v, const float*& p, int64_t hop, Wanted wanted) {
+    if (p < a.x || p + VEC > a.x_end - (UNROLL - 1) * (hop / 4)) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u, advance(p, hop))
+            if (wanted(u)) load_edge(v[u], p, a.x, a.x_end);
+    } else {
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u, advance(p, hop))
+            if (wanted(u)) load_stream<SHORT>(v[u], p);
+    }
+}
+
+// Rows: a thread keeps its column; rows add into the windows of the outer axes.
 struct Rows {
     // `common` holds what is in every outer window, `own` the rest; strided windows have no rest.
     static constexpr bool COMMON = OUTER_DENSE;
     static constexpr bool OWN = OUTER_WINDOWS > 1 || !COMMON;
-    float common[VEC];
-    float own[OWN ? OUTER_WINDOWS : 1][VEC];
+    static constexpr int OWNED = OWN ? OUTER_WINDOWS : 1;
+    float common[VEC] = {}, own[OWNED][VEC] = {};
+    int row, end;           // of the team: the next batch, the end of the piece
+    int thread_row, column;
+    const float* p;
 
-    // Whether every row from `row` to `last` is in every outer window; false when that takes a look at each.
-    static __device__ __forceinline__ bool common_rows(const Args& a, int row, int last) {
-        if constexpr (OUTER_FULL) return true;
-        if constexpr (!COMMON || AXES == 3) return false;
-        return holds<1>(a.shared[1], row) && holds<1>(a.shared[1], last);
+    // Starts the piece at unit `first`; returns the unit after it, `last` at most.
+    __device__ __forceinline__ int open(const Args& a, const float* plane, int first, int last, int thread) {
+        const int rows = a.plan.length[0] * a.plan.length[1], width = a.plan.length[2];
+        const int segment = a.plan.segments == 1 ? 0 : first / rows;
+        const int ty = thread / a.plan.segment_vectors, tx = thread - ty * a.plan.segment_vectors;
+        row = first - segment * rows;
+        end = min(last - segment * rows, rows);
+        p = plane + static_cast<int64_t>(row + ty) * width;
+        // The same for all rows of a thread: team_rows * width is a multiple of VEC.
+        column = (segment * a.plan.segment_vectors + tx) * VEC - skew_of(p, VEC);
+        p += column;
+        thread_row = ty < a.plan.team_rows && column < width ? ty : 1 << 30;   // else no row at all
+        return segment * rows + end;
     }
 
-    __device__ __forceinline__ void add(const Args& a, int row, const float (&v)[VEC]) {
-        int i0 = 0, i1 = row;
+    template <bool SHORT>
+    __device__ __forceinline__ void load(const Args& a, Batch& v) {
+        load_batch<SHORT>(a, v, p, static_cast<int64_t>(a.plan.team_rows) * a.plan.length[2] * 4,
+                          [&](int u) { return thread_row + u * a.plan.team_rows < end - row; });
+    }
+
+    // Whether rows `first` to `last` are in every outer window; false when that takes a look at each.
+    static __device__ __forceinline__ bool common_rows(const Args& a, int first, int last) {
+        if constexpr (OUTER_FULL) return true;
+        if constexpr (!COMMON || AXES == 3) return false;
+        return holds<1>(a.shared[1], first) && holds<1>(a.shared[1], last);
+    }
+
+    __device__ __forceinline__ void add_row(const Args& a, int at, const float (&v)[VEC]) {
+        int i0 = 0, i1 = at;
         if constexpr (AXES == 3) {
-            i0 = a.middle.quotient(row);
-            i1 = row - i0 * a.plan.length[1];
         }
         if constexpr (COMMON) {
-            const bool inside = (full_of(0) || holds<1>(a.shared[0], i0)) &&
-                                (full_of(1) || holds<1>(a.shared[1], i1));
-            if (inside) {
+            if ((full_of(0) || holds<1>(a.shared[0], i0)) && (full_of(1) || holds<1>(a.shared[1], i1))) {
 #pragma unroll
                 for (int e = 0; e < VEC; ++e) common[e] += v[e];
                 return;
@@ -305,78 +363,89 @@ struct Rows {
         }
     }
 
-    __device__ __forceinline__ void run(const Args& a, const float* plane, int first, int last,
-                                        int thread, float* sums) {
-        const int rows = a.plan.length[0] * a.plan.length[1], width = a.plan.length[2];
-        const int tx = thread % a.plan.segment_vectors, ty = thread / a.plan.segment_vectors;
-        const int stride = a.plan.team_rows;
-        bool fresh = true;
-        for (int segment = first / rows; segment * rows < last; ++segment) {
-            const int column = (segment * a.plan.segment_vectors + tx) * VEC;
-            const int begin = max(first - segment * rows, 0), end = min(last - segment * rows, rows);
+    // True while the piece goes on.
+    __device__ __forceinline__ bool add(const Args& a, const Batch& v) {
+        const int stride = a.plan.team_rows, batch = UNROLL * stride;
+        if (end - row >= batch && common_rows(a, row, row + batch - 1)) {
 #pragma unroll
-            for (int e = 0; e < VEC; ++e) {
-                common[e] = 0.f;
+            for (int u = 0; u < UNROLL; ++u)
 #pragma unroll
-                for (int o = 0; o < (OWN ? OUTER_WINDOWS : 1); ++o) own[o][e] = 0.f;
-            }
-            if (ty < stride && column < width) {
-                const int64_t hop = static_cast<int64_t>(stride) * width * 4;
-                const float* p = plane + static_cast<int64_t>(begin + ty) * width + column;
-                int row = begin + ty;
-                for (int left = (end - row + stride - 1) / stride; left > 0; left -= UNROLL, row += UNROLL * stride) {
-                    float v[UNROLL][VEC];
+                for (int e = 0; e < VEC; ++e) common[e] += v[u][e];   // 0 in threads without a row
+        } else {
 #pragma unroll
-                    for (int u = 0; u < UNROLL; ++u, advance(p, hop))
-                        if (u < left) load_stream<VEC>(v[u], p);
-                    if (left >= UNROLL && common_rows(a, row, row + (UNROLL - 1) * stride)) {
+            for (int u = 0; u < UNROLL; ++u)
+                if (thread_row + u * stride < end - row) add_row(a, row + thread_row + u * stride, v[u]);
+        }
+        row += batch;
+        return row < end;
+    }
+
+    // `was`: the column of the piece that ends.
+    __device__ __forceinline__ void close(const Args& a, int was, float* slot, bool fresh) {
 #pragma unroll
-                        for (int u = 0; u < UNROLL; ++u)
+        for (int o = 0; o < OUTER_WINDOWS; ++o)
 #pragma unroll
-                            for (int e = 0; e < VEC; ++e) common[e] += v[u][e];
-                    } else {
+            for (int i = 0; i < INNER_WINDOWS; ++i) {
+                float part[VEC];
 #pragma unroll
-                        for (int u = 0; u < UNROLL; ++u)
-                            if (u < left) add(a, row + u * stride, v[u]);
-                    }
+                for (int e = 0; e < VEC; ++e) {
+                    const float s = OWN ? common[e] + own[OWN ? o : 0][e] : common[e];
+                    part[e] = holds<step_of(2)>(a.window[2][i], was + e) ? s : 0.f;
                 }
+                const float s = warp_sum((part[0] + part[1]) + (part[2] + part[3]));
+                float& to = slot[o * INNER_WINDOWS + i];
+                if (threadIdx.x % WARP == 0) to = fresh ? s : to + s;
             }
 #pragma unroll
-            for (int o = 0; o < OUTER_WINDOWS; ++o)
+        for (int e = 0; e < VEC; ++e) {
+            common[e] = 0.f;
 #pragma unroll
-                for (int i = 0; i < INNER_WINDOWS; ++i) {
-                    float part[VEC];
-#pragma unroll
-                    for (int e = 0; e < VEC; ++e) {
-                        const float s = !OWN ? common[e] : COMMON ? common[e] + own[OWN ? o : 0][e] : own[OWN ? o : 0][e];
-                        part[e] = full_of(2) || holds<step_of(2)>(a.window[2][i], column + e) ? s : 0.f;
-                    }
-                    float s = part[0];
-                    if constexpr (VEC == 4) s = (part[0] + part[1]) + (part[2] + part[3]);
-                    s = warp_sum(s);
-                    if (threadIdx.x % WARP == 0)
-                        sums[o * INNER_WINDOWS + i] = fresh ? s : sums[o * INNER_WINDOWS + i] + s;
-                }
-            fresh = false;
+            for (int o = 0; o < OWNED; ++o) own[o][e] = 0.f;
         }
     }
 };
 
 // Columns: one long row; a vector inside every window goes to `common`, one at the rim to the
 // windows that hold its elements.
-template <int VEC>
 struct Columns {
     static constexpr int STEP = step_of(2);
-    float common[VEC];
-    float rim[INNER_WINDOWS];
+    float common[VEC] = {}, rim[INNER_WINDOWS] = {};
+    int at, end;            // of the team: the next batch, the end of the piece
+    int offset, column;     // of the thread: within the batch, its first column
+    int skew;               // `at` and `end` count from the aligned boundary below the plane
+    const float* p;
 
-    // Whether every element of the vectors from `column` to `last` is in every window, up to the step.
-    static __device__ __forceinline__ bool common_columns(const Args& a, int column, int last) {
-        return FLAT || (holds<1>(a.shared[2], column) && holds<1>(a.shared[2], last + VEC - 1));
+    // A thread keeps its residue modulo the step.
+    static __device__ __forceinline__ int stride(const Args& a) {
+        return STEP == 1 ? a.plan.team * VEC : a.plan.team / STEP * STEP * VEC;
     }
 
-    __device__ __forceinline__ void add(const Args& a, int column, const float (&v)[VEC]) {
-        if (common_columns(a, column, column)) {
+    __device__ __forceinline__ int open(const Args& a, const float* plane, int first, int last, int thread) {
+        skew = skew_of(plane, a.plan.align);
+        at = first * UNIT_COLUMNS;
+        end = last == a.plan.units ? a.plan.length[2] + skew : last * UNIT_COLUMNS;
+        offset = STEP == 1 || thread * VEC < stride(a) ? thread * VEC : 1 << 30;   // else no column at all
+        column = at - skew + thread * VEC;
+        p = plane + column;
+        return last;
+    }
+
+    template <bool SHORT>
+    __device__ __forceinline__ void load(const Args& a, Batch& v) {
+        load_batch<SHORT>(a, v, p, static_cast<int64_t>(stride(a)) * 4,
+                          [&](int u) {   // what holds an element of the plane
+                              const int d = offset + u * stride(a);
+                              return d < end - at && d > skew - VEC - at;
+                          });
+    }
+
+    // Whether all elements from `first` to `last` are in every window, up to the step.
+    static __device__ __forceinline__ bool common_columns(const Args& a, int first, int last) {
+        return holds<1>(a.shared[2], first) && holds<1>(a.shared[2], last);
+    }
+
+    __device__ __forceinline__ void add_vector(const Args& a, int first, const float (&v)[VEC]) {
+        if (common_columns(a, first, first + VEC - 1)) {
 #pragma unroll
             for (int e = 0; e < VEC; ++e) common[e] += v[e];
             return;
@@ -385,57 +454,42 @@ struct Columns {
         for (int i = 0; i < INNER_WINDOWS; ++i) {
             float part[VEC];
 #pragma unroll
-            for (int e = 0; e < VEC; ++e) part[e] = holds<STEP>(a.window[2][i], column + e) ? v[e] : 0.f;
-            if constexpr (VEC == 4) rim[i] += (part[0] + part[1]) + (part[2] + part[3]);
-            else rim[i] += part[0];
+            for (int e = 0; e < VEC; ++e) part[e] = holds<STEP>(a.window[2][i], first + e) ? v[e] : 0.f;
+            rim[i] += (part[0] + part[1]) + (part[2] + part[3]);
         }
     }
 
-    __device__ __forceinline__ void run(const Args& a, const float* plane, int first, int last,
-                                        int thread, float* sums) {
-        const int begin = first * UNIT_COLUMNS + thread * VEC;
-        const int end = static_cast<int>(min(static_cast<int64_t>(last) * UNIT_COLUMNS,
-                                             static_cast<int64_t>(a.plan.length[2])));
-        // A thread keeps its residue modulo the step.
-        const int stride = STEP == 1 ? a.plan.team * VEC : a.plan.team / STEP * STEP * VEC;
+    __device__ __forceinline__ bool add(const Args& a, const Batch& v) {
+        const int batch = UNROLL * stride(a);
+        if (end - at >= batch && common_columns(a, at - skew, at - skew + batch - 1)) {
 #pragma unroll
-        for (int e = 0; e < VEC; ++e) common[e] = 0.f;
+            for (int u = 0; u < UNROLL; ++u)
 #pragma unroll
-        for (int i = 0; i < INNER_WINDOWS; ++i) rim[i] = 0.f;
-        if (STEP == 1 || thread * VEC < stride) {
-            int column = begin;
-            const float* p = plane + begin;
-            for (int left = (end - column + stride - 1) / stride; left > 0; left -= UNROLL, column += UNROLL * stride) {
-                float v[UNROLL][VEC];
+                for (int e = 0; e < VEC; ++e) common[e] += v[u][e];
+        } else {
 #pragma unroll
-                for (int u = 0; u < UNROLL; ++u, advance(p, int64_t(stride) * 4))
-                    if (u < left) load_stream<VEC>(v[u], p);
-                if (left >= UNROLL && common_columns(a, column, column + (UNROLL - 1) * stride)) {
-#pragma unroll
-                    for (int u = 0; u < UNROLL; ++u)
-#pragma unroll
-                        for (int e = 0; e < VEC; ++e) common[e] += v[u][e];
-                } else {
-#pragma unroll
-                    for (int u = 0; u < UNROLL; ++u)
-                        if (u < left) add(a, column + u * stride, v[u]);
-                }
-            }
+            for (int u = 0; u < UNROLL; ++u)
+                if (offset + u * stride(a) < end - at) add_vector(a, at - skew + offset + u * stride(a), v[u]);
         }
+        at += batch;
+        return at < end;
+    }
+
+    __device__ __forceinline__ void close(const Args& a, int was, float* slot, bool) {
 #pragma unroll
         for (int i = 0; i < INNER_WINDOWS; ++i) {
             float part[VEC];
 #pragma unroll
             for (int e = 0; e < VEC; ++e) {
-                // Elements of `common` lie in every window, up to the step.
-                const int d = begin + e - a.window[2][i].start;
+                const int d = was + e - a.window[2][i].start;
                 part[e] = STEP == 1 || (d % STEP + STEP) % STEP == 0 ? common[e] : 0.f;
             }
-            float s = part[0];
-            if constexpr (VEC == 4) s = (part[0] + part[1]) + (part[2] + part[3]);
-            s = warp_sum(FLAT ? s : s + rim[i]);
-            if (threadIdx.x % WARP == 0) sums[i] = s;
+            const float s = warp_sum((part[0] + part[1]) + (part[2] + part[3]) + rim[i]);
+            if (threadIdx.x % WARP == 0) slot[i] = s;
+            rim[i] = 0.f;
         }
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) common[e] = 0.f;
     }
 };
 
@@ -443,25 +497,32 @@ struct Columns {
 // kernel
 
 // Outputs of a chunk's channels: sum over channels and taps, one thread per output and part.
-__device__ __forceinline__ float contract(const Args& a, const float* sums, int first_channel, int o,
-                                          int begin, int end, int hop) {
+// `weights` holds the chunk's weights in shared memory, or is null.
+__device__ __forceinline__ float contract(const Args& a, const float* sums, const float* weights, int first_channel,
+                                          int o, int begin, int end, int hop) {
     const int group = o / GROUP_OUTPUTS;
     float total = 0.f;
     for (int c = begin; c < end; c += hop) {
         const int64_t channel = first_channel + c;
         const int64_t at = TRANSPOSED ? channel * GROUP_OUTPUTS + (o - group * GROUP_OUTPUTS)
                                       : static_cast<int64_t>(o) * GROUP_CHANNELS + (channel - group * GROUP_CHANNELS);
-        const float* w = a.weight + at * TAPS;
         const float* s = sums + c * RECTANGLES;
         float t = 0.f;
+        if (weights) {
+            const float* w = weights + (c * GROUP_OUTPUTS + (o - group * GROUP_OUTPUTS)) * TAPS;
 #pragma unroll
-        for (int k = 0; k < TAPS; ++k) t = fmaf(__ldg(w + k), s[rectangle_of_tap(k)], t);
+            for (int k = 0; k < TAPS; ++k) t = fmaf(w[k], s[rectangle_of_tap(k)], t);
+        } else {
+            const float* w = a.weight + at * TAPS;
+#pragma unroll
+            for (int k = 0; k < TAPS; ++k) t = fmaf(__ldg(w + k), s[rectangle_of_tap(k)], t);
+        }
         total += t;
     }
     return total;
 }
 
-template <int VEC>
+template <bool SHORT>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant__ Args a) {
     extern __shared__ float shared[];
     __shared__ float parts[THREADS * 4];
@@ -469,38 +530,62 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
     __shared__ bool finished;
 
     const int thread = threadIdx.x;
-    const int64_t sample = blockIdx.x / a.plan.chunks, chunk = blockIdx.x % a.plan.chunks;
-    const int units = a.plan.units;
-    const int64_t first = chunk * a.plan.chunk_units;
-    const int64_t last = min(first + a.plan.chunk_units, static_cast<int64_t>(CHANNELS) * units);
-    const int first_channel = static_cast<int>(first / units);
-    const int channels = static_cast<int>((last - 1) / units) - first_channel + 1;
-
-    // 0. Have the weights of these channels in L2 by the time they are needed.
-    if constexpr (TRANSPOSED) {
-        const char* w = reinterpret_cast<const char*>(a.weight + static_cast<int64_t>(first_channel) * GROUP_OUTPUTS * TAPS);
-        const int64_t bytes = static_cast<int64_t>(channels) * GROUP_OUTPUTS * TAPS * 4;
-        for (int64_t at = thread * 128; at < bytes; at += THREADS * 128)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(w + at));
-    }
+    const int chunks = a.plan.chunks, units = a.plan.units;
+    const int64_t sample = blockIdx.x / static_cast<unsigned>(chunks);
+    const int chunk = blockIdx.x % static_cast<unsigned>(chunks);
+    const unsigned first = static_cast<unsigned>(chunk) * a.plan.chunk_units;
+    const unsigned last = min(first + a.plan.chunk_units, static_cast<unsigned>(CHANNELS) * units);
+    const int first_channel = first / units;
+    const int channels = (last - 1) / units - first_channel + 1;
 
     // 1. Stream. Teams of threads take channels in turn; each warp leaves its sums in a slot.
     const int team = a.plan.team, teams = THREADS / team, team_warps = team / WARP;
     float* sums = shared + a.plan.max_channels * team_warps * RECTANGLES;
-    for (int c = thread / team; c < channels; c += teams) {
-        const int64_t base = static_cast<int64_t>(first_channel + c) * units;
-        const int begin = static_cast<int>(max(first - base, static_cast<int64_t>(0)));
-        const int end = static_cast<int>(min(last - base, static_cast<int64_t>(units)));
+    float* weights = a.plan.stage_weights ? shared + a.plan.weights_at : nullptr;
+    {
+        std::conditional_t<COLUMNS, Columns, Rows> stream;
         const int64_t plane = static_cast<int64_t>(a.plan.length[0]) * a.plan.length[1] * a.plan.length[2];
-        const float* x = a.x + (sample * CHANNELS + first_channel + c) * plane;
-        float* slot = shared + (c * team_warps + thread % team / WARP) * RECTANGLES;
-        if constexpr (COLUMNS) {
-            Columns<VEC> stream;
-            stream.run(a, x, begin, end, thread % team, slot);
-        } else {
-            Rows<VEC> stream;
-            stream.run(a, x, begin, end, thread % team, slot);
+        const float* x = a.x + (sample * CHANNELS + first_channel) * plane;
+        auto begin = [&](int c) { return max(static_cast<int>(first - static_cast<unsigned>(first_channel + c) * units), 0); };
+        auto end = [&](int c) { return static_cast<int>(min(last - static_cast<unsigned>(first_channel + c) * units, static_cast<unsigned>(units))); };
+        int c = thread / team;
+        const bool any = c < channels;
+        Batch v = {};
+        int next = 0;   // unit after the piece
+        if (any) {
+            next = stream.open(a, x + c * plane, begin(c), end(c), thread % team);
+            stream.template load<SHORT>(a, v);
         }
+        if constexpr (TRANSPOSED) {
+            if (weights) {   // the chunk's weights come along meanwhile
+                constexpr int WORDS = GROUP_OUTPUTS * TAPS;
+                constexpr int GRAIN = WORDS % 4 == 0 ? 4 : 1;
+                const float* w = a.weight + static_cast<int64_t>(first_channel) * WORDS;
+                if (GRAIN == 4 && a.weights_aligned)
+                    for (int i = thread * 4; i < channels * WORDS; i += THREADS * 4) copy_async<16>(weights + i, w + i);
+                else
+                    for (int i = thread; i < channels * WORDS; i += THREADS) copy_async<4>(weights + i, w + i);
+            }
+        }
+        bool fresh = true;
+        for (bool on = any; on;) {
+            if (stream.add(a, v)) {
+                stream.template load<SHORT>(a, v);
+                continue;
+            }
+            const int was = stream.column;
+            float* slot = shared + (c * team_warps + thread % team / WARP) * RECTANGLES;
+            const bool same = next < end(c);   // another segment of this channel
+            if (!same) c += teams;
+            on = c < channels;
+            if (on) {
+                next = stream.open(a, x + c * plane, same ? next : begin(c), end(c), thread % team);
+                stream.template load<SHORT>(a, v);
+            }
+            stream.close(a, was, slot, fresh);
+            fresh = !same;
+        }
+        copy_async_wait();
     }
     __syncthreads();
 
@@ -512,10 +597,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
         sums[i] = s;
     }
     __syncthreads();
-    float* partial = a.partial + (sample * a.plan.chunks + chunk) * OUTPUTS;
+    float* partial = a.partial + (sample * chunks + chunk) * OUTPUTS;
     if constexpr (CONTRACT_PARTS > 1) {
         const int o = thread % OUTPUTS, part = thread / OUTPUTS;
-        if (part < CONTRACT_PARTS) parts[thread] = contract(a, sums, first_channel, o, part, channels, CONTRACT_PARTS);
+        if (part < CONTRACT_PARTS) parts[thread] = contract(a, sums, weights, first_channel, o, part, channels, CONTRACT_PARTS);
         __syncthreads();
         if (thread < OUTPUTS) {
             float t = parts[thread];
@@ -529,16 +614,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
         for (int o = first_group * GROUP_OUTPUTS + thread; o < (last_group + 1) * GROUP_OUTPUTS; o += THREADS) {
             const int begin = max(o / GROUP_OUTPUTS * GROUP_CHANNELS - first_channel, 0);
             const int end = min((o / GROUP_OUTPUTS + 1) * GROUP_CHANNELS - first_channel, channels);
-            partial[o] = contract(a, sums, first_channel, o, begin, end, 1);
+            partial[o] = contract(a, sums, weights, first_channel, o, begin, end, 1);
         }
     }
 
     // 3. The last block of the sample goes on.
     __syncthreads();
-    if (a.plan.chunks > 1) {
+    if (chunks > 1) {
         if (thread == 0) {
             __threadfence();
-            const unsigned total = static_cast<unsigned>(a.plan.chunks);
+            const unsigned total = static_cast<unsigned>(chunks);
             finished = atomicInc(a.counters + sample, total - 1) == total - 1;
             __threadfence();
         }
@@ -554,49 +639,58 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
         const int l = thread + j * THREADS;
         v_p1[j] = l < OUTPUTS ? __ldg(a.p1 + l) : 0.0f;
     }
-    const float* rows = a.partial + sample * a.plan.chunks * OUTPUTS;
-    float v[OUT_PER_THREAD];
+    const float* rows = a.partial + sample * chunks * OUTPUTS;
+    // Sum of the partial rows of outputs o to o + FINISH_VEC - 1 that fall to `part`.
+    auto add_rows = [&](int o, int part, float (&total)[FINISH_VEC]) {
+        const unsigned group = o / GROUP_OUTPUTS * static_cast<unsigned>(GROUP_CHANNELS) * units;
+        const int begin = GROUPS == 1 ? 0 : group / a.plan.chunk_units;
+        const int end = GROUPS == 1 ? chunks : (group + static_cast<unsigned>(GROUP_CHANNELS) * units - 1) / a.plan.chunk_units + 1;
+        for (int k = begin + part; k < end; k += FINISH_LOADS * FINISH_PARTS) {
+            float t[FINISH_LOADS][FINISH_VEC];
 #pragma unroll
-    for (int j = 0; j < OUT_PER_THREAD; ++j) {
-        constexpr bool SPLIT = FINISH_PARTS > 1;
-        const int part = SPLIT ? thread / FINISH_COLUMNS : 0;
-        const int o = SPLIT ? thread % FINISH_COLUMNS * FINISH_VEC : thread + j * THREADS;
-        float total[FINISH_VEC] = {};
-        if (part < FINISH_PARTS && o < OUTPUTS) {
-            const int64_t group = o / GROUP_OUTPUTS * static_cast<int64_t>(GROUP_CHANNELS) * units;
-            const int64_t begin = GROUPS == 1 ? 0 : group / a.plan.chunk_units;
-            const int64_t end = GROUPS == 1 ? a.plan.chunks
-                                            : (group + static_cast<int64_t>(GROUP_CHANNELS) * units - 1) / a.plan.chunk_units + 1;
-            for (int64_t k = begin + part; k < end; k += FINISH_LOADS * FINISH_PARTS) {
-                float t[FINISH_LOADS][FINISH_VEC];
-#pragma unroll
-                for (int u = 0; u < FINISH_LOADS; ++u) {
-                    const float* p = rows + (k + u * FINISH_PARTS) * OUTPUTS + o;
-                    const bool in = k + u * FINISH_PARTS < end;
-                    if constexpr (FINISH_VEC == 4) {
-                        const float4 q = in ? __ldcg(reinterpret_cast<const float4*>(p)) : make_float4(0.f, 0.f, 0.f, 0.f);
-                        t[u][0] = q.x, t[u][1] = q.y, t[u][2] = q.z, t[u][3] = q.w;
-                    } else {
-                        t[u][0] = in ? __ldcg(p) : 0.f;
-                    }
+            for (int u = 0; u < FINISH_LOADS; ++u) {
+                const float* p = rows + static_cast<int64_t>(k + u * FINISH_PARTS) * OUTPUTS + o;
+                const bool in = k + u * FINISH_PARTS < end;
+                if constexpr (FINISH_VEC == 4) {
+                    const float4 q = in ? __ldcg(reinterpret_cast<const float4*>(p)) : make_float4(0.f, 0.f, 0.f, 0.f);
+                    t[u][0] = q.x, t[u][1] = q.y, t[u][2] = q.z, t[u][3] = q.w;
+                } else {
+                    t[u][0] = in ? __ldcg(p) : 0.f;
                 }
-#pragma unroll
-                for (int e = 0; e < FINISH_VEC; ++e)
-                    total[e] += ((t[0][e] + t[1][e]) + (t[2][e] + t[3][e])) + ((t[4][e] + t[5][e]) + (t[6][e] + t[7][e]));
             }
-        }
-        if constexpr (SPLIT) {   // then OUT_PER_THREAD is 1
-            if (part < FINISH_PARTS)
 #pragma unroll
-                for (int e = 0; e < FINISH_VEC; ++e) parts[part * OUTPUTS + o + e] = total[e];
-            __syncthreads();
-            total[0] = 0.f;
-            if (thread < OUTPUTS)
-#pragma unroll
-                for (int k = 0; k < FINISH_PARTS; ++k) total[0] += parts[k * OUTPUTS + thread];
+            for (int e = 0; e < FINISH_VEC; ++e)
+                total[e] += ((t[0][e] + t[1][e]) + (t[2][e] + t[3][e])) + ((t[4][e] + t[5][e]) + (t[6][e] + t[7][e]));
         }
-        v[j] = total[0] * a.scale;
+    };
+    float v[OUT_PER_THREAD];
+    if constexpr (FINISH_PARTS > 1) {
+        const int part = thread / FINISH_COLUMNS, o = thread % FINISH_COLUMNS * FINISH_VEC;
+        if (part < FINISH_PARTS) {
+            float total[FINISH_VEC] = {};
+            add_rows(o, part, total);
+#pragma unroll
+            for (int e = 0; e < FINISH_VEC; ++e) parts[part * OUTPUTS + o + e] = total[e];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < OUT_PER_THREAD; ++j) {
+            const int at = thread + j * THREADS;
+            v[j] = 0.f;
+            if (at < OUTPUTS)
+#pragma unroll
+                for (int k = 0; k < FINISH_PARTS; ++k) v[j] += parts[k * OUTPUTS + at];
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < OUT_PER_THREAD; ++j) {
+            float total[FINISH_VEC] = {};   // FINISH_VEC is 1
+            if (thread + j * THREADS < OUTPUTS) add_rows(thread + j * THREADS, 0, total);
+            v[j] = total[0];
+        }
     }
+#pragma unroll
+    for (int j = 0; j < OUT_PER_THREAD; ++j) v[j] *= a.scale;
 
     // 5. Row program: v[j] is output thread + j * THREADS of this sample.
     float t0[OUT_PER_THREAD];
@@ -651,26 +745,37 @@ Window window_of(int a, int k, int64_t h) {
     return {int(start), unsigned(stop > start ? stop - start : 0)};
 }
 
-constexpr int64_t WAVE_BYTES = 1 << 20;         // above this many bytes a block, take more waves
+constexpr int64_t WAVE_BYTES = 2 << 20;         // above this many bytes a block, take more waves
 constexpr int64_t LEAST_BYTES = 16 << 10;       // below this many a block is not worth starting
 constexpr int64_t LONGEST_CHAIN = 1024;         // additions into one register
-constexpr int64_t SHARED_BYTES = 40 << 10;
+constexpr int64_t SHARED_BYTES = (48 << 10) - THREADS * 16 - 512;   // of 48 KB, what the fixed arrays leave
+constexpr int64_t SHORT_STREAM = 192 << 20;     // bytes of x up to which caches should not keep them
 
-Plan make_plan(int vec, int64_t n, const int64_t (&length)[3]) {
+// `offset`: elements of x beyond a boundary of MAX_ALIGN.
+Plan make_plan(int offset, int64_t n, const int64_t (&length)[3]) {
     Plan p = {};
     const int64_t rows = FLAT ? 1 : length[0] * length[1];
     const int64_t width = FLAT ? length[0] * length[1] * length[2] : length[2];
     p.length[0] = FLAT ? 1 : int(length[0]);
     p.length[1] = FLAT ? 1 : int(length[1]);
     p.length[2] = int(width);
-    const int64_t vectors = (width + vec - 1) / vec, plane_vectors = rows * vectors;
-    const int64_t sample_bytes = CHANNELS * rows * width * 4;
+    p.align = COLUMNS && width >= 16 * MAX_ALIGN ? MAX_ALIGN : VEC;
+    const bool skewed = offset % p.align != 0 || width % p.align != 0;
+    const int64_t slack = skewed ? p.align - 1 : 0;
+    const int64_t vectors = (width + slack + VEC - 1) / VEC;   // that a row can touch
+    const int64_t plane_vectors = rows * vectors, sample_bytes = CHANNELS * rows * width * 4;
 
     // Blocks of a sample: whole waves of the chip, each block with enough to stream.
     const int64_t capacity = int64_t(multiprocessors()) * MIN_BLOCKS;
     int64_t waves = (n * sample_bytes + capacity * WAVE_BYTES - 1) / (capacity * WAVE_BYTES);
     int64_t chunks = waves * capacity / n;
     if (chunks > sample_bytes / LEAST_BYTES) chunks = sample_bytes / LEAST_BYTES;
+    if (chunks > 1 && chunks < CHANNELS) {   // whole channels where that loses little
+        const int64_t whole = (CHANNELS + CHANNELS / chunks - 1) / (CHANNELS / chunks);
+        const int64_t more = (CHANNELS + (CHANNELS + chunks - 1) / chunks - 1) / ((CHANNELS + chunks - 1) / chunks);
+        if (whole * 16 <= chunks * 17) chunks = whole;
+        else if (more * 10 >= chunks * 9) chunks = more;
+    }
     if (chunks < 1) chunks = 1;
 
     // Threads of a channel: all of the block, fewer when a plane has little for each.
@@ -678,36 +783,42 @@ Plan make_plan(int vec, int64_t n, const int64_t (&length)[3]) {
     p.team = THREADS;
     while (p.team > WARP && p.team / 2 >= step_of(2) && plane_vectors < p.team * 4 && THREADS / p.team * 2 <= touched) p.team /= 2;
 
-    // Columns of a row: as few segments as keep nine threads in ten busy.
+    // Columns of a row: as few segments as keep most threads busy.
     p.segments = 1, p.segment_vectors = 1, p.team_rows = 1;
     if (!COLUMNS) {
         double best = 0;
-        const int64_t least = (vectors + p.team - 1) / p.team;
-        for (int64_t s = least; s < least + 8 && s <= vectors && best < 0.9; ++s) {
-            const int64_t sv = (vectors + s - 1) / s, tr = p.team / sv;
+        const int grain = !skewed || width % 4 == 0 ? 1 : width % 2 == 0 ? 2 : 4;   // rows until the alignment repeats
+        const int64_t least = (vectors * grain + p.team - 1) / p.team;
+        for (int64_t s = least; (s < least + 4 || best == 0) && best < 0.5; ++s) {
+            const int64_t sv = (vectors + s - 1) / s, tr = p.team / sv / grain * grain;
+            if (tr == 0) continue;
             const double busy = double(vectors) / double(s * sv) * double(sv * tr) / p.team;
             if (busy > best) best = busy, p.segments = int(s), p.segment_vectors = int(sv), p.team_rows = int(tr);
         }
     }
-    p.units = int(COLUMNS ? (width + UNIT_COLUMNS - 1) / UNIT_COLUMNS : rows * p.segments);
+    p.units = int(COLUMNS ? (width + slack + UNIT_COLUMNS - 1) / UNIT_COLUMNS : rows * p.segments);
 
     const int64_t total = int64_t(CHANNELS) * p.units;
-    p.chunk_units = (total + chunks - 1) / chunks;
-    const int64_t longest = COLUMNS ? LONGEST_CHAIN * p.team * vec / UNIT_COLUMNS / 2 : LONGEST_CHAIN * p.team_rows;
-    if (p.chunk_units > longest && p.units > longest) p.chunk_units = longest;
+    int64_t chunk = (total + chunks - 1) / chunks;
+    const int64_t longest = COLUMNS ? LONGEST_CHAIN * p.team * VEC / UNIT_COLUMNS / 2 : LONGEST_CHAIN * p.team_rows;
+    if (chunk > longest && p.units > longest) chunk = longest;
     const int64_t slots = SHARED_BYTES / 4 / (RECTANGLES * (p.team / WARP + 1));   // channels that fit
-    if ((p.chunk_units - 1) / p.units + 2 > slots) p.chunk_units = slots > 2 ? (slots - 2) * p.units + 1 : 1;
-    p.chunks = (total + p.chunk_units - 1) / p.chunk_units;
-    p.max_channels = int((p.chunk_units - 1) / p.units + 2 < CHANNELS ? (p.chunk_units - 1) / p.units + 2 : CHANNELS);
+    if ((chunk - 1) / p.units + 2 > slots) chunk = (slots - 2) * p.units + 1;
+    p.chunk_units = unsigned(chunk);
+    p.chunks = int((total + chunk - 1) / chunk);
+    // A chunk of whole channels meets as many, any other up to one more.
+    const int64_t most = chunk % p.units == 0 ? chunk / p.units : (chunk - 1) / p.units + 2;
+    p.max_channels = int(most < CHANNELS ? most : CHANNELS);
+    p.weights_at = (p.max_channels * (p.team / WARP + 1) * RECTANGLES + 3) / 4 * 4;
+    p.stage_weights = TRANSPOSED && (int64_t(p.max_channels) * GROUP_OUTPUTS * TAPS + p.weights_at) * 4 <= SHARED_BYTES;
     return p;
 }
 
-template <int VEC>
-cudaError_t launch(Args a, int64_t n, const int64_t (&length)[3], cudaStream_t stream) {
-    a.plan = make_plan(VEC, n, length);
-    if (n * a.plan.chunks > INT32_MAX) return cudaErrorInvalidValue;
-    const size_t bytes = size_t(a.plan.max_channels) * (a.plan.team / WARP + 1) * RECTANGLES * 4;
-    run<VEC><<<unsigned(n * a.plan.chunks), THREADS, bytes, stream>>>(a);
+template <bool SHORT>
+cudaError_t launch(const Args& a, int64_t n, cudaStream_t stream) {
+    if (int64_t(CHANNELS) * a.plan.units > INT32_MAX || n * a.plan.chunks > INT32_MAX) return cudaErrorInvalidValue;
+    const size_t bytes = size_t(a.plan.weights_at + (a.plan.stage_weights ? a.plan.max_channels * GROUP_OUTPUTS * TAPS : 0)) * 4;
+    run<SHORT><<<unsigned(n * a.plan.chunks), THREADS, bytes, stream>>>(a);
     return cudaGetLastError();
 }
 
@@ -716,10 +827,11 @@ extern "C" int64_t k0_window_sum_workspace(int64_t batch, int64_t height, int64_
     const int64_t samples = batch;
     const int64_t length[3] = {1, height, width};
     if (samples == 0) return 0;
-    const int64_t narrow = make_plan(1, samples, length).chunks, wide = make_plan(4, samples, length).chunks;
-    return samples * (narrow > wide ? narrow : wide) * OUTPUTS * int64_t(sizeof(float));
+    const int64_t aligned = make_plan(0, samples, length).chunks, skewed = make_plan(1, samples, length).chunks;
+    return samples * (aligned > skewed ? aligned : skewed) * OUTPUTS * int64_t(sizeof(float));
 }
 
+// Planes of 2^30 elements or more are refused.
 extern "C" int k0_window_sum(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const int64_t samples = batch;
     const int64_t length[3] = {1, height, width};
@@ -728,7 +840,9 @@ extern "C" int k0_window_sum(const float* x0, const float* p0, const float* p1, 
     if (plane < 1 || plane >= int64_t(1) << 30) return cudaErrorInvalidValue;
     Args args = {};
     args.x = x0;
+    args.x_end = args.x + samples * CHANNELS * plane;
     args.weight = p0;
+    args.weights_aligned = reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
     args.p1 = p1;
     args.y0 = y0;
     args.partial = static_cast<float*>(workspace);
@@ -748,10 +862,11 @@ extern "C" int k0_window_sum(const float* x0, const float* p0, const float* p1, 
         // With a step, only the innermost axis uses this, and a window's last step still is whole.
         args.shared[i] = {int(start), static_cast<unsigned int>(stop > start ? stop - start : 0)};
     }
+    if (FLAT) args.window[2][0] = args.shared[2] = {0, static_cast<unsigned int>(plane)};
     args.scale = float(MEAN ? 1 / positions : 1);
-    args.middle = fast_divide(static_cast<unsigned int>(length[1]));
-    const bool vectors = reinterpret_cast<uintptr_t>(args.x) % 16 == 0 && (FLAT ? plane : length[2]) % 4 == 0;
-    return vectors ? launch<4>(args, samples, length, stream) : launch<1>(args, samples, length, stream);
+    args.plan = make_plan(int(reinterpret_cast<uintptr_t>(args.x) / sizeof(float) % MAX_ALIGN), samples, length);
+    const bool brief = samples * CHANNELS * plane * int64_t(sizeof(float)) <= SHORT_STREAM;
+    return brief ? launch<true>(args, samples, stream) : launch<false>(args, samples, stream);
 }
 
 }  // namespace k0_window_sum_kernel
@@ -890,16 +1005,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6fadc55e9284081f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_91b118bccf66669e, m) {
     m.def("k0_window_sum(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6fadc55e9284081f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_91b118bccf66669e, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6fadc55e9284081f"
+_fusegen_NAMESPACE = "fusegen_91b118bccf66669e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -69,6 +69,7 @@ _fusegen_CUDA_SOURCE = r"""
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace {
 
@@ -124,17 +125,18 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
-// As load_vector, for data that is read once.
+// As load_vector, for data that the kernel does not write.
 template <int VEC>
-__device__ __forceinline__ void load_streaming(float* v, const float* p, int stride = 1) {
+__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
     if constexpr (VEC == 4) {
-        const float4 q = __ldcs(reinterpret_cast<const float4*>(p));
+        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
         v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
     } else {
-        v[0] = __ldcs(p);
+        v[0] = __ldg(p);
     }
 }
 
+// As store_vector, for data that is not read again soon.
 template <int VEC>
 __device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
     if constexpr (VEC == 4) {
@@ -165,13 +167,18 @@ namespace k0_row_reduce_kernel {
 constexpr int LENGTH = 128;
 constexpr bool STRIDED = true;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
-constexpr int MIN_THREADS = 1024;   // resident threads of a multiprocessor to leave registers for
+// Resident threads of a multiprocessor to leave registers for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MIN_THREADS = 256;
+#else
+constexpr int MIN_THREADS = 512;
+#endif
 constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 16 : 8;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 8 : 2;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 32 : 128;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
     static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
@@ -186,8 +193,6 @@ struct Args {
     const float* p0;
     const float* p1;
     float* y0;
-    int64_t height;
-    int64_t width;
     int64_t row_count, inner_count;   // row_count = outer * inner
     FastDivide by_inner;              // used while row_count < 2^31
 };
@@ -238,8 +243,6 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
                                       : row / args.inner_count;
     const int64_t first_inner = STRIDED ? row - outer * args.inner_count : 0;
-    const int64_t height = args.height;
-    const int64_t width = args.width;
 
     // The thread's first element, and the bytes from one of its vectors to the next.
     const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * args.inner_count
@@ -256,7 +259,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         const float* p = args.x + first;
 #pragma unroll
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_streaming<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
     float t0[S::ROWS][S::VALUES];
     float r1[S::ROWS];   // %softmax: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = softmax(%conv_transpose2d, axis=1)
@@ -328,8 +331,6 @@ extern "C" int k0_row_reduce(const float* p0, const float* x0, const float* p1, 
     args.p0 = p0;
     args.p1 = p1;
     args.y0 = y0;
-    args.height = height;
-    args.width = width;
     args.row_count = outer * inner;
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
@@ -436,16 +437,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_11294bd686f71a1f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a0c242ddab09501a, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_11294bd686f71a1f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a0c242ddab09501a, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_11294bd686f71a1f"
+_fusegen_NAMESPACE = "fusegen_a0c242ddab09501a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

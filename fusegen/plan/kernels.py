@@ -100,6 +100,7 @@ def _window_sum(region: _Region, name: str) -> KernelPlan:
     ]
     first, middle, last = [*[_ABSENT_AXIS] * (3 - conv.rank), *present]
     batch = region.sizes.local(x.type.shape[0])
+    outer_windows = first.windows * middle.windows
     detail = WindowSumPlan(
         transposed=conv.transposed,
         mean=sums.op.mean,
@@ -111,8 +112,8 @@ def _window_sum(region: _Region, name: str) -> KernelPlan:
         source=region.args[x.name].name,
         weight=region.args[w.name].name,
         batch=batch,
-        threads=256,
-        min_blocks=4,
+        threads=512,
+        min_blocks=2 if outer_windows <= 2 else 1,  # 64 registers a thread hold two outer windows
         unroll=4,
         rows=region.lower(with_rows(region.space, (1,)), Style("{}[j]", "{}", "{}[j]"), "v"),
     )
@@ -120,21 +121,20 @@ def _window_sum(region: _Region, name: str) -> KernelPlan:
 
 
 def _split(length: int, strided: bool, wide: bool) -> tuple[int, int]:
-    """(threads that share a row, rows side by side) for rows of ``length`` elements.
+    """(threads that share a row, rows side by side) for rows of ``length`` elements; ``wide``: 16-byte accesses.
 
-    Strided rows: 32 neighbouring positions a warp-wide access, 8 to 16 values of a row in a thread's
-    registers. Contiguous rows: neighbouring threads, up to 32 values each, blocks of about 256.
+    Strided rows: up to 64 values in a thread's registers (64 of one row, or 16 of four neighbouring
+    rows) and 512 threads with 128 registers each: measured 0.87 to 0.99 of copy bandwidth on sm_90,
+    against 0.6 to 0.7 with fewer rows side by side. Contiguous rows: 8 to 32 values a thread.
     """
     if strided:
-        parts = 1
-        while parts < 32 and length > parts * (8 if wide else 16):
-            parts *= 2
-        return parts, max(32, min(256, 256 // parts))
-    vector = 4 if wide else 1
+        parts = max(-(-length // 16), min(8, length)) if wide else -(-length // 64)
+        return parts, max(8, min(32 if wide else 128, 512 // parts))
+    values = 4 if length <= 128 else 8 if length <= 1024 else 16
     parts = 4
-    while parts < 1024 and length > parts * vector * (2 if parts < 32 else 8 if wide else 16):
+    while parts < 1024 and length > parts * values:
         parts *= 2
-    return parts, max(1, 256 // parts)
+    return parts, max(1, 128 // parts)
 
 
 def _row_reduce(region: _Region, name: str, space: RowSpace) -> KernelPlan:
@@ -148,8 +148,8 @@ def _row_reduce(region: _Region, name: str, space: RowSpace) -> KernelPlan:
         strided=strided,
         parts=(splits[0][0], splits[1][0]),
         lanes=(splits[0][1], splits[1][1]),
-        resident=1024,
-        rows=region.lower(space, Style("{}[i][j]", "{}[i]"), "v"),
+        resident=512,
+        rows=region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True), "v"),
     )
     return region.plan(f"{name}_row_reduce", detail)
 

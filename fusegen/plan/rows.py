@@ -47,6 +47,8 @@ class Style:
     scalar: str
     element_operand: str = "{}"
     outer: str = "outer"
+    moves_rows: bool = False
+    """The template itself stores a result that is laid out like the source."""
 
 
 @dataclass
@@ -282,13 +284,17 @@ class RowLowering:
         node = self.body.node(self.body.outputs[0])
         axes = self.space.axes[node.name]
         size_of = {base: size for base, size in zip(axes, node.type.shape, strict=True) if base is not None}
+        like_source = tuple(size_of) == tuple(a for a in self.space.axes[self.space.source] if a is not None)
+        before = set(self.used_sizes)
         index, per_element = self.index(size_of)
+        if like_source and self.style.moves_rows:
+            self.used_sizes = before
         return Store(
             output=output.name,
             value=self.reference(self.values[node.name]),
             index=index,
             per_element=per_element,
-            like_source=tuple(size_of) == tuple(a for a in self.space.axes[self.space.source] if a is not None),
+            like_source=like_source,
         )
 
     def program(self, output: OutputArg) -> RowProgram:
