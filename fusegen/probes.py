@@ -14,7 +14,6 @@ from fusegen.doctor import find_nvcc
 from fusegen.errors import ToolchainError
 
 SOURCE = Path(__file__).parent / "templates" / "probes.cu"
-BLOCKS_PER_SM = 4
 
 
 @lru_cache(maxsize=1)
@@ -35,7 +34,6 @@ def _library() -> ctypes.CDLL:
         ctypes.c_int64,
         ctypes.c_void_p,
         ctypes.c_int64,
-        ctypes.c_int,
         ctypes.c_void_p,
     ]
     library.fusegen_probe_launch.restype = ctypes.c_int
@@ -49,7 +47,6 @@ class Probe:
         self.read_bytes, self.write_bytes = (-(-n // 16) * 16 for n in (read_bytes, write_bytes))
         self.source = torch.zeros(max(self.read_bytes, 16), dtype=torch.uint8, device="cuda")
         self.sink = torch.zeros(max(self.write_bytes, 16), dtype=torch.uint8, device="cuda")
-        self.blocks = torch.cuda.get_device_properties(self.source.device).multi_processor_count * BLOCKS_PER_SM
         self.launch = _library().fusegen_probe_launch
 
     @property
@@ -60,6 +57,6 @@ class Probe:
     def __call__(self) -> None:
         stream = torch.cuda.current_stream().cuda_stream
         source, sink = self.source.data_ptr(), self.sink.data_ptr()
-        status = self.launch(source, self.read_bytes, sink, self.write_bytes, self.blocks, stream)
+        status = self.launch(source, self.read_bytes, sink, self.write_bytes, stream)
         if status:
             raise ToolchainError(f"the bandwidth probe failed to launch (CUDA error {status})")

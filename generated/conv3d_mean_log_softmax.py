@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_streaming(float* p, const float* v, int st
 namespace k0_row_reduce_kernel {
 
 // Every element of a row is read once, kept in registers, and written once. Two layouts:
-//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row;
+//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
 constexpr int LENGTH = 32;
@@ -229,14 +229,17 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
                                       : row / args.inner_count;
 
     // The thread's first element, and the bytes from one of its vectors to the next.
-    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * args.inner_count
+    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
                                   : row * LENGTH + part * VEC;
-    const int64_t hop = (STRIDED ? args.inner_count * S::PARTS : VEC * S::PARTS) * int64_t(sizeof(float));
+    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
     // Value j of a thread is element position(j) of the row, which exists when live(j).
     auto position = [&](int j) {
-        return STRIDED ? j * S::PARTS + part : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
+        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
-    auto live = [&](int j) { return (j / S::ELEMENT + 1) * S::PARTS * S::ELEMENT <= LENGTH || position(j) < LENGTH; };
+    auto live = [&](int j) {
+        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        return EVEN || position(j) < LENGTH;
+    };
 
     float v[S::ROWS][S::VALUES] = {};
     {
@@ -273,7 +276,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
             if (live(j)) r4[i] += t3;
         }
     }
-    reduce_row<VEC>(r4, buffers[1], [](float a, float b) { return a + b; });
+    reduce_row<VEC>(r4, buffers[1], [](auto a, auto b) { return a + b; });
     float t5[S::ROWS];   // log of its denominator
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t5[i] = logf(r4[i]);
@@ -406,16 +409,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b7e599309a62f46f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5e09168699b18daf, m) {
     m.def("k0_row_reduce(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b7e599309a62f46f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5e09168699b18daf, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b7e599309a62f46f"
+_fusegen_NAMESPACE = "fusegen_5e09168699b18daf"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -146,7 +146,7 @@ __device__ __forceinline__ void store_streaming(float* p, const float* v, int st
 namespace k0_row_reduce_kernel {
 
 // Every element of a row is read once, kept in registers, and written once. Two layouts:
-//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row;
+//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
 constexpr int LENGTH = 64;
@@ -184,6 +184,7 @@ struct Args {
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
     using S = Shape<VEC>;
+    __shared__ __align__(16) float v_p0_row[LENGTH];   // %conv2d_r1: float32[64, 1, 1]
     const int thread = threadIdx.x;
     const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
     const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
@@ -195,14 +196,17 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     const int64_t first_inner = STRIDED ? row - outer * args.inner_count : 0;
 
     // The thread's first element, and the bytes from one of its vectors to the next.
-    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * args.inner_count
+    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
                                   : row * LENGTH + part * VEC;
-    const int64_t hop = (STRIDED ? args.inner_count * S::PARTS : VEC * S::PARTS) * int64_t(sizeof(float));
+    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
     // Value j of a thread is element position(j) of the row, which exists when live(j).
     auto position = [&](int j) {
-        return STRIDED ? j * S::PARTS + part : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
+        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
-    auto live = [&](int j) { return (j / S::ELEMENT + 1) * S::PARTS * S::ELEMENT <= LENGTH || position(j) < LENGTH; };
+    auto live = [&](int j) {
+        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        return EVEN || position(j) < LENGTH;
+    };
 
     float v[S::ROWS][S::VALUES] = {};
     {
@@ -211,13 +215,17 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
             if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
+    for (int l = thread; l < LENGTH; l += S::THREADS) {
+        v_p0_row[l] = __ldg(args.p0 + l);
+    }
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = first_inner + i;
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
-            const float v_p0 = in && live(j) ? __ldg(args.p0 + l) : 0.0f;   // %conv2d_r1: float32[64, 1, 1]
+            const float v_p0 = live(j) ? v_p0_row[l] : 0.0f;
             const float t0 = v[i][j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
             const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%conv2d)
             v[i][j] = t1;
@@ -346,16 +354,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_151a696fe4078abb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ddd4e6d1b49d8ac5, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_151a696fe4078abb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ddd4e6d1b49d8ac5, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_151a696fe4078abb"
+_fusegen_NAMESPACE = "fusegen_ddd4e6d1b49d8ac5"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

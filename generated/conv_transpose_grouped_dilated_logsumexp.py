@@ -92,7 +92,8 @@ __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
     asm volatile("add.s64 %0, %0, %1;" : "+l"(p) : "l"(bytes));
 }
 
-__device__ __forceinline__ float warp_sum(float v) {
+template <typename T>
+__device__ __forceinline__ T warp_sum(T v) {
 #pragma unroll
     for (int d = 16; d; d /= 2) v += __shfl_xor_sync(~0u, v, d);
     return v;
@@ -118,6 +119,9 @@ namespace k0_window_sum_kernel {
 // (never by subtraction: Inf and NaN stay where they belong), contracts its rectangle sums with the
 // weights and writes one partial row of outputs. The block that finishes a sample adds the partial
 // rows in fixed order and runs the row program on them. One launch, bitwise deterministic.
+//
+// A thread adds its share of the input in float; everything after that, a few values by then, is in
+// double: it costs no time beside the stream and leaves the rounding of the first sums alone.
 
 // Three axes, innermost last; an absent axis has kernel 1, stride 1, padding 0.
 constexpr bool TRANSPOSED = true;
@@ -176,7 +180,7 @@ constexpr int OUT_PER_THREAD = (OUTPUTS + THREADS - 1) / THREADS;
 // The channels of a chunk are shared out over this many parts of the block for the contraction.
 constexpr int CONTRACT_PARTS = GROUPS == 1 && OUTPUTS * 2 <= THREADS ? THREADS / OUTPUTS : 1;
 // The partial rows of a sample are read by this many parts of the block, FINISH_VEC outputs a load.
-constexpr int FINISH_VEC = GROUP_OUTPUTS % 4 == 0 && OUTPUTS / 4 * 2 <= THREADS ? 4 : 1;
+constexpr int FINISH_VEC = GROUP_OUTPUTS % 2 == 0 && OUTPUTS / 2 * 2 <= THREADS ? 2 : 1;
 constexpr int FINISH_COLUMNS = OUTPUTS / FINISH_VEC;
 constexpr int FINISH_PARTS = FINISH_COLUMNS * 2 <= THREADS ? THREADS / FINISH_COLUMNS : 1;
 constexpr int FINISH_LOADS = 8;
@@ -200,7 +204,7 @@ struct Plan {
     unsigned chunk_units;   // units of a block
     int chunks;             // blocks of a sample
     int max_channels;       // most channels a block touches
-    int weights_at;         // where a block keeps their weights in shared memory, in floats,
+    int weights_at;         // where a block keeps their weights in shared memory, in doubles,
     bool stage_weights;     // if it does
     int align;              // elements of the boundary from which planes are read (columns)
 };
@@ -211,9 +215,9 @@ struct Args {
     const float* weight;
     const float* p1;
     float* y0;
-    float* partial;         // [sample][chunk][OUTPUTS]
+    double* partial;        // [sample][chunk][OUTPUTS]
     unsigned* counters;     // [sample], zero between launches
-    float scale;
+    double scale;
     bool weights_aligned;
     Plan plan;
     Window window[3][MAX_WINDOWS];
@@ -255,16 +259,16 @@ __device__ __forceinline__ void copy_async(float* to, const float* from) {
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Combines v over the block; every thread gets the result, combined in the same order.
-template <typename Combine>
-__device__ __forceinline__ float reduce_block(float v, float* scratch, Combine combine) {
+template <typename T, typename Combine>
+__device__ __forceinline__ T reduce_block(T v, double* scratch, Combine combine) {
 #pragma unroll
     for (int d = WARP / 2; d; d /= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
     __syncthreads();
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = v;
     __syncthreads();
-    v = scratch[0];
+    v = static_cast<T>(scratch[0]);
 #pragma unroll
-    for (int i = 1; i < WARPS; ++i) v = combine(v, scratch[i]);
+    for (int i = 1; i < WARPS; ++i) v = combine(v, static_cast<T>(scratch[i]));
     return v;
 }
 
@@ -381,7 +385,7 @@ struct Rows {
     }
 
     // `was`: the column of the piece that ends.
-    __device__ __forceinline__ void close(const Args& a, int was, float* slot, bool fresh) {
+    __device__ __forceinline__ void close(const Args& a, int was, double* slot, bool fresh) {
 #pragma unroll
         for (int o = 0; o < OUTER_WINDOWS; ++o)
 #pragma unroll
@@ -392,8 +396,8 @@ struct Rows {
                     const float s = OWN ? common[e] + own[OWN ? o : 0][e] : common[e];
                     part[e] = holds<step_of(2)>(a.window[2][i], was + e) ? s : 0.f;
                 }
-                const float s = warp_sum((part[0] + part[1]) + (part[2] + part[3]));
-                float& to = slot[o * INNER_WINDOWS + i];
+                const double s = warp_sum(double((part[0] + part[1]) + (part[2] + part[3])));
+                double& to = slot[o * INNER_WINDOWS + i];
                 if (threadIdx.x % WARP == 0) to = fresh ? s : to + s;
             }
 #pragma unroll
@@ -475,7 +479,7 @@ struct Columns {
         return at < end;
     }
 
-    __device__ __forceinline__ void close(const Args& a, int was, float* slot, bool) {
+    __device__ __forceinline__ void close(const Args& a, int was, double* slot, bool) {
 #pragma unroll
         for (int i = 0; i < INNER_WINDOWS; ++i) {
             float part[VEC];
@@ -484,7 +488,7 @@ struct Columns {
                 const int d = was + e - a.window[2][i].start;
                 part[e] = STEP == 1 || (d % STEP + STEP) % STEP == 0 ? common[e] : 0.f;
             }
-            const float s = warp_sum((part[0] + part[1]) + (part[2] + part[3]) + rim[i]);
+            const double s = warp_sum(double((part[0] + part[1]) + (part[2] + part[3]) + rim[i]));
             if (threadIdx.x % WARP == 0) slot[i] = s;
             rim[i] = 0.f;
         }
@@ -498,24 +502,24 @@ struct Columns {
 
 // Outputs of a chunk's channels: sum over channels and taps, one thread per output and part.
 // `weights` holds the chunk's weights in shared memory, or is null.
-__device__ __forceinline__ float contract(const Args& a, const float* sums, const float* weights, int first_channel,
+__device__ __forceinline__ double contract(const Args& a, const double* sums, const float* weights, int first_channel,
                                           int o, int begin, int end, int hop) {
     const int group = o / GROUP_OUTPUTS;
-    float total = 0.f;
+    double total = 0.0;
     for (int c = begin; c < end; c += hop) {
         const int64_t channel = first_channel + c;
         const int64_t at = TRANSPOSED ? channel * GROUP_OUTPUTS + (o - group * GROUP_OUTPUTS)
                                       : static_cast<int64_t>(o) * GROUP_CHANNELS + (channel - group * GROUP_CHANNELS);
-        const float* s = sums + c * RECTANGLES;
-        float t = 0.f;
+        const double* s = sums + c * RECTANGLES;
+        double t = 0.0;
         if (weights) {
             const float* w = weights + (c * GROUP_OUTPUTS + (o - group * GROUP_OUTPUTS)) * TAPS;
 #pragma unroll
-            for (int k = 0; k < TAPS; ++k) t = fmaf(w[k], s[rectangle_of_tap(k)], t);
+            for (int k = 0; k < TAPS; ++k) t = fma(double(w[k]), s[rectangle_of_tap(k)], t);
         } else {
             const float* w = a.weight + at * TAPS;
 #pragma unroll
-            for (int k = 0; k < TAPS; ++k) t = fmaf(__ldg(w + k), s[rectangle_of_tap(k)], t);
+            for (int k = 0; k < TAPS; ++k) t = fma(double(__ldg(w + k)), s[rectangle_of_tap(k)], t);
         }
         total += t;
     }
@@ -524,9 +528,9 @@ __device__ __forceinline__ float contract(const Args& a, const float* sums, cons
 
 template <bool SHORT>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant__ Args a) {
-    extern __shared__ float shared[];
-    __shared__ float parts[THREADS * 4];
-    __shared__ float scratch[WARPS];
+    extern __shared__ double shared[];
+    __shared__ double parts[THREADS * 2];
+    __shared__ double scratch[WARPS];
     __shared__ bool finished;
 
     const int thread = threadIdx.x;
@@ -540,8 +544,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
 
     // 1. Stream. Teams of threads take channels in turn; each warp leaves its sums in a slot.
     const int team = a.plan.team, teams = THREADS / team, team_warps = team / WARP;
-    float* sums = shared + a.plan.max_channels * team_warps * RECTANGLES;
-    float* weights = a.plan.stage_weights ? shared + a.plan.weights_at : nullptr;
+    double* sums = shared + a.plan.max_channels * team_warps * RECTANGLES;
+    float* weights = a.plan.stage_weights ? reinterpret_cast<float*>(shared + a.plan.weights_at) : nullptr;
     {
         std::conditional_t<COLUMNS, Columns, Rows> stream;
         const int64_t plane = static_cast<int64_t>(a.plan.length[0]) * a.plan.length[1] * a.plan.length[2];
@@ -574,7 +578,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
                 continue;
             }
             const int was = stream.column;
-            float* slot = shared + (c * team_warps + thread % team / WARP) * RECTANGLES;
+            double* slot = shared + (c * team_warps + thread % team / WARP) * RECTANGLES;
             const bool same = next < end(c);   // another segment of this channel
             if (!same) c += teams;
             on = c < channels;
@@ -591,19 +595,19 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
 
     // 2. Rectangle sums of each channel, then this chunk's share of the outputs.
     for (int i = thread; i < channels * RECTANGLES; i += THREADS) {
-        const float* slot = shared + i / RECTANGLES * team_warps * RECTANGLES + i % RECTANGLES;
-        float s = slot[0];
+        const double* slot = shared + i / RECTANGLES * team_warps * RECTANGLES + i % RECTANGLES;
+        double s = slot[0];
         for (int j = 1; j < team_warps; ++j) s += slot[j * RECTANGLES];
         sums[i] = s;
     }
     __syncthreads();
-    float* partial = a.partial + (sample * chunks + chunk) * OUTPUTS;
+    double* partial = a.partial + (sample * chunks + chunk) * OUTPUTS;
     if constexpr (CONTRACT_PARTS > 1) {
         const int o = thread % OUTPUTS, part = thread / OUTPUTS;
         if (part < CONTRACT_PARTS) parts[thread] = contract(a, sums, weights, first_channel, o, part, channels, CONTRACT_PARTS);
         __syncthreads();
         if (thread < OUTPUTS) {
-            float t = parts[thread];
+            double t = parts[thread];
 #pragma unroll
             for (int j = 1; j < CONTRACT_PARTS; ++j) t += parts[j * OUTPUTS + thread];
             partial[thread] = t;
@@ -639,23 +643,23 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
         const int l = thread + j * THREADS;
         v_p1[j] = l < OUTPUTS ? __ldg(a.p1 + l) : 0.0f;
     }
-    const float* rows = a.partial + sample * chunks * OUTPUTS;
+    const double* rows = a.partial + sample * chunks * OUTPUTS;
     // Sum of the partial rows of outputs o to o + FINISH_VEC - 1 that fall to `part`.
-    auto add_rows = [&](int o, int part, float (&total)[FINISH_VEC]) {
+    auto add_rows = [&](int o, int part, double (&total)[FINISH_VEC]) {
         const unsigned group = o / GROUP_OUTPUTS * static_cast<unsigned>(GROUP_CHANNELS) * units;
         const int begin = GROUPS == 1 ? 0 : group / a.plan.chunk_units;
         const int end = GROUPS == 1 ? chunks : (group + static_cast<unsigned>(GROUP_CHANNELS) * units - 1) / a.plan.chunk_units + 1;
         for (int k = begin + part; k < end; k += FINISH_LOADS * FINISH_PARTS) {
-            float t[FINISH_LOADS][FINISH_VEC];
+            double t[FINISH_LOADS][FINISH_VEC];
 #pragma unroll
             for (int u = 0; u < FINISH_LOADS; ++u) {
-                const float* p = rows + static_cast<int64_t>(k + u * FINISH_PARTS) * OUTPUTS + o;
+                const double* p = rows + static_cast<int64_t>(k + u * FINISH_PARTS) * OUTPUTS + o;
                 const bool in = k + u * FINISH_PARTS < end;
-                if constexpr (FINISH_VEC == 4) {
-                    const float4 q = in ? __ldcg(reinterpret_cast<const float4*>(p)) : make_float4(0.f, 0.f, 0.f, 0.f);
-                    t[u][0] = q.x, t[u][1] = q.y, t[u][2] = q.z, t[u][3] = q.w;
+                if constexpr (FINISH_VEC == 2) {
+                    const double2 q = in ? __ldcg(reinterpret_cast<const double2*>(p)) : make_double2(0.0, 0.0);
+                    t[u][0] = q.x, t[u][1] = q.y;
                 } else {
-                    t[u][0] = in ? __ldcg(p) : 0.f;
+                    t[u][0] = in ? __ldcg(p) : 0.0;
                 }
             }
 #pragma unroll
@@ -667,7 +671,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
     if constexpr (FINISH_PARTS > 1) {
         const int part = thread / FINISH_COLUMNS, o = thread % FINISH_COLUMNS * FINISH_VEC;
         if (part < FINISH_PARTS) {
-            float total[FINISH_VEC] = {};
+            double total[FINISH_VEC] = {};
             add_rows(o, part, total);
 #pragma unroll
             for (int e = 0; e < FINISH_VEC; ++e) parts[part * OUTPUTS + o + e] = total[e];
@@ -676,21 +680,20 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
 #pragma unroll
         for (int j = 0; j < OUT_PER_THREAD; ++j) {
             const int at = thread + j * THREADS;
-            v[j] = 0.f;
+            double total = 0.0;
             if (at < OUTPUTS)
 #pragma unroll
-                for (int k = 0; k < FINISH_PARTS; ++k) v[j] += parts[k * OUTPUTS + at];
+                for (int k = 0; k < FINISH_PARTS; ++k) total += parts[k * OUTPUTS + at];
+            v[j] = static_cast<float>(total * a.scale);
         }
     } else {
 #pragma unroll
         for (int j = 0; j < OUT_PER_THREAD; ++j) {
-            float total[FINISH_VEC] = {};   // FINISH_VEC is 1
+            double total[FINISH_VEC] = {};   // FINISH_VEC is 1
             if (thread + j * THREADS < OUTPUTS) add_rows(thread + j * THREADS, 0, total);
-            v[j] = total[0];
+            v[j] = static_cast<float>(total[0] * a.scale);
         }
     }
-#pragma unroll
-    for (int j = 0; j < OUT_PER_THREAD; ++j) v[j] *= a.scale;
 
     // 5. Row program: v[j] is output thread + j * THREADS of this sample.
     float t0[OUT_PER_THREAD];
@@ -702,16 +705,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
         if (l < OUTPUTS) r1 = nan_max(r1, t0[j]);
     }
     r1 = reduce_block(r1, scratch, nan_max);
-    const float t2 = (isinf(r1) ? 0.0f : r1);   // its shift
-    float r4 = 0.0f;   // its sum
+    const double t2 = (isinf(r1) ? 0.0f : r1);   // its shift
+    double r4 = 0.0f;   // its sum
 #pragma unroll
     for (int j = 0; j < OUT_PER_THREAD; ++j) {
         const int l = thread + j * THREADS;
         const float t3 = expf(t0[j] - t2);   // shifted exponential
         if (l < OUTPUTS) r4 += t3;
     }
-    r4 = reduce_block(r4, scratch, [](float a, float b) { return a + b; });
-    const float t5 = logf(r4) + t2;   // %logsumexp: float32[x0_0] = reduce.logsumexp(%mean, axes=(1,), keepdim=False)
+    r4 = reduce_block(r4, scratch, [](auto a, auto b) { return a + b; });
+    const double t5 = log(r4) + t2;   // %logsumexp: float32[x0_0] = reduce.logsumexp(%mean, axes=(1,), keepdim=False)
     if (thread == 0) a.y0[outer] = t5;
 }
 
@@ -748,7 +751,7 @@ Window window_of(int a, int k, int64_t h) {
 constexpr int64_t WAVE_BYTES = 2 << 20;         // above this many bytes a block, take more waves
 constexpr int64_t LEAST_BYTES = 16 << 10;       // below this many a block is not worth starting
 constexpr int64_t LONGEST_CHAIN = 1024;         // additions into one register
-constexpr int64_t SHARED_BYTES = (48 << 10) - THREADS * 16 - 512;   // of 48 KB, what the fixed arrays leave
+constexpr int64_t SHARED_BYTES = (48 << 10) - THREADS * 16 - 1024;   // of 48 KB, what the fixed arrays leave
 constexpr int64_t SHORT_STREAM = 192 << 20;     // bytes of x up to which caches should not keep them
 
 // `offset`: elements of x beyond a boundary of MAX_ALIGN.
@@ -802,22 +805,23 @@ Plan make_plan(int offset, int64_t n, const int64_t (&length)[3]) {
     int64_t chunk = (total + chunks - 1) / chunks;
     const int64_t longest = COLUMNS ? LONGEST_CHAIN * p.team * VEC / UNIT_COLUMNS / 2 : LONGEST_CHAIN * p.team_rows;
     if (chunk > longest && p.units > longest) chunk = longest;
-    const int64_t slots = SHARED_BYTES / 4 / (RECTANGLES * (p.team / WARP + 1));   // channels that fit
+    const int64_t slots = SHARED_BYTES / 8 / (RECTANGLES * (p.team / WARP + 1));   // channels that fit
     if ((chunk - 1) / p.units + 2 > slots) chunk = (slots - 2) * p.units + 1;
     p.chunk_units = unsigned(chunk);
     p.chunks = int((total + chunk - 1) / chunk);
     // A chunk of whole channels meets as many, any other up to one more.
     const int64_t most = chunk % p.units == 0 ? chunk / p.units : (chunk - 1) / p.units + 2;
     p.max_channels = int(most < CHANNELS ? most : CHANNELS);
-    p.weights_at = (p.max_channels * (p.team / WARP + 1) * RECTANGLES + 3) / 4 * 4;
-    p.stage_weights = TRANSPOSED && (int64_t(p.max_channels) * GROUP_OUTPUTS * TAPS + p.weights_at) * 4 <= SHARED_BYTES;
+    p.weights_at = (p.max_channels * (p.team / WARP + 1) * RECTANGLES + 1) / 2 * 2;
+    p.stage_weights = TRANSPOSED && int64_t(p.max_channels) * GROUP_OUTPUTS * TAPS * 4 + p.weights_at * 8 <= SHARED_BYTES;
     return p;
 }
 
 template <bool SHORT>
 cudaError_t launch(const Args& a, int64_t n, cudaStream_t stream) {
     if (int64_t(CHANNELS) * a.plan.units > INT32_MAX || n * a.plan.chunks > INT32_MAX) return cudaErrorInvalidValue;
-    const size_t bytes = size_t(a.plan.weights_at + (a.plan.stage_weights ? a.plan.max_channels * GROUP_OUTPUTS * TAPS : 0)) * 4;
+    const size_t bytes = size_t(a.plan.weights_at) * sizeof(double) +
+                         (a.plan.stage_weights ? size_t(a.plan.max_channels) * GROUP_OUTPUTS * TAPS * sizeof(float) : 0);
     run<SHORT><<<unsigned(n * a.plan.chunks), THREADS, bytes, stream>>>(a);
     return cudaGetLastError();
 }
@@ -828,7 +832,7 @@ extern "C" int64_t k0_window_sum_workspace(int64_t batch, int64_t height, int64_
     const int64_t length[3] = {1, height, width};
     if (samples == 0) return 0;
     const int64_t aligned = make_plan(0, samples, length).chunks, skewed = make_plan(1, samples, length).chunks;
-    return samples * (aligned > skewed ? aligned : skewed) * OUTPUTS * int64_t(sizeof(float));
+    return samples * (aligned > skewed ? aligned : skewed) * OUTPUTS * int64_t(sizeof(double));
 }
 
 // Planes of 2^30 elements or more are refused.
@@ -845,7 +849,7 @@ extern "C" int k0_window_sum(const float* x0, const float* p0, const float* p1, 
     args.weights_aligned = reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
     args.p1 = p1;
     args.y0 = y0;
-    args.partial = static_cast<float*>(workspace);
+    args.partial = static_cast<double*>(workspace);
     args.counters = counters;
     double positions = 1;
     for (int i = 0; i < 3; ++i) {
@@ -863,7 +867,7 @@ extern "C" int k0_window_sum(const float* x0, const float* p0, const float* p1, 
         args.shared[i] = {int(start), static_cast<unsigned int>(stop > start ? stop - start : 0)};
     }
     if (FLAT) args.window[2][0] = args.shared[2] = {0, static_cast<unsigned int>(plane)};
-    args.scale = float(MEAN ? 1 / positions : 1);
+    args.scale = MEAN ? 1 / positions : 1;
     args.plan = make_plan(int(reinterpret_cast<uintptr_t>(args.x) / sizeof(float) % MAX_ALIGN), samples, length);
     const bool brief = samples * CHANNELS * plane * int64_t(sizeof(float)) <= SHORT_STREAM;
     return brief ? launch<true>(args, samples, stream) : launch<false>(args, samples, stream);
@@ -1005,16 +1009,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_91b118bccf66669e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4d2e253af4a7998c, m) {
     m.def("k0_window_sum(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_91b118bccf66669e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_4d2e253af4a7998c, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_91b118bccf66669e"
+_fusegen_NAMESPACE = "fusegen_4d2e253af4a7998c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -148,7 +148,7 @@ __device__ __forceinline__ void store_streaming(float* p, const float* v, int st
 namespace k0_row_reduce_kernel {
 
 // Every element of a row is read once, kept in registers, and written once. Two layouts:
-//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row;
+//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
 constexpr int LENGTH = 64;
@@ -186,6 +186,7 @@ struct Args {
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
     using S = Shape<VEC>;
+    __shared__ __align__(16) float v_p0_row[LENGTH];   // %mean_r1: float32[64, 1]
     const int thread = threadIdx.x;
     const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
     const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
@@ -197,14 +198,17 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     const int64_t first_inner = STRIDED ? row - outer * args.inner_count : 0;
 
     // The thread's first element, and the bytes from one of its vectors to the next.
-    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * args.inner_count
+    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
                                   : row * LENGTH + part * VEC;
-    const int64_t hop = (STRIDED ? args.inner_count * S::PARTS : VEC * S::PARTS) * int64_t(sizeof(float));
+    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
     // Value j of a thread is element position(j) of the row, which exists when live(j).
     auto position = [&](int j) {
-        return STRIDED ? j * S::PARTS + part : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
+        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
-    auto live = [&](int j) { return (j / S::ELEMENT + 1) * S::PARTS * S::ELEMENT <= LENGTH || position(j) < LENGTH; };
+    auto live = [&](int j) {
+        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        return EVEN || position(j) < LENGTH;
+    };
 
     float v[S::ROWS][S::VALUES] = {};
     {
@@ -213,13 +217,17 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
             if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
+    for (int l = thread; l < LENGTH; l += S::THREADS) {
+        v_p0_row[l] = __ldg(args.p0 + l);
+    }
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = first_inner + i;
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
-            const float v_p0 = in && live(j) ? __ldg(args.p0 + l) : 0.0f;   // %mean_r1: float32[64, 1]
+            const float v_p0 = live(j) ? v_p0_row[l] : 0.0f;
             const float t0 = v[i][j] + v_p0;   // %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2, %mean_r1)
             const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
             v[i][j] = t1;
@@ -347,16 +355,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_94084873e3108c94, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0d509636f0fb7738, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_94084873e3108c94, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0d509636f0fb7738, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_94084873e3108c94"
+_fusegen_NAMESPACE = "fusegen_0d509636f0fb7738"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -80,8 +80,9 @@ __device__ __forceinline__ float nan_max(float a, float b) {
     return r;
 }
 
+// The quotient is good to two units in the last place; beyond 2^126 it is 0, as the sigmoid all but is.
 __device__ __forceinline__ float sigmoid(float a) {
-    return 1.0f / (1.0f + expf(-a));
+    return __fdividef(1.0f, 1.0f + expf(-a));
 }
 
 // Division by a run-time constant: exact for numerators below 2^31.
@@ -161,7 +162,7 @@ __device__ __forceinline__ void store_streaming(float* p, const float* v, int st
 namespace k0_row_reduce_kernel {
 
 // Every element of a row is read once, kept in registers, and written once. Two layouts:
-//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row;
+//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
 constexpr int LENGTH = 128;
@@ -234,6 +235,8 @@ template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
     using S = Shape<VEC>;
     __shared__ __align__(16) float buffers[2][S::BLOCK_ROWS * S::ROW_WARPS];
+    __shared__ __align__(16) float v_p0_row[LENGTH];   // %conv_transpose2d_r1: float32[128, 1, 1]
+    __shared__ __align__(16) float v_p1_row[LENGTH];   // %p_bias: float32[128, 1, 1]
     const int thread = threadIdx.x;
     const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
     const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
@@ -245,14 +248,17 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     const int64_t first_inner = STRIDED ? row - outer * args.inner_count : 0;
 
     // The thread's first element, and the bytes from one of its vectors to the next.
-    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * args.inner_count
+    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
                                   : row * LENGTH + part * VEC;
-    const int64_t hop = (STRIDED ? args.inner_count * S::PARTS : VEC * S::PARTS) * int64_t(sizeof(float));
+    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
     // Value j of a thread is element position(j) of the row, which exists when live(j).
     auto position = [&](int j) {
-        return STRIDED ? j * S::PARTS + part : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
+        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
-    auto live = [&](int j) { return (j / S::ELEMENT + 1) * S::PARTS * S::ELEMENT <= LENGTH || position(j) < LENGTH; };
+    auto live = [&](int j) {
+        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        return EVEN || position(j) < LENGTH;
+    };
 
     float v[S::ROWS][S::VALUES] = {};
     {
@@ -261,6 +267,11 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
             if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
+    for (int l = thread; l < LENGTH; l += S::THREADS) {
+        v_p0_row[l] = __ldg(args.p0 + l);
+        v_p1_row[l] = __ldg(args.p1 + l);
+    }
+    __syncthreads();
     float t0[S::ROWS][S::VALUES];
     float r1[S::ROWS];   // %softmax: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = softmax(%conv_transpose2d, axis=1)
 #pragma unroll
@@ -271,7 +282,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
-            const float v_p0 = in && live(j) ? __ldg(args.p0 + l) : 0.0f;   // %conv_transpose2d_r1: float32[128, 1, 1]
+            const float v_p0 = live(j) ? v_p0_row[l] : 0.0f;
             t0[i][j] = v[i][j] + v_p0;   // %conv_transpose2d: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%conv_transpose2d_r2, %conv_transpose2d_r1)
             if (live(j)) r1[i] = nan_max(r1[i], t0[i][j]);
         }
@@ -290,7 +301,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
             if (live(j)) r4[i] += t3[i][j];
         }
     }
-    reduce_row<VEC>(r4, buffers[1], [](float a, float b) { return a + b; });
+    reduce_row<VEC>(r4, buffers[1], [](auto a, auto b) { return a + b; });
     float t5[S::ROWS];   // one over its denominator
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t5[i] = 1.0f / r4[i];
@@ -300,7 +311,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
-            const float v_p1 = in && live(j) ? __ldg(args.p1 + l) : 0.0f;   // %p_bias: float32[128, 1, 1]
+            const float v_p1 = live(j) ? v_p1_row[l] : 0.0f;
             const float t6 = t3[i][j] * t5[i];   // %softmax: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = softmax(%conv_transpose2d, axis=1)
             const float t7 = t6 + v_p1;   // %add_10: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
             const float t8 = t7 * 2.0f;   // %mul_12: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add_10, %scalar)
@@ -437,16 +448,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a0c242ddab09501a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e1288569e8141f01, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a0c242ddab09501a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e1288569e8141f01, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a0c242ddab09501a"
+_fusegen_NAMESPACE = "fusegen_e1288569e8141f01"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -208,3 +208,8 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
     draft = glue.render(plans=plans, namespace="")
     namespace = "fusegen_" + hashlib.sha256((cuda + draft).encode()).hexdigest()[:16]
     return Sources(cuda=cuda, glue=glue.render(plans=plans, namespace=namespace), namespace=namespace)
+
+
+def in_double(expr: str) -> str:
+    """A float expression with its library functions in their double form (``logf`` to ``log``)."""
+    return re.sub(r"\b(abs|cos|erf|exp|expm1|fabs|log|log1p|pow|rsqrt|sin|sqrt|tanh)f\(", r"\1(", expr)

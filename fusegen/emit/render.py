@@ -78,6 +78,7 @@ def environment() -> jinja2.Environment:
         fake_results=fake_results,
         mentioned=kernels.mentioned,
         row_text=kernels.row_text,
+        in_double=kernels.in_double,
         reword=reword,
         wrapped=lambda value, before, after: f"{before}{value}{after}",
     )
