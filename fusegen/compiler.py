@@ -10,12 +10,13 @@ from typing import TypeAlias
 
 from torch import nn
 
-from fusegen import ir, passes, proof
+from fusegen import passes, proof
 from fusegen.errors import ModelFileError
 from fusegen.ir import Graph, RuleApplied, RuleRefused
 from fusegen.plan import make_program
 from fusegen.plan.types import Program
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
+from fusegen.verify import from_json
 
 Progress: TypeAlias = Callable[[str], None]
 DEFAULT_TARGET = "sm_90"
@@ -102,7 +103,7 @@ def compile_file(
             text = model.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelFileError(f"cannot read {model}: {error}") from error
-        return _finish(ir.from_json(text, model.name), None, model.name, target, evaluation, progress, started)
+        return _finish(from_json(text, model.name), None, model.name, target, evaluation, progress, started)
     progress("trace")
     loaded = load_model_file(model)
     module, inputs = instantiate(loaded)

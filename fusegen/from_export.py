@@ -29,9 +29,9 @@ from fusegen.ir import (
     ParamOp,
     PointwiseOp,
     TensorType,
-    verify,
 )
 from fusegen.pointwise import BY_ATEN
+from fusegen.verify import verify
 
 
 class _Converter:

@@ -128,7 +128,10 @@ def analyze(body: Graph) -> RowSpace:
     """The row space of a candidate kernel. Raises ``NotFusable`` with the reason."""
     by_name = body.by_name
     source = _choose_source(body, by_name)
-    axes: dict[str, AxisMap] = {source.name: tuple(i if s != 1 else None for i, s in enumerate(source.type.shape))}
+    whole: AxisMap = tuple(i if s != 1 else None for i, s in enumerate(source.type.shape))
+    axes = {source.name: whole}
+    if isinstance(source.op, InputOp):  # other inputs of the full shape are rows too
+        axes.update({node.name: whole for node in body.inputs if node.type.shape == source.type.shape})
     row_axes: set[int] = set()
 
     def reduce_over(node: Node, reduced: set[int | None]) -> None:

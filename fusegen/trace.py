@@ -23,9 +23,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fusegen import dims
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert
-from fusegen.ir import Graph
+from fusegen.ir import Graph, ReduceOp, SoftmaxOp
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,15 @@ def _quiet_log() -> Iterator[None]:
         logging.disable(before)
 
 
-def _export(model: nn.Module, inputs: tuple[Any, ...], dynamic: bool) -> torch.export.ExportedProgram:
-    auto = torch.export.Dim.AUTO
-    shapes = tuple([auto] * value.dim() if isinstance(value, torch.Tensor) else None for value in inputs)
+def _export(
+    model: nn.Module, inputs: tuple[Any, ...], dynamic: bool, fixed: frozenset[str] = frozenset()
+) -> torch.export.ExportedProgram:
+    """``dynamic``: every input size but those named in ``fixed`` may vary where the model allows it."""
+    auto, static = torch.export.Dim.AUTO, torch.export.Dim.STATIC
+    shapes = tuple(
+        [static if dims.symbol(position, axis) in fixed else auto for axis in range(value.dim())]
+        for position, value in enumerate(inputs)
+    )
     # torch.export prints the graph so far when it fails; our error says what matters.
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log():
         warnings.simplefilter("ignore")
@@ -159,6 +166,22 @@ def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, ones: set[str]) -> 
             torch.empty(shape, dtype=value.dtype)
             for shape, value in zip(input_shapes(graph, sizes), inputs, strict=True)
         )
+
+
+def _row_lengths(graph: Graph) -> frozenset[str]:
+    """Input sizes that are structure: the lengths of rows that a kernel keeps on chip.
+
+    Those are the axis of a softmax, and the channels or features (axis 1) where something reduces
+    them. Batch and spatial sizes stay free.
+    """
+    found = set()
+    for node in graph.nodes:
+        match node.op:
+            case SoftmaxOp(axis=axis):
+                found.add(graph.node(node.inputs[0]).type.shape[axis])
+            case ReduceOp(axes=(1,)):
+                found.add(graph.node(node.inputs[0]).type.shape[1])
+    return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
 
 
 def _ops_of(graph: Graph) -> list[str]:
@@ -201,6 +224,8 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
             raise _trace_error(error, path) from error
         notes = (f"sizes are fixed to the example inputs: {_first_line(dynamic_error)}",)
     graph = convert(program, model, path)
+    if fixed := _row_lengths(graph):
+        graph = convert(_export(model, inputs, dynamic=True, fixed=fixed), model, path)
     if graph.sizes:
         extra = _size_one_constraints(model, inputs, graph, path)
         graph = graph.replace(constraints=graph.constraints + extra)

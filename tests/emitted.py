@@ -134,6 +134,7 @@ def simulated(compiled: Compiled, name: str = "generated") -> types.ModuleType:
 
 _HOST_CUDA = """
 #include <cmath>
+inline float __fdividef(float a, float b) { return a / b; }
 #define __global__
 #define __device__
 #define __forceinline__ inline

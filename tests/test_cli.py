@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fusegen import check, compiler, doctor
 from fusegen.cli import app
 from fusegen.errors import MismatchError
-from fusegen.ir import from_json
+from fusegen.verify import from_json
 from tests.variants import ROOT, small
 
 COLLAPSED = "conv_transpose_scale_mean"

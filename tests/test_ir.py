@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fusegen import dims, ir
 from fusegen.errors import GraphError, GraphFormatError
-from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PointwiseOp, ReduceOp, TensorType, verify
+from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PointwiseOp, ReduceOp, TensorType
+from fusegen.verify import from_json, verify
 
 F32 = DType.FLOAT32
 
@@ -33,7 +34,7 @@ def small_graph() -> Graph:
 
 def test_json_round_trip() -> None:
     graph = small_graph()
-    assert ir.from_json(ir.to_json(graph)) == graph
+    assert from_json(ir.to_json(graph)) == graph
 
 
 def test_replace_validates() -> None:
@@ -78,7 +79,7 @@ def test_verify_names_what_is_wrong(change: object, message: str) -> None:
 )
 def test_malformed_graphs_are_refused(text: str) -> None:
     with pytest.raises(GraphFormatError):
-        ir.from_json(text, "graph.json")
+        from_json(text, "graph.json")
 
 
 def test_conv_channels_are_checked() -> None:

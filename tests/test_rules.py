@@ -24,10 +24,10 @@ from fusegen.ir import (
     ReduceOp,
     ReshapeOp,
     TensorType,
-    verify,
 )
 from fusegen.passes import algebra, decompose, simplify
 from fusegen.passes.rewrite import Rule, rewrite
+from fusegen.verify import verify
 from tests import modular
 
 CONFIGURATIONS = 10_000

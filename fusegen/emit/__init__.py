@@ -1,7 +1,6 @@
 """From a program to the text of one self-contained Python module."""
 
 from fusegen.emit.files import write_atomic
-from fusegen.emit.kernels import hex_float
 from fusegen.emit.module import emit_module
 from fusegen.emit.render import environment, render
 from fusegen.emit.rules import check_rules, violations
@@ -13,7 +12,6 @@ __all__ = [
     "check_rules",
     "emit_module",
     "environment",
-    "hex_float",
     "render",
     "snapshot_modules",
     "violations",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-import struct
 from dataclasses import dataclass
 
 import jinja2
@@ -33,32 +31,6 @@ _HEADERS = {DType.FLOAT16: "cuda_fp16.h", DType.BFLOAT16: "cuda_bf16.h"}
 def c_type(dtype: DType) -> str:
     """The CUDA C++ element type."""
     return _C_TYPES[dtype]
-
-
-def hex_float(value: float, suffix: str = "f") -> str:
-    """``value`` as an exact C++ literal: ``0x1.8p+0f``; single precision is rounded to nearest."""
-    number = float(value)
-    if suffix == "f" and math.isfinite(number):
-        number = _single(number)
-    if math.isnan(number):
-        return "CUDART_NAN_F" if suffix else "CUDART_NAN"
-    if math.isinf(number):
-        sign = "-" if number < 0 else ""
-        return f"{sign}CUDART_INF_F" if suffix else f"{sign}CUDART_INF"
-    text = number.hex()
-    mantissa, _, exponent = text.partition("p")
-    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-    if mantissa in ("0x", "-0x"):
-        mantissa += "0"
-    return f"{mantissa}p{exponent}{suffix}"
-
-
-def _single(value: float) -> float:
-    try:
-        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return rounded
 
 
 def glue_type(dtype: DType) -> str:
@@ -202,7 +174,6 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
         kernels=list(zip(plans, kernels, strict=True)),
         helpers=helper_functions("\n".join(kernels), _helpers(environment)),
         headers=[_HEADERS[d] for d in sorted(dtypes) if d in _HEADERS],
-        constants="CUDART_" in "".join(kernels),
     )
     glue = environment.get_template("glue.cpp.j2")
     draft = glue.render(plans=plans, namespace="")

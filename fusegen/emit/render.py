@@ -65,7 +65,6 @@ def environment() -> jinja2.Environment:
     env.filters.update(
         c_type=kernels.c_type,
         cpp=dims.cpp,
-        hex_float=kernels.hex_float,
         parameters=kernels.parameters,
         arguments=kernels.arguments,
         forwarded=kernels.forwarded,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusegen.errors import GraphError
-from fusegen.ir import Graph, verify
+from fusegen.ir import Graph
 from fusegen.passes import algebra, decompose, fuse, simplify
 from fusegen.passes.rewrite import Numerics, Outcome
+from fusegen.verify import verify
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from enum import StrEnum
 from fusegen import ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError
-from fusegen.ir import ConstOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused, verify
+from fusegen.ir import ConstOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused
+from fusegen.verify import verify
 
 
 class Numerics(StrEnum):

@@ -259,6 +259,11 @@ class RowLowering:
                 # Elements in registers from the start, so any phase may read them.
                 self.values[node.name] = _Value(self.source, True, 0, array=True)
                 continue
+            if isinstance(node.op, InputOp) and node.name in self.space.axes:
+                # A second tensor of rows: read once, into registers if a later phase needs it.
+                loaded = self.operand(node, self.space.axes[node.name])
+                self.values[node.name] = self.draft("{0}", loaded, element=True, node=node)
+                continue
             if node.name not in self.space.axes or isinstance(node.op, (InputOp, ConstOp, WindowSumOp, TapSumOp)):
                 continue
             match node.op:

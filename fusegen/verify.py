@@ -1,0 +1,52 @@
+"""Checks graphs: names, order, types, sizes. Also the reader of graph descriptions, which checks them."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from fusegen import dims, ops
+from fusegen.errors import GraphError, GraphFormatError
+from fusegen.ir import Graph, InputOp, Node, RegionOp
+
+
+def verify(graph: Graph) -> None:
+    """Check names, order, types and outputs. Raises ``GraphError`` naming the node."""
+    seen: dict[str, Node] = {}
+    for node in graph.nodes:
+        if node.name in seen:
+            raise GraphError("two nodes share a name", node=node.name, source=node.source)
+        missing = [name for name in node.inputs if name not in seen]
+        if missing:
+            raise GraphError(f"reads {missing[0]!r}, which no earlier node defines", node=node.name, source=node.source)
+        unknown = [s for s in dims.symbols(node.type.shape) if s not in graph.sizes]
+        if unknown:
+            raise GraphError(f"size symbol {unknown[0]!r} has no traced value", node=node.name, source=node.source)
+        try:
+            inferred = ops.infer(node.op, tuple(seen[name].type for name in node.inputs), node.type)
+        except GraphError as error:
+            raise GraphError(error.message, node=node.name, source=node.source) from error
+        if inferred != node.type:
+            raise GraphError(f"is declared {node.type} but computes {inferred}", node=node.name, source=node.source)
+        if isinstance(node.op, RegionOp):
+            verify(node.op.body)
+        seen[node.name] = node
+    for name in graph.results:
+        if name not in seen:
+            raise GraphError(f"output {name!r} is not a node")
+    positions = [n.op.position for n in graph.inputs if isinstance(n.op, InputOp)]
+    if positions != list(range(len(positions))):
+        raise GraphError(f"input positions are {positions}, not 0..{len(positions) - 1}")
+
+
+def from_json(text: str, where: str = "graph") -> Graph:
+    """Parse and verify an operator-graph description. Raises ``GraphFormatError``."""
+    try:
+        graph = Graph.model_validate_json(text)
+        verify(graph)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"])) or "top level"
+        raise GraphFormatError(f"{where}: {path}: {first['msg']}", hint="see docs/graph-format.md") from error
+    except (GraphError, ValueError) as error:
+        raise GraphFormatError(f"{where}: {error}", hint="see docs/graph-format.md") from error
+    return graph

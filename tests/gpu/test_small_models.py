@@ -1,0 +1,54 @@
+"""Chains that no spec has, compiled here and now: every kind of operand, store, phase and reduction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.compiler import compile_file
+from fusegen.emit import write_atomic
+from fusegen.subject import load_generated
+from fusegen.trace import load_model_file
+from tests.gpu.cases import agrees
+from tests.test_trace import write
+
+pytestmark = pytest.mark.gpu
+
+BODIES = {
+    "softmax": "return torch.softmax(x, 1) * 2",
+    "log_softmax": "return torch.log_softmax(x * 3, 1).exp()",
+    "norm": "return (x - x.mean(1, keepdim=True)) / (x.square().mean(1, keepdim=True) + 1).sqrt()",
+    "logsumexp": "return torch.logsumexp(x, 1).tanh()",
+    "rows_of_features": "return torch.softmax(x.flatten(2).sum(2), 1)",
+    "min_prod": "return x.amin(1) + (x * 0.5).prod(1)",
+    "residual": "z = x.relu() + x.sigmoid()\nreturn torch.softmax(z, 1) * x + z.amax(1, keepdim=True)",
+    "pointwise": "return F.hardswish(x.exp() - 2) * F.mish(x) + F.gelu(x)",
+    "broadcasts": "return x * self.row + self.column.sigmoid() / (1 + self.channel.abs())",
+    "permuted": "return x.softmax(1).permute(0, 2, 3, 1)",
+    "clamped": "return (x * self.channel).clamp(-0.3, 0.4).amax(1)",
+    "shared": "y = x.exp()\nreturn y.sum(1) * y.flip(1)[:, 0]",
+}
+INIT = """
+self.row = nn.Parameter(torch.randn(7))
+self.column = nn.Parameter(torch.randn(6, 1))
+self.channel = nn.Parameter(torch.randn(10, 1, 1))
+"""
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_agrees_at_every_size(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, BODIES[name], INIT, "torch.rand(4, 10, 6, 7)")
+    generated = tmp_path / "generated.py"
+    write_atomic(generated, compile_file(path).source)
+    loaded = load_model_file(path)
+    torch.manual_seed(0)
+    reference = loaded.model_class().cuda()
+    model = load_generated(generated)().cuda()
+    model.load_state_dict(reference.state_dict())
+    for batch in (1, 4, 33):
+        x = torch.randn(batch, 10, 6, 7, device="cuda")
+        agrees(reference, model, x)
+    if name not in ("broadcasts",):  # parameters of a fixed size fix the image's
+        agrees(reference, model, torch.randn(2, 10, 64, 128, device="cuda"))

@@ -1,0 +1,108 @@
+"""Fusion and planning: what shares a kernel, what does not and why, and how sizes reach a kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusegen.compiler import optimise
+from fusegen.errors import MismatchError
+from fusegen.ir import RegionOp, TensorType
+from fusegen.plan.sizes import Sizes, UnboundSize
+from fusegen.plan.types import KernelStep, Program, TensorArg
+from fusegen.proof import prove
+from tests.test_trace import traced, write
+
+
+def program(tmp_path: Path, body: str, init: str = "pass", inputs: str = "torch.rand(4, 8, 6, 5)") -> Program:
+    graph = traced(write(tmp_path, body, init, inputs)).graph
+    result, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    return result
+
+
+def templates(found: Program) -> list[str]:
+    return [step.plan.detail.template if isinstance(step, KernelStep) else "torch" for step in found.steps]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return torch.softmax(x, 1) * 2", ["row_reduce"]),
+        ("return (x - x.mean(1, keepdim=True)) / (x.square().sum(1, keepdim=True) + 1).sqrt()", ["row_reduce"]),
+        ("return torch.logsumexp(x, 1).tanh()", ["row_reduce"]),
+        ("return x.exp() + x.flip(1)", ["torch", "pointwise"]),
+        ("return x.relu() * 2 + 1", ["pointwise"]),
+        ("y = x.exp()\nreturn y, y.sum(1)", ["pointwise", "row_reduce"]),
+        ("return x.max(1)[0].softmax(2)", ["row_reduce", "row_reduce"]),  # rows along two different axes
+        ("return x.flatten(1)", ["torch"]),
+    ],
+)
+def test_what_shares_a_kernel(body: str, expected: list[str], tmp_path: Path) -> None:
+    assert templates(program(tmp_path, body)) == expected
+
+
+def test_a_value_that_is_read_outside_stays_outside(tmp_path: Path) -> None:
+    found = program(tmp_path, "y = x.exp()\nreturn y.sum(1), y.flip(1)")
+    assert templates(found) == ["pointwise", "row_reduce", "torch"]
+
+
+def test_a_row_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
+    found = program(tmp_path, "return x.softmax(1)", inputs="torch.rand(2, 5000, 3)")
+    assert templates(found) == ["torch"]
+    assert any("5000 elements" in refusal.reason for refusal in found.refusals)
+
+
+def test_bias_and_activation_run_along_the_channels(tmp_path: Path) -> None:
+    found = program(tmp_path, "return self.c(x).relu()", "self.c = nn.Conv2d(8, 16, 3)")
+    assert templates(found) == ["torch", "row_reduce"]
+    step = found.steps[1]
+    assert isinstance(step, KernelStep)
+    assert [o.index for o in step.plan.detail.rows.operands] == ["l"]
+
+
+def test_partial_and_shared_means_do_not_collapse(tmp_path: Path) -> None:
+    init = "self.c = nn.Conv2d(8, 16, 3)"
+    for body, reason in (
+        ("return self.c(x).mean(3)", "only axes (3,)"),
+        ("y = self.c(x)\nreturn y.mean((2, 3)), y.relu()", "read elsewhere"),
+    ):
+        found = program(tmp_path, body, init)
+        assert "window_sum" not in templates(found)
+        assert any(reason in refusal.reason for refusal in found.refusals), found.refusals
+
+
+def test_a_mean_over_everything_collapses_its_spatial_part(tmp_path: Path) -> None:
+    found = program(tmp_path, "return self.c(2 * x).mean((1, 2, 3))", "self.c = nn.Conv2d(8, 16, 3, stride=2)")
+    assert templates(found) == ["window_sum"]
+
+
+def test_sizes_of_a_kernel_follow_from_its_operands() -> None:
+    arg = TensorArg(
+        name="x0", node="x", type=TensorType.model_validate({"dtype": "float32", "shape": ["x0_0", 3, "2*x0_2 + 1"]})
+    )
+    sizes = Sizes((arg,))
+    assert [b.name for b in sizes.bindings] == ["batch", "width"]
+    assert sizes.local("2*x0_2 + 1") == "width"
+    assert sizes.local("x0_2 + 4") == "((width - 1) // 2) + 4"
+    assert sizes.checks((arg,)) == ((0, 1, 3),)
+    with pytest.raises(UnboundSize):
+        sizes.local("x0_3")
+
+
+def test_the_proof_finds_a_wrong_rewrite(tmp_path: Path) -> None:
+    """Off by one anywhere: a graph whose region uses another constant must not pass."""
+    found = program(tmp_path, "return self.c(x).mean((2, 3)) * 3", "self.c = nn.Conv2d(8, 16, 3, padding=1)")
+    assert prove(found.before, found.after).worst < 1e-9
+    after = found.after
+    region = next(node for node in after.nodes if isinstance(node.op, RegionOp))
+    assert isinstance(region.op, RegionOp)
+    wrong = []
+    for node in region.op.body.nodes:
+        if node.op.kind == "window_sum":
+            node = node.replace(op=node.op.replace(mean=False))
+        wrong.append(node)
+    body = region.op.body.replace(nodes=tuple(wrong))
+    nodes = tuple(n.replace(op=n.op.replace(body=body)) if n.name == region.name else n for n in after.nodes)  # type: ignore[call-arg]
+    with pytest.raises(MismatchError, match="differs from the model"):
+        prove(found.before, after.replace(nodes=nodes))
