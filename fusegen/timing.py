@@ -174,8 +174,17 @@ with torch.no_grad():
     new(*inputs)
 torch.cuda.synchronize()
 end = time.perf_counter()
+import gc, statistics
+gc.disable()
+hosts = []
+for repeat in range(20):
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for call in range(20):
+        new(*inputs)
+    hosts.append((time.perf_counter() - begin) / 20 * 1e6)
 print(json.dumps({"total": end - start, "import": imported - start, "construct": built - imported,
-                  "call": end - built}))
+                  "call": end - built, "host_us": statistics.median(hosts)}))
 """
 
 
@@ -188,6 +197,8 @@ class FirstUse(Frozen):
     """With the kernels already built; the median of three processes."""
     cached_import: float
     """The import alone."""
+    host_us: float
+    """Host microseconds of a later forward call, grad mode on: nothing else in the process takes its time."""
 
 
 def first_use(generated: Path, model: Path, inputs: tuple[Any, ...], evaluation: bool) -> FirstUse:
@@ -210,6 +221,7 @@ def first_use(generated: Path, model: Path, inputs: tuple[Any, ...], evaluation:
         cold=cold["total"],
         cached=statistics.median(run["total"] for run in cached),
         cached_import=statistics.median(run["import"] for run in cached),
+        host_us=statistics.median(run["host_us"] for run in cached),
     )
 
 

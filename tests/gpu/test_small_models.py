@@ -28,7 +28,7 @@ BODIES = {
     "broadcasts": "return x * self.row + self.column.sigmoid() / (1 + self.channel.abs())",
     "permuted": "return x.softmax(1).permute(0, 2, 3, 1)",
     "clamped": "return (x * self.channel).clamp(-0.3, 0.4).amax(1)",
-    "shared": "y = x.exp()\nreturn y.sum(1) * y.flip(1)[:, 0]",
+    "shared": "y = x.exp()\nreturn y.sum(1, keepdim=True) * y.flip(1)",
 }
 INIT = """
 self.row = nn.Parameter(torch.randn(7))
