@@ -124,8 +124,8 @@ def _split(length: int, strided: bool, wide: bool) -> tuple[int, int]:
     """(threads that share a row, rows side by side) for rows of ``length`` elements; ``wide``: 16-byte accesses.
 
     Strided rows: up to 64 values in a thread's registers (64 of one row, or 16 of four neighbouring
-    rows) and 512 threads with 128 registers each: measured 0.87 to 0.99 of copy bandwidth on sm_90,
-    against 0.6 to 0.7 with fewer rows side by side. Contiguous rows: 8 to 32 values a thread.
+    rows) and 512 threads with 128 registers each; fewer rows side by side, or more threads with fewer
+    registers, were slower on sm_90. Contiguous rows: 4 to 32 values a thread.
     """
     if strided:
         parts = max(-(-length // 16), min(8, length)) if wide else -(-length // 64)
