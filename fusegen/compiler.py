@@ -13,7 +13,7 @@ from torch import nn
 from fusegen import passes, proof
 from fusegen.errors import ModelFileError
 from fusegen.ir import Graph, RuleApplied, RuleRefused
-from fusegen.plan import make_program
+from fusegen.plan import cost, make_program
 from fusegen.plan.types import Program
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
 from fusegen.verify import from_json
@@ -97,6 +97,7 @@ def compile_file(
     ``FusegenError`` whose class says what is wrong.
     """
     started = time.perf_counter()
+    cost.machine(target)  # a wrong target is known before any work
     if model.suffix == ".json":
         progress("read")
         try:

@@ -42,6 +42,10 @@ class EmitError(FusegenError):
     """The model's source cannot be carried into the generated file."""
 
 
+class TargetError(FusegenError):
+    """The target architecture is not one that the compiler knows rates for."""
+
+
 class MismatchError(FusegenError):
     """Numbers differ: the rewrite proof, or the generated module against the reference."""
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.compiler import optimise
-from fusegen.errors import MismatchError
+from fusegen.compiler import compile_file, optimise
+from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
 from fusegen.plan.sizes import Sizes, UnboundSize
 from fusegen.plan.types import KernelStep, Program, TensorArg
@@ -106,3 +106,9 @@ def test_the_proof_finds_a_wrong_rewrite(tmp_path: Path) -> None:
     nodes = tuple(n.replace(op=n.op.replace(body=body)) if n.name == region.name else n for n in after.nodes)  # type: ignore[call-arg]
     with pytest.raises(MismatchError, match="differs from the model"):
         prove(found.before, after.replace(nodes=nodes))
+
+
+def test_an_unknown_target_is_refused_before_tracing(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="sm_70") as raised:
+        compile_file(tmp_path / "not_even_there.py", target="sm_70")
+    assert raised.value.exit_code == 2

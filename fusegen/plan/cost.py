@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusegen import dims, ops
-from fusegen.errors import ToolchainError
+from fusegen.errors import TargetError
 from fusegen.ir import ConstOp, ConvOp, Graph, Node, ParamOp, RegionOp, ReshapeOp
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 
@@ -33,10 +33,10 @@ MACHINES: dict[str, Machine] = {
 
 
 def machine(target: str) -> Machine:
-    """The rates of a target. Raises ``ToolchainError`` for one without a table entry."""
+    """The rates of a target. Raises ``TargetError`` for one without a table entry."""
     found = MACHINES.get(target)
     if found is None:
-        raise ToolchainError(f"unknown target {target!r}", hint=f"known targets: {', '.join(MACHINES)}")
+        raise TargetError(f"unknown target {target!r}", hint=f"known targets: {', '.join(MACHINES)}")
     return found
 
 
