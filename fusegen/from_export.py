@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from pathlib import Path
@@ -34,6 +35,14 @@ from fusegen.pointwise import BY_ATEN
 from fusegen.verify import verify
 
 
+class _Size(str):
+    """The text of a size expression, to tell it from a string argument."""
+
+
+def _size(dim: Dim) -> int | _Size:
+    return dim if isinstance(dim, int) else _Size(dim)
+
+
 class _Converter:
     """Walks the fx graph once; ``env`` maps fx nodes to values."""
 
@@ -43,6 +52,7 @@ class _Converter:
         self.env: dict[fx.Node, Value] = {}
         self.renames: dict[sympy.Symbol, sympy.Expr] = {}
         self.sizes: dict[str, int] = {}
+        self.inputs: list[Value] = []
         self.current: fx.Node | None = None
         self.fresh = 0
 
@@ -156,7 +166,7 @@ class _Converter:
         """An fx argument with values for nodes and ``Dim`` for symbolic integers."""
         if isinstance(value, fx.Node):
             found = value.meta.get("val")
-            return self.dim(found) if isinstance(found, torch.SymInt) else self.env[value]
+            return _size(self.dim(found)) if isinstance(found, torch.SymInt) else self.env[value]
         if isinstance(value, (list, tuple)):
             return type(value)(self.argument(item) for item in value)
         return value
@@ -182,14 +192,18 @@ class _Converter:
                     return f"[{', '.join(map(text, value))}]"
                 case torch.dtype() | torch.memory_format() | torch.layout():
                     return str(value)
-                case torch.device():
-                    raise UnsupportedOpError(
-                        f"{node.target} pins a device", node=node.name, source=self.source(), hint="use x.device"
-                    )
-                case str() if isinstance(value, str) and value in self.sizes:
-                    return value
+                case torch.device():  # tracing has one device: the inputs'
+                    if not self.inputs:
+                        raise UnsupportedOpError(
+                            f"{node.target} needs a device and there is no input", node=node.name, source=self.source()
+                        )
+                    return f"{text(self.inputs[0])}.device"
+                case _Size():
+                    return str(value)
+                case float() if not math.isfinite(value):
+                    return f'float("{value}")'
                 case None | bool() | int() | float() | str():
-                    return repr(value) if not isinstance(value, str) or value.isidentifier() else value
+                    return repr(value).replace("{", "{{").replace("}", "}}")
             raise UnsupportedOpError(
                 f"{node.target} has an argument of type {type(value).__name__}", node=node.name, source=self.source()
             )
@@ -272,6 +286,8 @@ class _Converter:
                 f"forward creates a constant tensor ({spec.target})", node=node.name, hint="register it as a buffer"
             )
         self.env[node] = self.emit(node.name, op, (), self.type_of(value, node.name))
+        if isinstance(op, InputOp):
+            self.inputs.append(self.env[node])
 
     def run(self) -> Graph:
         signature = self.program.graph_signature

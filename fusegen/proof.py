@@ -14,7 +14,7 @@ import torch
 
 from fusegen import dims, interpret
 from fusegen.errors import FusegenError, MismatchError
-from fusegen.ir import Graph
+from fusegen.ir import EagerOp, Graph
 
 ROUNDS = 4
 SMALLEST, LARGEST = 1, 9
@@ -101,6 +101,17 @@ def _difference(first: torch.Tensor, second: torch.Tensor) -> float:
     return float((a[finite] - b[finite]).abs().max()) / scale
 
 
+def _in_float64(graph: Graph) -> Graph:
+    """``graph`` with the element types that its eager nodes name widened as the data is."""
+    nodes = []
+    for node in graph.nodes:
+        if isinstance(node.op, EagerOp) and "torch.float32" in node.op.arguments:
+            wide = node.op.arguments.replace("torch.float32", "torch.float64")
+            node = node.replace(op=node.op.replace(arguments=wide))
+        nodes.append(node)
+    return graph.replace(nodes=tuple(nodes))
+
+
 def prove(before: Graph, after: Graph, seed: int = 0) -> Proof:
     """Check that ``after`` computes what ``before`` does. Raises ``MismatchError`` naming the output."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -110,7 +121,7 @@ def prove(before: Graph, after: Graph, seed: int = 0) -> Proof:
         tried.append(sizes)
         inputs, params = _values(before, sizes, _FILLS[round_number % len(_FILLS)], generator)
         results = []
-        for graph in (before, after):
+        for graph in map(_in_float64, (before, after)):
             torch.manual_seed(seed)
             copies = {path: value.clone() for path, value in params.items()}
             try:

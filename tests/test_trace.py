@@ -92,6 +92,21 @@ def test_unknown_ops_become_eager_nodes_that_run(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return torch.einsum('bchw,cd->bdhw', x, torch.ones_like(x[0, :, :3, 0]))",
+        "return x.masked_fill(x < 0.5, float('-inf')).softmax(1)",
+        "return x + torch.zeros(x.shape[2], 1, device=x.device)",
+    ],
+)
+def test_arguments_of_eager_nodes_survive_as_text(body: str, tmp_path: Path) -> None:
+    path = write(tmp_path, body)
+    x = torch.rand(4, 3, 6, 5)
+    found = interpret.run(traced(path).graph, [x], {})[0]
+    torch.testing.assert_close(found, load_model_file(path).model_class()(x), equal_nan=True)
+
+
 def test_sizes_are_symbols_and_parameters_keep_their_paths(tmp_path: Path) -> None:
     init = "self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU())"
     graph = traced(write(tmp_path, "return self.body(x)", init)).graph
