@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TypeAlias
 from torch import nn
 
 from fusegen import passes, proof
+from fusegen.emit import emit_module
 from fusegen.errors import ModelFileError
 from fusegen.ir import Graph, RuleApplied, RuleRefused
 from fusegen.plan import cost, make_program
@@ -76,8 +78,6 @@ def _finish(
     progress: Progress,
     started: float,
 ) -> Compiled:
-    from fusegen.emit import emit_module
-
     graph = traced if isinstance(traced, Graph) else traced.graph
     program, stages = optimise(graph, target, evaluation, progress)
     progress("prove")
@@ -118,8 +118,6 @@ def compile_model(model: nn.Module, example_inputs: tuple[object, ...], *, targe
 
     The generated ``ModelNew`` takes the class's own constructor arguments.
     """
-    import inspect
-
     started = time.perf_counter()
     cls = type(model)
     try:

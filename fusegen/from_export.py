@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from pathlib import Path
@@ -31,6 +30,7 @@ from fusegen.ir import (
     PointwiseOp,
     TensorType,
 )
+from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
 from fusegen.verify import verify
 
@@ -200,9 +200,9 @@ class _Converter:
                     return f"{text(self.inputs[0])}.device"
                 case _Size():
                     return str(value)
-                case float() if not math.isfinite(value):
-                    return f'float("{value}")'
-                case None | bool() | int() | float() | str():
+                case float():
+                    return python_float(value)
+                case None | bool() | int() | str():
                     return repr(value).replace("{", "{{").replace("}", "}}")
             raise UnsupportedOpError(
                 f"{node.target} has an argument of type {type(value).__name__}", node=node.name, source=self.source()

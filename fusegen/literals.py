@@ -1,4 +1,4 @@
-"""Numbers as C++ text."""
+"""Numbers as C++ and as Python text."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def hex_float(value: float) -> str:
         return f"{rounded:.1f}f"
     mantissa, _, exponent = rounded.hex().partition("p")
     return f"{mantissa.rstrip('0').rstrip('.')}p{exponent}f"
+
+
+def python_float(value: float) -> str:
+    """A Python expression with the value of ``value``; infinities and NaN need no name in scope."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'

@@ -30,6 +30,7 @@ from fusegen.ir import (
     TensorType,
     WindowSumOp,
 )
+from fusegen.literals import python_float
 from fusegen.pointwise import POINTWISE
 
 Types = tuple[TensorType, ...]
@@ -172,7 +173,7 @@ def _size_list(shape: Dims) -> str:
 def _torch_const(op: ConstOp, args: Sequence[str]) -> str:
     if isinstance(op.value, str):
         return f"({op.value})"
-    return repr(op.value) if math.isfinite(op.value) else f'float("{op.value}")'
+    return python_float(op.value)
 
 
 _REDUCE_TORCH = {"max": "amax", "min": "amin"}

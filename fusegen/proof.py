@@ -116,12 +116,13 @@ def prove(before: Graph, after: Graph, seed: int = 0) -> Proof:
     """Check that ``after`` computes what ``before`` does. Raises ``MismatchError`` naming the output."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     worst, tried = 0.0, []
+    graphs = (_in_float64(before), _in_float64(after))
     for round_number in range(ROUNDS):
         sizes = _choose_sizes(before, rng)
         tried.append(sizes)
         inputs, params = _values(before, sizes, _FILLS[round_number % len(_FILLS)], generator)
         results = []
-        for graph in map(_in_float64, (before, after)):
+        for graph in graphs:
             torch.manual_seed(seed)
             copies = {path: value.clone() for path, value in params.items()}
             try:

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fusegen import dims
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert
+from fusegen.interpret import input_shapes
 from fusegen.ir import Graph, ReduceOp, SoftmaxOp
 
 
@@ -158,8 +159,6 @@ def _export(
 
 def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, ones: set[str]) -> tuple[torch.Tensor, ...]:
     """Fake inputs like ``inputs`` with the sizes in ``ones`` set to 1."""
-    from fusegen.interpret import input_shapes
-
     sizes = {name: 1 if name in ones else value for name, value in graph.sizes.items()}
     with FakeTensorMode():
         return tuple(

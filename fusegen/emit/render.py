@@ -12,7 +12,7 @@ import jinja2
 import torch
 from jinja2.ext import Extension
 
-from fusegen import dims
+from fusegen import dims, ops
 from fusegen.carry import CarriedModel, ForwardParameter, reword
 from fusegen.carry.clean import escape_words
 from fusegen.emit import kernels
@@ -89,10 +89,6 @@ def _local(name: str) -> str:
     return f"v_{name}"
 
 
-_GLOBALS = {"torch": "_fusegen_torch", "inf": "_fusegen_torch.inf", "nan": "_fusegen_torch.nan"}
-"""Names of step texts that are no values of the graph."""
-
-
 class _Locals(ast.NodeTransformer):
     """Renames the variables of an expression."""
 
@@ -120,7 +116,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     nodes = graph.by_name
     by_path = {o.path: _local(o.node.name) for o in operands if o.path}
     variable = {name: by_path.get(getattr(node.op, "path", ""), _local(name)) for name, node in nodes.items()}
-    renames = _Locals({**_GLOBALS, **{_local(name): text for name, text in variable.items()}})
+    renames = _Locals({"torch": "_fusegen_torch", **{_local(name): text for name, text in variable.items()}})
     lines: list[str] = []
     kernel = 0
     for step in program.steps:
@@ -134,7 +130,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
         lines.append(f"{variable[step.output]} = {_expression(step.expr, renames, graph)}")
     named = {name for step in program.steps for name in step.inputs} | set(graph.results)
     constants = [
-        f"{variable[name]} = {_expression(str(node.op.value), renames, graph)}"
+        f"{variable[name]} = {_expression(ops.torch_expr(node.op, ()), renames, graph)}"
         for name, node in nodes.items()
         if name in named and isinstance(node.op, ConstOp)
     ]

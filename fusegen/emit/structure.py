@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from fusegen.carry import CarriedModel
 from fusegen.ir import Frozen
+from fusegen.literals import python_float
 
 _STATE = frozenset(nn.Module().__dict__) | {"training"}
 
@@ -41,7 +41,7 @@ def _literal(value: object) -> str | None:
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return repr(value)
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else f'float("{value}")'
+        return python_float(value)
     if isinstance(value, (tuple, list)):
         parts = [_literal(v) for v in value]
         if any(p is None for p in parts) or type(value) not in (tuple, list):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fusegen import dims, ops, windows
+from fusegen import ops, windows
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp, Graph, InputOp, Node, ParamOp, RegionOp, WindowSumOp
 from fusegen.plan.rows import RowLowering, Style
@@ -50,7 +50,7 @@ class _Region:
         return OutputArg(name="y0", node=self.node.name, dtype=self.node.type.dtype, shape=shape)
 
     def product(self, axes: tuple[int, ...]) -> Dim:
-        return dims.product(self.sizes.local(self.space.shape[axis]) for axis in axes)
+        return self.sizes.product(self.space.shape[axis] for axis in axes)
 
     def lower(self, space: RowSpace, style: Style, source: str) -> RowProgram:
         lowering = RowLowering(self.body, space, self.args, self.sizes, style, source)

@@ -6,6 +6,7 @@ sum here; the formulas are those of ATen, so NaN and Inf come out as in eager.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,8 +24,6 @@ from fusegen.ir import (
     ReduceOp,
     ReshapeOp,
     SoftmaxOp,
-    TapSumOp,
-    WindowSumOp,
 )
 from fusegen.literals import hex_float
 from fusegen.plan.sizes import Sizes
@@ -95,21 +94,16 @@ class RowLowering:
     operands: dict[tuple[str, str], Operand] = field(default_factory=dict)
     values: dict[str, _Value] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
-    used_sizes: set[str] = field(default_factory=set)
     special: int = 0
 
     # --- index arithmetic ---------------------------------------------------------------------
 
     def text(self, size: Dim) -> str:
         """C++ of a size over binding names."""
-        local = self.sizes.local(size)
-        self.used_sizes.update(dims.symbols([local]))
-        return dims.cpp(local)
+        return dims.cpp(self.sizes.local(size))
 
     def product(self, sizes: list[Dim]) -> str:
-        local = dims.product(map(self.sizes.local, sizes))  # sizes first: a product hides which axis is which
-        self.used_sizes.update(dims.symbols([local]))
-        return dims.cpp(local)
+        return dims.cpp(self.sizes.product(sizes))
 
     def index(self, size_of: dict[int, Dim]) -> tuple[str, bool]:
         """C++ offset into a contiguous tensor whose axes are base axes, in the given order, of these sizes.
@@ -264,8 +258,8 @@ class RowLowering:
                 loaded = self.operand(node, self.space.axes[node.name])
                 self.values[node.name] = self.draft("{0}", loaded, element=True, node=node)
                 continue
-            if node.name not in self.space.axes or isinstance(node.op, (InputOp, ConstOp, WindowSumOp, TapSumOp)):
-                continue
+            if node.name not in self.space.axes:
+                continue  # operands, scalars and the parts of a contraction, resolved where they are read
             match node.op:
                 case PointwiseOp(fn=fn):
                     self.pointwise(node, fn)
@@ -290,10 +284,7 @@ class RowLowering:
         axes = self.space.axes[node.name]
         size_of = {base: size for base, size in zip(axes, node.type.shape, strict=True) if base is not None}
         like_source = tuple(size_of) == tuple(a for a in self.space.axes[self.space.source] if a is not None)
-        before = set(self.used_sizes)
         index, per_element = self.index(size_of)
-        if like_source and self.style.moves_rows:
-            self.used_sizes = before
         return Store(
             output=output.name,
             value=self.reference(self.values[node.name]),
@@ -337,13 +328,17 @@ class RowLowering:
                 )
             )
         store = self.store(output)
+        moved = store.like_source and self.style.moves_rows
+        texts = [statement.expr for phase in phases for statement in (*phase.elements, *phase.scalars)]
+        texts += [operand.index for operand in self.operands.values()] + ([] if moved else [store.index])
+        words = set(re.findall(r"\w+", " ".join(texts)))
         return RowProgram(
             length=self.space.length,
             source=self.source,
             operands=tuple(self.operands.values()),
             phases=tuple(phases),
             stores=(store,),
-            sizes=tuple(sorted(self.used_sizes)),
+            sizes=tuple(sorted(b.name for b in self.sizes.bindings if b.name in words)),
             helpers=tuple(sorted(self.helpers)),
             special=self.special,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
@@ -66,6 +66,10 @@ class Sizes:
         if not expr.free_symbols <= set(self._solved):
             raise UnboundSize(f"no operand of the kernel has a size that gives {size}")
         return dims.canonical(expr.xreplace(self._solved))
+
+    def product(self, sizes: Iterable[Dim]) -> Dim:
+        """The product of ``sizes``, each taken over binding names first: a product hides which axis is which."""
+        return dims.product(map(self.local, sizes))
 
     def checks(self, args: Sequence[TensorArg]) -> tuple[tuple[int, int, Dim], ...]:
         """(operand, axis, size over binding names) for every axis that is not itself a binding."""
