@@ -12,7 +12,7 @@ from fusegen.ir import RegionOp, TensorType
 from fusegen.plan.sizes import Sizes, UnboundSize
 from fusegen.plan.types import KernelStep, Program, TensorArg
 from fusegen.proof import prove
-from tests.test_trace import traced, write
+from tests.models import traced, write
 
 
 def program(tmp_path: Path, body: str, init: str = "pass", inputs: str = "torch.rand(4, 8, 6, 5)") -> Program:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,9 @@ import torch
 from fusegen import interpret
 from fusegen.errors import FusegenError, ModelFileError, TraceError
 from fusegen.ir import EagerOp, Graph, ReduceOp
-from fusegen.trace import TracedModel, instantiate, load_model_file, trace
+from fusegen.trace import load_model_file
+from tests.models import HEADER, traced, write
 from tests.variants import ROOT
-
-HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
-
-
-def write(tmp_path: Path, body: str, init: str = "pass", inputs: str = "torch.rand(4, 3, 6, 5)") -> Path:
-    path = tmp_path / "model.py"
-    path.write_text(
-        HEADER
-        + "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        + textwrap.indent(textwrap.dedent(init), "        ")
-        + "\n    def forward(self, x):\n"
-        + textwrap.indent(textwrap.dedent(body), "        ")
-        + f"\ndef get_inputs():\n    return [{inputs}]\ndef get_init_inputs():\n    return []\n"
-    )
-    return path
-
-
-def traced(path: Path) -> TracedModel:
-    loaded = load_model_file(path)
-    model, inputs = instantiate(loaded)
-    return trace(model, inputs, loaded.path)
 
 
 def kinds(graph: Graph) -> list[str]:

@@ -12,7 +12,7 @@ from fusegen.emit import write_atomic
 from fusegen.subject import load_generated
 from fusegen.trace import load_model_file
 from tests.gpu.cases import agrees
-from tests.test_trace import write
+from tests.models import write
 
 pytestmark = pytest.mark.gpu
 

@@ -30,6 +30,9 @@ from fusegen.ir import RegionOp
 from fusegen.plan.types import KernelStep, Program
 from fusegen.trace import instantiate, load_model_file
 
+WIDTH = 6
+"""Features of the small model."""
+
 BIAS_RELU = """
 import torch
 import torch.nn as nn

@@ -8,7 +8,6 @@ import inspect
 import pickle
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,7 @@ from torch import nn
 from fusegen.carry import RESERVED
 from fusegen.carry.scopes import bound_names
 from fusegen.compiler import Compiled
-from tests.emitted import BIAS_RELU, bias_relu, compiled_from, module_from, pair, reference_from, simulated
-
-WIDTH = 6
-
-
-@pytest.fixture(scope="module")
-def compiled() -> Compiled:
-    return bias_relu()
-
-
-@pytest.fixture(autouse=True)
-def _no_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FUSEGEN_STRICT", raising=False)
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
+from tests.emitted import BIAS_RELU, WIDTH, compiled_from, module_from, pair, reference_from, simulated
 
 # --- off the fast path --------------------------------------------------------------------------------
 

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from fusegen.compiler import Compiled
-from tests.emitted import BIAS_RELU, bias_relu, compiled_from, pair, reference_from, simulated
-
-WIDTH = 6
-
-
-@pytest.fixture(scope="module")
-def compiled() -> Compiled:
-    return bias_relu()
-
-
-@pytest.fixture(autouse=True)
-def _no_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FUSEGEN_STRICT", raising=False)
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+from tests.emitted import BIAS_RELU, WIDTH, compiled_from, pair, reference_from, simulated
 
 
 def test_first_and_second_derivatives(compiled: Compiled) -> None:

@@ -1,0 +1,29 @@
+"""Model files written on the spot, from the body of a forward."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from fusegen.trace import TracedModel, instantiate, load_model_file, trace
+
+HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
+
+
+def write(tmp_path: Path, body: str, init: str = "pass", inputs: str = "torch.rand(4, 3, 6, 5)") -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(
+        HEADER
+        + "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        + textwrap.indent(textwrap.dedent(init), "        ")
+        + "\n    def forward(self, x):\n"
+        + textwrap.indent(textwrap.dedent(body), "        ")
+        + f"\ndef get_inputs():\n    return [{inputs}]\ndef get_init_inputs():\n    return []\n"
+    )
+    return path
+
+
+def traced(path: Path) -> TracedModel:
+    loaded = load_model_file(path)
+    model, inputs = instantiate(loaded)
+    return trace(model, inputs, loaded.path)
