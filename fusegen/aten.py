@@ -15,6 +15,7 @@ from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     ConvOp,
     ExpandOp,
+    MatmulOp,
     Op,
     PermuteOp,
     PointwiseOp,
@@ -123,6 +124,36 @@ for _rank in (1, 2, 3):
         IMPORTERS[f"conv{_rank}d.{_overload}"] = partial(_conv, transposed=False, rank=_rank)
     _overload = "default" if _rank == 1 else "input"
     IMPORTERS[f"conv_transpose{_rank}d.{_overload}"] = partial(_conv, transposed=True, rank=_rank)
+
+
+# --- matrix products ----------------------------------------------------------------------------
+
+
+@_register("linear.default")
+def _linear(call: Call) -> Value | None:
+    x, w, b = call["input"], call["weight"], call["bias"]
+    if w.type.rank != 2:
+        return None
+    return call.build.add(MatmulOp(transposed=True), x, w, *([b] if b is not None else []))
+
+
+@_register("mm.default", "bmm.default", "matmul.default")
+def _matmul(call: Call) -> Value | None:
+    a, b = call["self"], call["mat2" if "mat2" in call.args else "other"]
+    return call.build.add(MatmulOp(), a, b)
+
+
+@_register("addmm.default", "baddbmm.default")
+def _addmm(call: Call) -> Value | None:
+    a, b = (call[name] for name in (("mat1", "mat2") if "mat1" in call.args else ("batch1", "batch2")))
+    product, bias = call.build.add(MatmulOp(), a, b), call["self"]
+    if call["alpha"] != 1:
+        product = _pointwise(call, "mul", product, call["alpha"])
+    if call["beta"] == 0:
+        return product
+    if call["beta"] != 1:
+        bias = _pointwise(call, "mul", bias, call["beta"])
+    return _pointwise(call, "add", product, bias)
 
 
 # --- reductions ---------------------------------------------------------------------------------

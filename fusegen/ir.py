@@ -128,6 +128,17 @@ class ConvOp(Frozen):
         return len(self.stride)
 
 
+class MatmulOp(Frozen):
+    """Matrix product over the last two axes: [*, M, K] times [*, K, N] is [*, M, N].
+
+    Inputs: a, b and optionally a bias [N]. ``transposed`` says that b is stored as [*, N, K], as the
+    weight of a linear layer is. b has rank 2 (one matrix for every batch) or the leading axes of a.
+    """
+
+    kind: Literal["matmul"] = "matmul"
+    transposed: bool = False
+
+
 class ReshapeOp(Frozen):
     """Same elements in row-major order under another shape."""
 
@@ -208,6 +219,7 @@ Op: TypeAlias = Annotated[
     | ReduceOp
     | SoftmaxOp
     | ConvOp
+    | MatmulOp
     | ReshapeOp
     | PermuteOp
     | ExpandOp

@@ -18,6 +18,7 @@ from fusegen.ir import (
     ExpandOp,
     GetItemOp,
     InputOp,
+    MatmulOp,
     Op,
     ParamOp,
     PermuteOp,
@@ -121,6 +122,18 @@ def _infer_conv(op: ConvOp, types: Types, declared: TensorType) -> TensorType:
     return TensorType(dtype=x.dtype, shape=(x.shape[0], outputs, *spatial))
 
 
+def _infer_matmul(op: MatmulOp, types: Types, declared: TensorType) -> TensorType:
+    a, b = types[0], types[1]
+    if a.rank < 2 or b.rank not in (2, a.rank) or (b.rank > 2 and a.shape[:-2] != b.shape[:-2]):
+        raise GraphError(f"no matrix product of {a} and {b}")
+    length, columns = (b.shape[-1], b.shape[-2]) if op.transposed else b.shape[-2:]
+    if a.shape[-1] != length or a.dtype != b.dtype:
+        raise GraphError(f"no matrix product of {a} and {b}: {a.shape[-1]} columns against {length} rows")
+    if len(types) > 2 and types[2].shape != (columns,):
+        raise GraphError(f"bias is {types[2]}, not [{columns}]")
+    return TensorType(dtype=a.dtype, shape=(*a.shape[:-1], columns))
+
+
 def _infer_reshape(op: ReshapeOp, types: Types, declared: TensorType) -> TensorType:
     if dims.product(types[0].shape) != dims.product(op.shape):
         raise GraphError(f"cannot reshape {types[0]} to {op.shape}")
@@ -201,6 +214,13 @@ def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
     return f"torch.nn.functional.{name}({args[0]}, {args[1]}, {bias}, {options})"
 
 
+def _torch_matmul(op: MatmulOp, args: Sequence[str]) -> str:
+    if len(args) > 2:
+        weight = args[1] if op.transposed else f"{args[1]}.mT"
+        return f"torch.nn.functional.linear({args[0]}, {weight}, {args[2]})"
+    return f"torch.matmul({args[0]}, {args[1]}{'.mT' if op.transposed else ''})"
+
+
 def _flops_conv(op: ConvOp, operands: Sequence[Shape], result: Shape) -> int:
     weight = operands[1]
     positions = math.prod(operands[0][2:]) if op.transposed else math.prod(result[2:])
@@ -227,6 +247,11 @@ ROWS: dict[str, OpRow] = {
         lambda op, operands, result: 8 * math.prod(result),
     ),
     "conv": OpRow(_infer_conv, _torch_conv, _flops_conv),
+    "matmul": OpRow(
+        _infer_matmul,
+        _torch_matmul,
+        lambda op, operands, result: 2 * math.prod(result) * operands[0][-1],
+    ),
     "reshape": OpRow(_infer_reshape, lambda op, args: f"torch.reshape({args[0]}, {_size_list(op.shape)})"),
     "permute": OpRow(_infer_permute, lambda op, args: f"torch.permute({args[0]}, {list(op.order)})"),
     "expand": OpRow(_infer_expand, lambda op, args: f"torch.broadcast_to({args[0]}, {_size_list(op.shape)})"),
@@ -270,4 +295,4 @@ def is_leaf(op: Op) -> bool:
 
 def is_heavy(op: Op) -> bool:
     """True for ops that torch's libraries compute when no template does."""
-    return isinstance(op, (ConvOp, EagerOp))
+    return isinstance(op, (ConvOp, MatmulOp, EagerOp))

@@ -12,6 +12,7 @@ from fusegen.ir import (
     GetItemOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     ParamOp,
     PermuteOp,
@@ -42,6 +43,8 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "log_softmax" if log else "softmax", [f"axis={axis}"]
         case ConvOp() as conv:
             return _conv_name(conv), _conv_attributes(conv)
+        case MatmulOp(transposed=transposed):
+            return "matmul", ["transposed"] if transposed else []
         case ReshapeOp(shape=shape):
             return "reshape", [f"[{', '.join(map(str, shape))}]"]
         case PermuteOp(order=order):

@@ -19,6 +19,7 @@ from fusegen.ir import (
     ExpandOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     ParamOp,
     PermuteOp,
@@ -104,6 +105,10 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0].amax(list(axes), keepdim=keepdim)
         case ConvOp() as op:
             return conv(args[0], args[1], op) + (args[2].reshape(-1, *(1,) * op.rank) if len(args) > 2 else 0)
+        case MatmulOp(transposed=transposed):
+            b = args[1] if transposed else args[1].mT
+            product = (args[0][..., :, None, :] * b[..., None, :, :]) % PRIME
+            return product.sum(-1) + (args[2] if len(args) > 2 else 0)
         case ReshapeOp(shape=shape):
             return args[0].reshape([int(size) for size in shape])
         case PermuteOp(order=order):

@@ -53,6 +53,21 @@ def test_a_row_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> N
     assert any("5000 elements" in refusal.reason for refusal in found.refusals)
 
 
+@pytest.mark.parametrize(
+    ("init", "body", "expected"),
+    [
+        ("self.c = nn.Conv2d(8, 16, 3)", "return self.c(x)", ["torch"]),
+        ("self.c = nn.ConvTranspose2d(8, 16, 3)", "return self.c(x)", ["torch"]),
+        ("self.l = nn.Linear(5, 7)", "return self.l(x)", ["torch"]),
+        ("self.l = nn.Linear(5, 7)", "return self.l(x).relu()", ["torch", "pointwise"]),
+        ("self.b = nn.Parameter(torch.ones(1))\nself.l = nn.Linear(5, 7, bias=False)", "return self.l(x) + self.b",
+         ["torch", "pointwise"]),  # one number for all features is no bias of the library's
+    ],
+)  # fmt: skip
+def test_a_lone_bias_is_added_by_the_library(init: str, body: str, expected: list[str], tmp_path: Path) -> None:
+    assert templates(program(tmp_path, body, init)) == expected
+
+
 def test_bias_and_activation_run_along_the_channels(tmp_path: Path) -> None:
     found = program(tmp_path, "return self.c(x).relu()", "self.c = nn.Conv2d(8, 16, 3)")
     assert templates(found) == ["torch", "row_reduce"]

@@ -17,6 +17,7 @@ from fusegen.ir import (
     ExpandOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     Op,
     PermuteOp,
@@ -146,6 +147,20 @@ def _biased(draw: Draw) -> Node:
     return draw.add(y.op, *(n for n in draw.nodes if n.name in y.inputs), bias)
 
 
+def _matmul(draw: Draw, bias: bool = False, swap: bool = False) -> Node:
+    """A product of random shapes; ``swap``: of a transposed view of b."""
+    rows, length, columns = (draw.rng.randint(1, 4) for _ in range(3))
+    batch = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(0, 2))]
+    op = MatmulOp(transposed=bias or draw.rng.random() < 0.5)
+    stored = [columns, length] if op.transposed != swap else [length, columns]
+    shared = bias or draw.rng.random() < 0.5
+    a, b = draw.leaf(*batch, rows, length), draw.leaf(*([] if shared else batch), *stored)
+    if swap:
+        rank = b.type.rank
+        b = draw.add(PermuteOp(order=(*range(rank - 2), rank - 1, rank - 2)), b)
+    return draw.add(op, a, b, *([draw.leaf(columns)] if bias else []))
+
+
 def _scales(draw: Draw) -> Node:
     x = draw.leaf(*draw.shape())
     return draw.add(PointwiseOp(fn="mul"), draw.add(PointwiseOp(fn="mul"), x, draw.const()), draw.const())
@@ -194,6 +209,8 @@ def _expanded(draw: Draw) -> Node:
 
 BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "conv(x, w, b) = conv(x, w) + b": _biased,
+    "matmul(x, w, b) = matmul(x, w) + b": lambda d: _matmul(d, bias=True),
+    "matmul(a, transpose(w)) = matmul(a, w) with w's axes swapped": lambda d: _matmul(d, swap=True),
     "mean(x + c) = mean(x) + c,  sum(x + c) = sum(x) + count c,  c constant along the axes": lambda d: (
         _constant_operand(d, "add")
     ),

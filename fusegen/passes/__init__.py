@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusegen.errors import GraphError
 from fusegen.ir import Graph
-from fusegen.passes import algebra, decompose, fuse, simplify
+from fusegen.passes import algebra, decompose, fuse, library, simplify
 from fusegen.passes.rewrite import Numerics, Outcome
 from fusegen.verify import verify
 
@@ -28,8 +28,10 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("simplify", simplify.run, Numerics.EXACT),
     # On whole chains while they are still in the model's own terms; simplifies what it produces.
     Pass("algebra", algebra.run, Numerics.REASSOCIATES),
-    # Last: groups what is left into kernels and changes no op.
+    # Groups what is left into kernels and changes no op.
     Pass("fuse", fuse.run, Numerics.EXACT),
+    # Last: only fusion knows which heavy ops stay with the library.
+    Pass("library", library.run, Numerics.EXACT),
 )
 
 

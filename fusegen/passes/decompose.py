@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen.ir import ConvOp, Graph, Node, PointwiseOp, ReshapeOp
+from fusegen.ir import ConvOp, Graph, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
 
@@ -14,12 +14,22 @@ def _split_bias(m: Match) -> Node:
     return m.add(PointwiseOp(fn="add"), m.add(conv, m["x"], m["w"]), bias)
 
 
+def _split_linear_bias(m: Match) -> Node:
+    return m.add(PointwiseOp(fn="add"), m.add(m.root.op, m["x"], m["w"]), m["b"])
+
+
 RULES = (
     Rule(
         "conv(x, w, b) = conv(x, w) + b",
         op(ConvOp, anything("x"), anything("w"), anything("b")),
         _split_bias,
         Numerics.EXACT,  # the library adds the bias after the products too
+    ),
+    Rule(
+        "matmul(x, w, b) = matmul(x, w) + b",
+        op(MatmulOp, anything("x"), anything("w"), anything("b")),
+        _split_linear_bias,
+        Numerics.EXACT,
     ),
 )
 

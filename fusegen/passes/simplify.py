@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen.ir import ConstOp, ExpandOp, Graph, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
+from fusegen.ir import ConstOp, ExpandOp, Graph, MatmulOp, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
 
@@ -52,6 +52,17 @@ def _softmax_axis_is_one(m: Match) -> str | None:
     return None if m["x"].type.shape[m.root.op.axis] == 1 else ""
 
 
+def _swaps_last_axes(m: Match) -> str | None:
+    permute, rank = m["b"].op, m["b"].type.rank
+    assert isinstance(permute, PermuteOp)
+    return None if permute.order == (*range(rank - 2), rank - 1, rank - 2) else ""
+
+
+def _absorb_transpose(m: Match) -> Node:
+    assert isinstance(m.root.op, MatmulOp)
+    return m.add(MatmulOp(transposed=not m.root.op.transposed), m["a"], m["w"])
+
+
 def _is_one(m: Match) -> str | None:
     assert isinstance(m["c"].op, ConstOp)
     return None if m["c"].op.value == 1.0 and m["x"].type == m.root.type else ""
@@ -86,6 +97,13 @@ RULES = (
         _softmax_of_one,
         Numerics.EXACT,
         _softmax_axis_is_one,
+    ),
+    Rule(
+        "matmul(a, transpose(w)) = matmul(a, w) with w's axes swapped",
+        op(MatmulOp, anything("a"), op(PermuteOp, anything("w"), name="b")),
+        _absorb_transpose,
+        Numerics.EXACT,
+        _swaps_last_axes,
     ),
     Rule(
         "x * 1 = x",

@@ -17,7 +17,11 @@ def _eager_reason(node: Node, refusals: tuple[RuleRefused, ...]) -> str:
     for refusal in refusals:
         if refusal.node == node.name and refusal.identity == FUSION:
             return refusal.reason
-    return {"conv": "the library's convolution", "getitem": "one result of the op above"}.get(node.op.kind, "a view")
+    return {
+        "conv": "the library's convolution",
+        "matmul": "the library's matrix product",
+        "getitem": "one result of the op above",
+    }.get(node.op.kind, "a view")
 
 
 def make_program(

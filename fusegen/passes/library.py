@@ -1,0 +1,43 @@
+"""What stays with torch's libraries goes back to the form in which they are called best."""
+
+from __future__ import annotations
+
+from fusegen.ir import ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, RegionOp, ReshapeOp
+from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
+
+
+def _only_adds_bias(m: Match) -> str | None:
+    region, heavy, b = m.root.op, m["heavy"], m["b"]
+    assert isinstance(region, RegionOp)
+    axis = 1 if isinstance(heavy.op, ConvOp) else heavy.type.rank - 1
+    work = [node for node in region.body.nodes if not isinstance(node.op, InputOp)]
+    product, bias = (region.body.inputs[m.root.inputs.index(outside.name)] for outside in (heavy, b))
+    spread = work[0] if isinstance(work[0].op, ReshapeOp) else bias
+    shape = spread.type.shape
+    lined_up = len(shape) == heavy.type.rank - axis and all(size == 1 for size in shape[1:])
+    adds = work[-1].op == PointwiseOp(fn="add") and set(work[-1].inputs) == {product.name, spread.name}
+    whole = b.type.shape == (heavy.type.shape[axis],) and lined_up and shape[0] == b.type.shape[0]
+    if len(heavy.inputs) > 2 or len(work) > 2 or not adds or not whole or not m.only_user("heavy"):
+        return ""
+    return None
+
+
+def _with_bias(m: Match) -> Node:
+    return m.add(m["heavy"].op, m["x"], m["w"], m["b"])
+
+
+RULES = tuple(
+    Rule(
+        f"{name}(x, w) + b = {name}(x, w, b)",
+        op(RegionOp, op(kind, anything("x"), anything("w"), name="heavy"), anything("b"), commutative=True),
+        _with_bias,
+        Numerics.EXACT,
+        _only_adds_bias,
+    )
+    for name, kind in (("conv", ConvOp), ("matmul", MatmulOp))
+)
+
+
+def run(graph: Graph) -> Outcome:
+    """%m = matmul(%x, %w); %y = region(%m, %b) { add }  ->  %y = matmul(%x, %w, %b)."""
+    return rewrite(graph, RULES)
