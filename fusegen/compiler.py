@@ -15,13 +15,13 @@ from fusegen import passes, proof
 from fusegen.emit import emit_module
 from fusegen.errors import ModelFileError
 from fusegen.ir import Graph, RuleApplied, RuleRefused
-from fusegen.plan import cost, make_program
+from fusegen.machines import DEFAULT_TARGET, machine
+from fusegen.plan import make_program
 from fusegen.plan.types import Program
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
 from fusegen.verify import from_json
 
 Progress: TypeAlias = Callable[[str], None]
-DEFAULT_TARGET = "sm_90"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) ->
     stages = [Stage("trace", graph)]
     for step in passes.PIPELINE:
         progress(step.name)
-        outcome = passes.apply(step, stages[-1].graph)
+        outcome = passes.apply(step, stages[-1].graph, target)
         stages.append(Stage(step.name, outcome.graph, outcome.applied, outcome.refused))
     progress("plan")
     program = make_program(
@@ -97,7 +97,7 @@ def compile_file(
     ``FusegenError`` whose class says what is wrong.
     """
     started = time.perf_counter()
-    cost.machine(target)  # a wrong target is known before any work
+    machine(target)  # a wrong target is known before any work
     if model.suffix == ".json":
         progress("read")
         try:

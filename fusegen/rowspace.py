@@ -19,6 +19,7 @@ from fusegen.ir import (
     ExpandOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     PermuteOp,
     PointwiseOp,
@@ -110,13 +111,12 @@ def _reshaped(node: Node, operand: Node, axes: AxisMap) -> AxisMap:
     return tuple(result)
 
 
-def _is_contraction(node: Node, by_name: dict[str, Node]) -> bool:
-    return isinstance(node.op, ConvOp) and isinstance(by_name[node.inputs[0]].op, WindowSumOp)
-
-
 def _choose_source(body: Graph, by_name: dict[str, Node]) -> Node:
     for node in body.nodes:
-        if _is_contraction(node, by_name):
+        if isinstance(node.op, (ConvOp, MatmulOp)):
+            operands = [by_name[name] for name in node.inputs]
+            if any(not isinstance(operand.op, (InputOp, WindowSumOp, TapSumOp)) for operand in operands):
+                raise NotFusable(f"an operand of {node.name} is computed before it")
             return node
     inputs = [node for node in body.inputs if node.type.rank]
     if not inputs:
@@ -175,7 +175,7 @@ def analyze(body: Graph) -> RowSpace:
             case _:
                 raise NotFusable(f"{node.name} ({node.op.kind}) is not elementwise or a reduction")
     space = RowSpace(source.type.shape, source.name, tuple(sorted(row_axes)), axes)
-    _check(space, body, isinstance(source.op, ConvOp))
+    _check(space, body, source)
     return space
 
 
@@ -200,12 +200,18 @@ def _check_sizes(body: Graph) -> None:
             raise NotFusable(f"{node.name} depends on a size that no operand of the kernel has")
 
 
-def _check(space: RowSpace, body: Graph, contraction: bool) -> None:
+def feature_axis(contraction: Node) -> int:
+    """The axis of the output channels or features in the result of a contraction."""
+    return 1 if isinstance(contraction.op, ConvOp) else contraction.type.rank - 1
+
+
+def _check(space: RowSpace, body: Graph, source: Node) -> None:
+    contraction = isinstance(source.op, (ConvOp, MatmulOp))
     _check_sizes(body)
     if body.outputs[0] not in space.axes:
         raise NotFusable("the result depends on operands only")
-    if contraction and not set(space.row_axes) <= {1}:
-        raise NotFusable("a reduction runs over the batch: rows are the channels of one sample")
+    if contraction and not set(space.row_axes) <= {feature_axis(source)}:
+        raise NotFusable("a reduction runs over other axes than the contraction's channels")
     rows = space.row_axes
     if rows and rows != tuple(range(rows[0], rows[-1] + 1)):
         raise NotFusable(f"the reduced axes {rows} are not adjacent")

@@ -122,7 +122,9 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     for step in program.steps:
         if isinstance(step, KernelStep):
             targets = ", ".join(variable[name] for name in step.outputs)
-            lines.append(f"{targets} = _fusegen_ops[{kernel}]({', '.join(variable[name] for name in step.inputs)})")
+            arguments = [variable[name] for name in step.inputs]
+            arguments += [f"_fusegen_tf32_{step.plan.tf32}()"] if step.plan.tf32 else []
+            lines.append(f"{targets} = _fusegen_ops[{kernel}]({', '.join(arguments)})")
             kernel += 1
             continue
         if step.comment:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fusegen.errors import GraphError
 from fusegen.ir import Graph
+from fusegen.machines import DEFAULT_TARGET
 from fusegen.passes import algebra, decompose, fuse, library, simplify
 from fusegen.passes.rewrite import Numerics, Outcome
 from fusegen.verify import verify
@@ -14,31 +15,38 @@ from fusegen.verify import verify
 
 @dataclass(frozen=True)
 class Pass:
-    """``run`` is pure and idempotent; ``numerics`` is the weakest class of what it may do."""
+    """``run`` is pure and idempotent; ``numerics`` is the weakest class of what it may do.
+
+    ``run`` takes the graph and the target, which only passes that weigh times look at.
+    """
 
     name: str
-    run: Callable[[Graph], Outcome]
+    run: Callable[[Graph, str], Outcome]
     numerics: Numerics
+
+
+def _any_target(run: Callable[[Graph], Outcome]) -> Callable[[Graph, str], Outcome]:
+    return lambda graph, target: run(graph)
 
 
 PIPELINE: tuple[Pass, ...] = (
     # First: a bias inside a convolution would hide the linear map from every rule below.
-    Pass("decompose", decompose.run, Numerics.EXACT),
+    Pass("decompose", _any_target(decompose.run), Numerics.EXACT),
     # Before the algebra, so that its patterns meet no no-op reshapes or size-1 reductions.
-    Pass("simplify", simplify.run, Numerics.EXACT),
+    Pass("simplify", _any_target(simplify.run), Numerics.EXACT),
     # On whole chains while they are still in the model's own terms; simplifies what it produces.
-    Pass("algebra", algebra.run, Numerics.REASSOCIATES),
+    Pass("algebra", _any_target(algebra.run), Numerics.REASSOCIATES),
     # Groups what is left into kernels and changes no op.
     Pass("fuse", fuse.run, Numerics.EXACT),
     # Last: only fusion knows which heavy ops stay with the library.
-    Pass("library", library.run, Numerics.EXACT),
+    Pass("library", _any_target(library.run), Numerics.EXACT),
 )
 
 
-def apply(step: Pass, graph: Graph) -> Outcome:
+def apply(step: Pass, graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """Run one pass under the pass contract. Raises ``GraphError`` when the pass breaks it."""
     verify(graph)
-    outcome = step.run(graph)
+    outcome = step.run(graph, target)
     verify(outcome.graph)
     before, after = (
         ([(n.name, n.type) for n in g.inputs], [g.node(name).type for name in g.results], [p for p, _ in g.updates])

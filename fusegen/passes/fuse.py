@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import ops
+from fusegen import contractions, ops
 from fusegen.ir import (
     ConstOp,
     ConvOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     ParamOp,
     PermuteOp,
@@ -25,11 +26,12 @@ from fusegen.ir import (
     SoftmaxOp,
     WindowSumOp,
 )
+from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.rewrite import Outcome
 from fusegen.rowspace import NotFusable, analyze
 
-Template = Literal["window_sum", "row_reduce", "pointwise"]
-_WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp)
+Template = Literal["window_sum", "contraction", "row_reduce", "pointwise"]
+_WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp)
 _JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp)
 FUSION = "fuse into one kernel"
 
@@ -52,24 +54,27 @@ def _unit(node: Node, by_name: dict[str, Node]) -> set[str] | None:
         return {node.name}
     if isinstance(node.op, ConvOp) and isinstance(by_name[node.inputs[0]].op, WindowSumOp):
         return {node.name, *node.inputs}
+    if isinstance(node.op, (ConvOp, MatmulOp)):
+        return {node.name}
     return None
 
 
-def _refusal(graph: Graph, members: set[str]) -> str | None:
+def _refusal(graph: Graph, members: set[str], machine: Machine) -> str | None:
+    body, _ = region_body(graph, members)
     try:
-        analyze(region_body(graph, members)[0])
+        space = analyze(body)
     except NotFusable as error:
         return str(error)
-    return None
+    return contractions.refusal(body, space, machine) if _template(body) == "contraction" else None
 
 
-def _grow(graph: Graph, sink: Node, free: set[str], refused: dict[str, str]) -> set[str] | None:
+def _grow(graph: Graph, sink: Node, free: set[str], refused: dict[str, str], machine: Machine) -> set[str] | None:
     """The largest region that ends in ``sink``, or None when the sink itself is no kernel."""
     by_name, users, results = graph.by_name, graph.users(), set(graph.results)
     members = _unit(sink, by_name)
     if members is None or not members <= free:
         return None
-    if reason := _refusal(graph, members):
+    if reason := _refusal(graph, members, machine):
         refused[sink.name] = reason
         return None
     for node in reversed(graph.nodes):  # every reader of a node is decided before the node
@@ -83,7 +88,7 @@ def _grow(graph: Graph, sink: Node, free: set[str], refused: dict[str, str]) -> 
             refused[name] = "it is an output of the model, so it is written anyway"
         elif not set(users[name]) <= members:
             refused[name] = "it is read outside the kernel too"
-        elif reason := _refusal(graph, members | unit):
+        elif reason := _refusal(graph, members | unit, machine):
             refused[name] = f"with {sink.name}: {reason}"
         else:
             members |= unit
@@ -93,10 +98,12 @@ def _grow(graph: Graph, sink: Node, free: set[str], refused: dict[str, str]) -> 
 def _template(body: Graph) -> Template:
     if any(isinstance(node.op, WindowSumOp) for node in body.nodes):
         return "window_sum"
+    if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
+        return "contraction"
     return "row_reduce" if analyze(body).row_axes else "pointwise"
 
 
-def run(graph: Graph) -> Outcome:
+def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """%m = reduce.max(%x); %e = exp(%m)  ->  %e = region(%x) { the same nodes }."""
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
         return Outcome(graph)
@@ -106,7 +113,7 @@ def run(graph: Graph) -> Outcome:
     for sink in reversed(graph.nodes):
         if sink.name not in free:
             continue
-        members = _grow(graph, sink, free, refused)
+        members = _grow(graph, sink, free, refused, machine(target))
         if members is None:
             continue
         if not any(isinstance(graph.node(name).op, _WORK) for name in members):

@@ -34,7 +34,6 @@ def make_program(
     evaluation: bool,
 ) -> Program:
     """The program of a fused graph: a kernel per region, a torch call for every other op."""
-    cost.machine(target)
     steps: list[Step] = []
     for node in after.nodes:
         if ops.is_leaf(node.op):

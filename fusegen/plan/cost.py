@@ -4,40 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from fusegen import dims, ops
-from fusegen.errors import TargetError
 from fusegen.ir import ConstOp, ConvOp, Graph, Node, ParamOp, RegionOp, ReshapeOp
-from fusegen.plan.types import EagerStep, KernelStep, Program, Step
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Rates that a well-written kernel reaches (not datasheet peaks), per second; seconds per launch.
-
-    sm_90: measured on an H200 (streaming read, cuBLAS TF32, fp32 multiply-add); others scaled by
-    the vendor's datasheets.
-    """
-
-    bandwidth: float
-    flops: float
-    tensor_flops: float
-    launch: float
-
-
-MACHINES: dict[str, Machine] = {
-    "sm_90": Machine(bandwidth=4.35e12, flops=51e12, tensor_flops=417e12, launch=2.5e-6),
-    "sm_80": Machine(bandwidth=1.75e12, flops=17e12, tensor_flops=130e12, launch=2.5e-6),
-}
-
-
-def machine(target: str) -> Machine:
-    """The rates of a target. Raises ``TargetError`` for one without a table entry."""
-    found = MACHINES.get(target)
-    if found is None:
-        raise TargetError(f"unknown target {target!r}", hint=f"known targets: {', '.join(MACHINES)}")
-    return found
+from fusegen.machines import Machine, machine
+from fusegen.plan.types import ContractionPlan, EagerStep, KernelStep, Program, Step
 
 
 def node_bytes(graph: Graph, node: Node) -> int:
@@ -69,17 +40,24 @@ def graph_flops(graph: Graph) -> int:
     return sum(node_flops(graph, node) for node in graph.nodes)
 
 
-def _has_tensor_work(program: Program, step: Step) -> bool:
-    if isinstance(step, EagerStep):
-        return isinstance(program.after.node(step.output).op, ConvOp)
-    return False
+_SPLIT = 3
+"""Tensor-core products of an fp32-accurate one (high by high, high by low, low by high)."""
+
+
+def _flop_rate(program: Program, step: Step, rates: Machine) -> float:
+    """The rate of a step's arithmetic: TF32 tensor cores for convolutions, split TF32 where eager is fp32."""
+    if isinstance(step, KernelStep):
+        detail = step.plan.detail
+        if not isinstance(detail, ContractionPlan):
+            return rates.flops
+        return rates.tensor_flops / (_SPLIT if detail.precise or detail.head == "matmul" else 1)
+    return rates.tensor_flops if isinstance(program.after.node(step.output).op, ConvOp) else rates.flops
 
 
 def step_seconds(program: Program, step: KernelStep | EagerStep) -> float:
     """Roofline time of one step at the traced sizes: the larger of its traffic and its arithmetic."""
     rates = machine(program.target)
-    rate = rates.tensor_flops if _has_tensor_work(program, step) else rates.flops
-    return max(step.bytes / rates.bandwidth, step.flops / rate) + rates.launch
+    return max(step.bytes / rates.bandwidth, step.flops / _flop_rate(program, step, rates)) + rates.launch
 
 
 def predict(program: Program) -> float:

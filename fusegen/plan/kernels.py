@@ -6,70 +6,23 @@ from collections.abc import Callable
 
 from fusegen import ops, windows
 from fusegen.dims import Dim
-from fusegen.ir import ConvOp, Graph, InputOp, Node, ParamOp, RegionOp, WindowSumOp
-from fusegen.plan.rows import RowLowering, Style
-from fusegen.plan.sizes import Sizes
+from fusegen.ir import ConvOp, Graph, Node, RegionOp, WindowSumOp
+from fusegen.plan import contraction
+from fusegen.plan.region import Region
+from fusegen.plan.rows import Style
 from fusegen.plan.types import (
-    Detail,
     KernelPlan,
     Operand,
-    OutputArg,
     PointwisePlan,
-    RowProgram,
     RowReducePlan,
-    TensorArg,
     WindowAxis,
     WindowSumPlan,
 )
-from fusegen.printer import format_node
-from fusegen.rowspace import RowSpace, analyze, with_rows
+from fusegen.rowspace import RowSpace, with_rows
 
 _ABSENT_AXIS = WindowAxis(
     kernel=1, stride=1, padding=0, dilation=1, output_padding=0, windows=1, tap_window=(0,), full=True, size=1
 )
-
-
-class _Region:
-    """A region node with its kernel arguments named and its run-time sizes bound."""
-
-    def __init__(self, graph: Graph, node: Node):
-        assert isinstance(node.op, RegionOp)
-        self.node, self.body = node, node.op.body
-        self.space = analyze(self.body)
-        counts = {"p": 0, "x": 0}
-        self.args: dict[str, TensorArg] = {}
-        for inside, outside in zip(self.body.inputs, node.inputs, strict=True):
-            letter = "p" if isinstance(graph.node(outside).op, ParamOp) else "x"
-            self.args[inside.name] = TensorArg(name=f"{letter}{counts[letter]}", node=outside, type=inside.type)
-            counts[letter] += 1
-        self.sizes = Sizes(tuple(self.args.values()))
-
-    @property
-    def output(self) -> OutputArg:
-        shape = tuple(map(self.sizes.local, self.node.type.shape))
-        return OutputArg(name="y0", node=self.node.name, dtype=self.node.type.dtype, shape=shape)
-
-    def product(self, axes: tuple[int, ...]) -> Dim:
-        return self.sizes.product(self.space.shape[axis] for axis in axes)
-
-    def lower(self, space: RowSpace, style: Style, source: str) -> RowProgram:
-        lowering = RowLowering(self.body, space, self.args, self.sizes, style, source)
-        return lowering.program(self.output)
-
-    def plan(self, name: str, detail: Detail, *, counters: Dim | None = None, workspace: bool = False) -> KernelPlan:
-        args = tuple(self.args.values())
-        return KernelPlan(
-            name=name,
-            node=self.node.name,
-            args=args,
-            bindings=tuple(self.sizes.bindings),
-            checks=self.sizes.checks(args),
-            outputs=(self.output,),
-            detail=detail,
-            computes=tuple(format_node(n) for n in self.body.nodes if not isinstance(n.op, InputOp)),
-            counters=counters,
-            workspace=workspace,
-        )
 
 
 def _window_axis(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) -> WindowAxis:
@@ -87,10 +40,10 @@ def _window_axis(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) ->
     )
 
 
-def _window_sum(region: _Region, name: str) -> KernelPlan:
+def _window_sum(region: Region, name: str) -> KernelPlan:
     by_name = region.body.by_name
-    contraction = by_name[region.space.source]
-    sums, taps = (by_name[operand] for operand in contraction.inputs)
+    product = by_name[region.space.source]
+    sums, taps = (by_name[operand] for operand in product.inputs)
     assert isinstance(sums.op, WindowSumOp)
     x, w = by_name[sums.inputs[0]], by_name[taps.inputs[0]]
     conv, kernel = sums.op.conv, sums.op.kernel
@@ -137,7 +90,7 @@ def _split(length: int, strided: bool, wide: bool) -> tuple[int, int]:
     return parts, max(1, 128 // parts)
 
 
-def _row_reduce(region: _Region, name: str, space: RowSpace) -> KernelPlan:
+def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
     inner = region.product(space.inner_axes)
     strided = inner != 1
     splits = [_split(space.length, strided, wide) for wide in (False, True)]
@@ -154,7 +107,7 @@ def _row_reduce(region: _Region, name: str, space: RowSpace) -> KernelPlan:
     return region.plan(f"{name}_row_reduce", detail)
 
 
-def _channel_axis(region: _Region) -> int | None:
+def _channel_axis(region: Region) -> int | None:
     """The one axis that every broadcast operand varies along, when there is one of fixed length.
 
     Such a chain (a bias and an activation after a convolution) runs as rows over that axis: the
@@ -180,7 +133,7 @@ def _channel_axis(region: _Region) -> int | None:
     return axis if int(space.shape[axis]) <= 1024 else None
 
 
-def _pointwise(region: _Region, name: str) -> KernelPlan:
+def _pointwise(region: Region, name: str) -> KernelPlan:
     axis = _channel_axis(region)
     result = region.space.axes[region.node.name]
     if axis is not None and region.space.axes[region.space.source] == result:
@@ -199,8 +152,9 @@ def _pointwise(region: _Region, name: str) -> KernelPlan:
     return region.plan(f"{name}_pointwise", detail)
 
 
-_BUILDERS: dict[str, Callable[[_Region, str], KernelPlan]] = {
+_BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "window_sum": _window_sum,
+    "contraction": contraction.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
     "pointwise": _pointwise,
 }
@@ -209,4 +163,4 @@ _BUILDERS: dict[str, Callable[[_Region, str], KernelPlan]] = {
 def plan_region(graph: Graph, node: Node, number: int) -> KernelPlan:
     """The kernel plan of a region node; ``number`` makes its name unique in the module."""
     assert isinstance(node.op, RegionOp)
-    return _BUILDERS[node.op.template](_Region(graph, node), f"k{number}")
+    return _BUILDERS[node.op.template](Region(graph, node), f"k{number}")

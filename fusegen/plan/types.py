@@ -185,7 +185,50 @@ class RowReducePlan(Frozen):
     rows: RowProgram
 
 
-Detail: TypeAlias = Annotated[PointwisePlan | WindowSumPlan | RowReducePlan, Field(discriminator="template")]
+class ContractionAxis(Frozen):
+    """One spatial axis of a convolution; ``size`` and ``output`` are its lengths over binding names."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    output_padding: int
+    size: Dim
+    output: Dim
+
+
+class ContractionPlan(Frozen):
+    """Implicit GEMM with an epilogue: rows of ``outputs`` channels (features), one per output position.
+
+    In the epilogue ``outer`` is the sample, ``l`` the output channel, ``inner`` the flattened output
+    position; for a matrix product ``outer`` is the row (batch * height of them) and ``l`` the feature.
+    """
+
+    template: Literal["contraction"] = "contraction"
+    head: Literal["conv", "conv_transpose", "matmul"]
+    source: str
+    weight: str
+    weight_transposed: bool = False
+    """Matrix product: the weight is stored as [N, K]."""
+    weight_batched: bool = False
+    """Matrix product: the weight has the batch axes of the source."""
+    batch: Dim
+    """Samples of a convolution, or batches of a matrix product with a weight for each."""
+    height: Dim = 1
+    """Matrix product: rows of a batch."""
+    inputs: int
+    """Input channels, or the contracted length of a matrix product."""
+    outputs: int
+    groups: int = 1
+    axes: tuple[ContractionAxis, ...] = ()
+    precise: bool = False
+    """Full fp32 whatever torch's TF32 setting says, as eager computes it."""
+    rows: RowProgram
+
+
+Detail: TypeAlias = Annotated[
+    PointwisePlan | WindowSumPlan | ContractionPlan | RowReducePlan, Field(discriminator="template")
+]
 
 
 class KernelPlan(Frozen):
@@ -204,6 +247,8 @@ class KernelPlan(Frozen):
     """Printed graph nodes, for the kernel's comment."""
     counters: Dim | None = None
     """Count (over binding names) of zero-initialised uint32 counters that the kernel leaves at zero."""
+    tf32: Literal["conv", "matmul"] | None = None
+    """The torch setting that the kernel's last argument ``int64_t tf32`` reports: 1 where it permits TF32."""
     workspace: bool = False
     """True when ``<name>_workspace(sizes...)`` tells how many scratch bytes the launch needs."""
 

@@ -1,0 +1,36 @@
+"""The machines that plans are made for: rates that well-written kernels reach on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates that a well-written kernel reaches (not datasheet peaks), per second; seconds per launch.
+
+    sm_90: measured on an H200 (streaming read, cuBLAS TF32, fp32 multiply-add); others scaled by
+    the vendor's datasheets.
+    """
+
+    bandwidth: float
+    flops: float
+    tensor_flops: float
+    launch: float
+
+
+MACHINES: dict[str, Machine] = {
+    "sm_90": Machine(bandwidth=4.35e12, flops=51e12, tensor_flops=417e12, launch=2.5e-6),
+    "sm_80": Machine(bandwidth=1.75e12, flops=17e12, tensor_flops=130e12, launch=2.5e-6),
+}
+DEFAULT_TARGET = "sm_90"
+
+
+def machine(target: str) -> Machine:
+    """The rates of a target. Raises ``TargetError`` for one without a table entry."""
+    found = MACHINES.get(target)
+    if found is None:
+        raise TargetError(f"unknown target {target!r}", hint=f"known targets: {', '.join(MACHINES)}")
+    return found

@@ -1,0 +1,64 @@
+"""Plans of contractions: convolutions, transposed convolutions and matrix products with an epilogue."""
+
+from __future__ import annotations
+
+from fusegen import contractions, ops, windows
+from fusegen.ir import ConvOp, MatmulOp, Node
+from fusegen.plan.region import Region
+from fusegen.plan.rows import Style
+from fusegen.plan.types import ContractionAxis, ContractionPlan, KernelPlan
+from fusegen.rowspace import feature_axis, with_rows
+
+
+def _axes(region: Region, conv: ConvOp, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
+    kernel = ops.kernel_size(w.type)
+    return tuple(
+        ContractionAxis(
+            kernel=kernel[axis],
+            stride=conv.stride[axis],
+            padding=conv.padding[axis],
+            dilation=conv.dilation[axis],
+            output_padding=conv.output_padding[axis],
+            size=region.sizes.local(size := x.type.shape[2 + axis]),
+            output=region.sizes.local(windows.output_size(conv, kernel, axis, size)),
+        )
+        for axis in range(conv.rank)
+    )
+
+
+def plan(region: Region, name: str) -> KernelPlan:
+    """One kernel for a contraction and what follows it; rows run along its channels (features)."""
+    node = region.body.node(region.space.source)
+    x, w = (region.body.node(operand) for operand in node.inputs)
+    rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[i][j]", "{}[i]"), "v")
+    source, weight = region.args[x.name].name, region.args[w.name].name
+    if isinstance(node.op, ConvOp):
+        inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
+        detail = ContractionPlan(
+            head="conv_transpose" if node.op.transposed else "conv",
+            source=source,
+            weight=weight,
+            batch=region.sizes.local(x.type.shape[0]),
+            inputs=inputs,
+            outputs=outputs,
+            groups=node.op.groups,
+            axes=_axes(region, node.op, x, w),
+            precise=not contractions.allows_tf32(region.body, node),
+            rows=rows,
+        )
+        return region.plan(f"{name}_contraction", detail, workspace=True, tf32="conv")
+    assert isinstance(node.op, MatmulOp)
+    batched = w.type.rank > 2
+    detail = ContractionPlan(
+        head="matmul",
+        source=source,
+        weight=weight,
+        weight_transposed=node.op.transposed,
+        weight_batched=batched,
+        batch=region.sizes.product(x.type.shape[:-2]) if batched else 1,
+        height=region.sizes.product(x.type.shape[-2:-1] if batched else x.type.shape[:-1]),
+        inputs=int(x.type.shape[-1]),
+        outputs=int(node.type.shape[-1]),
+        rows=rows,
+    )
+    return region.plan(f"{name}_contraction", detail, workspace=True, tf32="matmul")

@@ -1,0 +1,65 @@
+"""A region on its way to a kernel plan: named arguments, bound sizes, its row program."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fusegen.dims import Dim
+from fusegen.ir import Graph, InputOp, Node, ParamOp, RegionOp
+from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.sizes import Sizes
+from fusegen.plan.types import Detail, KernelPlan, OutputArg, RowProgram, TensorArg
+from fusegen.printer import format_node
+from fusegen.rowspace import RowSpace, analyze
+
+
+class Region:
+    """A region node with its kernel arguments named and its run-time sizes bound."""
+
+    def __init__(self, graph: Graph, node: Node):
+        assert isinstance(node.op, RegionOp)
+        self.node, self.body = node, node.op.body
+        self.space = analyze(self.body)
+        counts = {"p": 0, "x": 0}
+        self.args: dict[str, TensorArg] = {}
+        for inside, outside in zip(self.body.inputs, node.inputs, strict=True):
+            letter = "p" if isinstance(graph.node(outside).op, ParamOp) else "x"
+            self.args[inside.name] = TensorArg(name=f"{letter}{counts[letter]}", node=outside, type=inside.type)
+            counts[letter] += 1
+        self.sizes = Sizes(tuple(self.args.values()))
+
+    @property
+    def output(self) -> OutputArg:
+        shape = tuple(map(self.sizes.local, self.node.type.shape))
+        return OutputArg(name="y0", node=self.node.name, dtype=self.node.type.dtype, shape=shape)
+
+    def product(self, axes: tuple[int, ...]) -> Dim:
+        return self.sizes.product(self.space.shape[axis] for axis in axes)
+
+    def lower(self, space: RowSpace, style: Style, source: str) -> RowProgram:
+        lowering = RowLowering(self.body, space, self.args, self.sizes, style, source)
+        return lowering.program(self.output)
+
+    def plan(
+        self,
+        name: str,
+        detail: Detail,
+        *,
+        counters: Dim | None = None,
+        workspace: bool = False,
+        tf32: Literal["conv", "matmul"] | None = None,
+    ) -> KernelPlan:
+        args = tuple(self.args.values())
+        return KernelPlan(
+            name=name,
+            node=self.node.name,
+            args=args,
+            bindings=tuple(self.sizes.bindings),
+            checks=self.sizes.checks(args),
+            outputs=(self.output,),
+            detail=detail,
+            computes=tuple(format_node(n) for n in self.body.nodes if not isinstance(n.op, InputOp)),
+            counters=counters,
+            workspace=workspace,
+            tf32=tf32,
+        )
