@@ -33,7 +33,7 @@
 #   return %log_softmax
 #
 # Steps:
-#   %conv3d_r2: torch, 185 MB, 15.1 GFLOP (the library's convolution)
+#   %conv3d_r2: torch, 185 MB, 15.1 GFLOP (the library's convolution: no template computes it)
 #   %mean_r2: torch, 134 MB, 33.6 MFLOP (the length of the reduced axis is known only at run time)
 #   k0_row_reduce: generated row_reduce kernel, 2.18 kB, 2.3 kFLOP
 #

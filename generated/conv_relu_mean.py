@@ -31,7 +31,7 @@
 #   return %mean
 #
 # Steps:
-#   %conv2d_r2: torch, 101 MB, 9.66 GFLOP (the library's convolution)
+#   %conv2d_r2: torch, 101 MB, 9.66 GFLOP (the library's convolution: no template computes it)
 #   k0_row_reduce: generated row_reduce kernel, 134 MB, 33.6 MFLOP
 #   %mean: torch, 67.1 MB, 16.8 MFLOP (the length of the reduced axis is known only at run time)
 #

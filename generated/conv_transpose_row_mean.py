@@ -33,7 +33,7 @@
 #   return %relu
 #
 # Steps:
-#   %conv_transpose2d_r2: torch, 302 MB, 17.2 GFLOP (the library's convolution)
+#   %conv_transpose2d_r2: torch, 302 MB, 17.2 GFLOP (the library's convolution: no template computes it)
 #   %mean_r2: torch, 269 MB, 67.1 MFLOP (the length of the reduced axis is known only at run time)
 #   k0_row_reduce: generated row_reduce kernel, 2.1 MB, 524 kFLOP
 #

@@ -40,7 +40,7 @@
 #   return %sigmoid
 #
 # Steps:
-#   %conv_transpose2d_r2: torch, 1.23 GB, 137 GFLOP (the library's convolution)
+#   %conv_transpose2d_r2: torch, 1.23 GB, 137 GFLOP (the library's convolution: no template computes it)
 #   k0_row_reduce: generated row_reduce kernel, 2.18 GB, 4.63 GFLOP
 #
 # Memory traffic: 9.95 GB before, 3.41 GB after.

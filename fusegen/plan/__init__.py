@@ -11,17 +11,16 @@ from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 from fusegen.printer import format_node
 
 
+_LIBRARY = {"conv": "the library's convolution", "matmul": "the library's matrix product"}
+
+
 def _eager_reason(node: Node, refusals: tuple[RuleRefused, ...]) -> str:
     if isinstance(node.op, EagerOp):
         return node.op.reason
-    for refusal in refusals:
-        if refusal.node == node.name and refusal.identity == FUSION:
-            return refusal.reason
-    return {
-        "conv": "the library's convolution",
-        "matmul": "the library's matrix product",
-        "getitem": "one result of the op above",
-    }.get(node.op.kind, "a view")
+    found = next((r.reason for r in refusals if r.node == node.name and r.identity == FUSION), None)
+    if library := _LIBRARY.get(node.op.kind):
+        return f"{library}: {found}" if found else library
+    return found or {"getitem": "one result of the op above"}.get(node.op.kind, "a view")
 
 
 def make_program(
