@@ -10,7 +10,6 @@ from fusegen.plan.kernels import plan_region
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 from fusegen.printer import format_node
 
-
 _LIBRARY = {"conv": "the library's convolution", "matmul": "the library's matrix product"}
 
 
