@@ -115,6 +115,12 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
     return int(value)
 
 
+def substitute(dim: Dim, values: Mapping[str, Dim]) -> Dim:
+    """``dim`` with the symbols of ``values`` replaced."""
+    expr = parse(dim)
+    return canonical(expr.xreplace({s: parse(values[s.name]) for s in expr.free_symbols if s.name in values}))
+
+
 def symbols(dims: Iterable[Dim]) -> tuple[str, ...]:
     """Every size symbol in ``dims``, sorted."""
     return tuple(sorted({s.name for d in dims for s in parse(d).free_symbols}))

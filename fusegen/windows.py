@@ -85,6 +85,14 @@ def output_size(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) -> 
     return dims.add(dims.floordiv(dims.add(size, 2 * p - reach - 1), s), 1)
 
 
+def least_size(conv: ConvOp, kernel: tuple[int, ...], axis: int) -> int:
+    """The shortest length of an axis at which the convolution has an output position."""
+    p, reach = conv.padding[axis], conv.dilation[axis] * (kernel[axis] - 1)
+    if conv.transposed:
+        return max(1, 1 + _ceil_div(2 * p - reach - conv.output_padding[axis], conv.stride[axis]))
+    return max(1, reach + 1 - 2 * p)
+
+
 def window_sum(x: torch.Tensor, op: WindowSumOp) -> torch.Tensor:
     """Reference meaning of ``WindowSumOp``: x [N, C, *spatial] -> [N, C, R]."""
     conv, kernel, spatial = op.conv, op.kernel, x.shape[2:]

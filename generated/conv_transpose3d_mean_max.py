@@ -106,13 +106,6 @@ __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
     asm volatile("add.s64 %0, %0, %1;" : "+l"(p) : "l"(bytes));
 }
 
-template <typename T>
-__device__ __forceinline__ T warp_sum(T v) {
-#pragma unroll
-    for (int d = 16; d; d /= 2) v += __shfl_xor_sync(~0u, v, d);
-    return v;
-}
-
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
@@ -138,9 +131,8 @@ namespace k0_window_sum_kernel {
 // A thread adds its share of the input in float; everything after that, a few values by then, is in
 // double: it costs no time beside the stream and leaves the rounding of the first sums alone.
 
-// Three axes, innermost last; an absent axis has kernel 1, stride 1, padding 0.
+// Three axes, innermost last; an absent axis has kernel 1 and one window, the whole axis.
 constexpr bool TRANSPOSED = true;
-constexpr bool MEAN = true;   // divide by the number of output positions
 constexpr int AXES = 3;
 constexpr int CHANNELS = 32, OUTPUTS = 64, GROUPS = 1;
 constexpr int MAX_KERNEL = 3;
@@ -150,10 +142,8 @@ constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 4;
 // compile-time structure
 
 __host__ __device__ constexpr int kernel_of(int a) { constexpr int t[3] = {3, 3, 3}; return t[a]; }
-__host__ __device__ constexpr int stride_of(int a) { constexpr int t[3] = {2, 2, 2}; return t[a]; }
-__host__ __device__ constexpr int padding_of(int a) { constexpr int t[3] = {1, 1, 1}; return t[a]; }
-__host__ __device__ constexpr int dilation_of(int a) { constexpr int t[3] = {1, 1, 1}; return t[a]; }
-__host__ __device__ constexpr int extra_of(int a) { constexpr int t[3] = {1, 1, 1}; return t[a]; }
+// The elements of a window are start, start + step, ... below its stop.
+__host__ __device__ constexpr int step_of(int a) { constexpr int t[3] = {1, 1, 1}; return t[a]; }
 __host__ __device__ constexpr int windows_of(int a) { constexpr int t[3] = {2, 2, 2}; return t[a]; }
 __host__ __device__ constexpr bool full_of(int a) { constexpr bool t[3] = {false, false, false}; return t[a]; }
 __host__ __device__ constexpr int window_of_tap(int a, int k) {
@@ -164,8 +154,6 @@ __host__ __device__ constexpr int window_of_tap(int a, int k) {
     };
     return t[a][k];
 }
-// The elements of a window are start, start + step, ...; transposed taps see every element.
-__host__ __device__ constexpr int step_of(int a) { return TRANSPOSED ? 1 : stride_of(a); }
 
 constexpr int VEC = 4;   // elements of a load
 constexpr int MAX_ALIGN = 64;     // elements; long planes are read from such boundaries on
@@ -182,6 +170,13 @@ constexpr bool FLAT = OUTER_FULL && full_of(2);       // a plane is one run of e
 constexpr bool COLUMNS = AXES == 1 || FLAT;           // stream along the innermost axis
 constexpr int UNIT_COLUMNS = 1024;                    // grain of the split in that case
 static_assert((THREADS & (THREADS - 1)) == 0 && RECTANGLES <= 64 && step_of(2) <= THREADS, "out of range");
+
+// The least power of two that is not below n, or `most`, itself one, where that is less.
+__host__ __device__ constexpr int power_of_two(int n, int most) {
+    int p = 1;
+    while (p < n && p < most) p *= 2;
+    return p;
+}
 
 __host__ __device__ constexpr int rectangle_of_tap(int tap) {
     const int k2 = tap % kernel_of(2), k1 = tap / kernel_of(2) % kernel_of(1);
@@ -273,6 +268,36 @@ __device__ __forceinline__ void copy_async(float* to, const float* from) {
                  :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(BYTES) : "memory");
 }
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// The sums over the warp of value(FIRST), ..., value(FIRST + COUNT - 1), COUNT a power of two: lane l
+// gets that of FIRST + l % COUNT. Two lanes swap halves of what they hold, so that a sum costs about one
+// shuffle, where a reduction of its own takes five.
+template <int FIRST, int COUNT, typename Value>
+__device__ __forceinline__ auto swap_sums(Value value) {
+    if constexpr (FIRST >= RECTANGLES) {
+        return 0.f;
+    } else if constexpr (COUNT == 1) {
+        return value(std::integral_constant<int, FIRST>());
+    } else {
+        constexpr int HALF = COUNT / 2;
+        const auto low = swap_sums<FIRST, HALF>(value);
+        const auto high = swap_sums<FIRST + HALF, HALF>(value);
+        const bool upper = threadIdx.x & HALF;
+        return double(upper ? high : low) + double(__shfl_xor_sync(~0u, upper ? low : high, HALF));
+    }
+}
+
+// Adds the sum over the warp of value(r) to slot[r], for every rectangle r; sets it when `fresh`.
+template <int FIRST = 0, typename Value>
+__device__ __forceinline__ void fold(double* slot, bool fresh, Value value) {
+    constexpr int COUNT = power_of_two(RECTANGLES - FIRST, WARP);
+    const int lane = threadIdx.x % WARP;
+    double s = swap_sums<FIRST, COUNT>(value);
+#pragma unroll
+    for (int d = COUNT; d < WARP; d *= 2) s += __shfl_xor_sync(~0u, s, d);
+    if (lane < COUNT && FIRST + lane < RECTANGLES) slot[FIRST + lane] = fresh ? s : slot[FIRST + lane] + s;
+    if constexpr (FIRST + COUNT < RECTANGLES) fold<FIRST + COUNT>(slot, fresh, value);
+}
 
 // Combines v over the block; every thread gets the result, combined in the same order.
 template <typename T, typename Combine>
@@ -404,20 +429,16 @@ struct Rows {
 
     // `was`: the column of the piece that ends.
     __device__ __forceinline__ void close(const Args& a, int was, double* slot, bool fresh) {
+        fold(slot, fresh, [&](auto rectangle) {
+            constexpr int R = decltype(rectangle)::value, O = R / INNER_WINDOWS, I = R % INNER_WINDOWS;
+            float part[VEC];
 #pragma unroll
-        for (int o = 0; o < OUTER_WINDOWS; ++o)
-#pragma unroll
-            for (int i = 0; i < INNER_WINDOWS; ++i) {
-                float part[VEC];
-#pragma unroll
-                for (int e = 0; e < VEC; ++e) {
-                    const float s = OWN ? common[e] + own[OWN ? o : 0][e] : common[e];
-                    part[e] = holds<step_of(2)>(a.window[2][i], was + e) ? s : 0.f;
-                }
-                const double s = warp_sum(double((part[0] + part[1]) + (part[2] + part[3])));
-                double& to = slot[o * INNER_WINDOWS + i];
-                if (threadIdx.x % WARP == 0) to = fresh ? s : to + s;
+            for (int e = 0; e < VEC; ++e) {
+                const float s = OWN ? common[e] + own[OWN ? O : 0][e] : common[e];
+                part[e] = holds<step_of(2)>(a.window[2][I], was + e) ? s : 0.f;
             }
+            return (part[0] + part[1]) + (part[2] + part[3]);
+        });
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
             common[e] = 0.f;
@@ -497,19 +518,19 @@ struct Columns {
         return at < end;
     }
 
-    __device__ __forceinline__ void close(const Args& a, int was, double* slot, bool) {
-#pragma unroll
-        for (int i = 0; i < INNER_WINDOWS; ++i) {
+    __device__ __forceinline__ void close(const Args& a, int was, double* slot, bool fresh) {
+        fold(slot, fresh, [&](auto window) {
+            constexpr int I = decltype(window)::value;
             float part[VEC];
 #pragma unroll
             for (int e = 0; e < VEC; ++e) {
-                const int d = was + e - a.window[2][i].start;
+                const int d = was + e - a.window[2][I].start;
                 part[e] = STEP == 1 || (d % STEP + STEP) % STEP == 0 ? common[e] : 0.f;
             }
-            const double s = warp_sum(double((part[0] + part[1]) + (part[2] + part[3]) + rim[i]));
-            if (threadIdx.x % WARP == 0) slot[i] = s;
-            rim[i] = 0.f;
-        }
+            return (part[0] + part[1]) + (part[2] + part[3]) + rim[I];
+        });
+#pragma unroll
+        for (int i = 0; i < INNER_WINDOWS; ++i) rim[i] = 0.f;
 #pragma unroll
         for (int e = 0; e < VEC; ++e) common[e] = 0.f;
     }
@@ -728,35 +749,15 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
 // ------------------------------------------------------------------------------------------------
 // host
 
-int64_t ceil_divide(int64_t a, int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
-int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
-
-int64_t output_length(int a, int64_t h) {
-    const int64_t reach = int64_t(dilation_of(a)) * (kernel_of(a) - 1);
-    return TRANSPOSED ? (h - 1) * stride_of(a) - 2 * padding_of(a) + reach + extra_of(a) + 1
-                      : floor_divide(h + 2 * padding_of(a) - reach - 1, stride_of(a)) + 1;
-}
-
-// The input elements that tap k of an axis of length h meets: start, start + step, ... below stop.
-Window window_of(int a, int k, int64_t h) {
-    const int64_t s = stride_of(a), p = padding_of(a), offset = int64_t(k) * dilation_of(a);
-    const int64_t skip = ceil_divide(p - offset, s) > 0 ? ceil_divide(p - offset, s) : 0;
-    int64_t start, stop;
-    if (TRANSPOSED) {
-        const int64_t over = floor_divide(int64_t(dilation_of(a)) * (kernel_of(a) - 1 - k) + extra_of(a) - p, s);
-        start = skip;
-        stop = h + (over < 0 ? over : 0);
-    } else {
-        start = offset - p + s * skip;
-        stop = (output_length(a, h) - 1) * s - p + offset + 1;
-        stop = stop < h ? stop : h;
-    }
-    if (start > h) start = h;
+// The elements start, start + step, ... below stop of an axis of `length`.
+Window window(int64_t start, int64_t stop, int64_t length) {
+    if (start > length) start = length;
     return {int(start), unsigned(stop > start ? stop - start : 0)};
 }
 
 constexpr int64_t WAVE_BYTES = 2 << 20;         // above this many bytes a block, take more waves
 constexpr int64_t LEAST_BYTES = 16 << 10;       // below this many a block is not worth starting
+constexpr int64_t LEAST_VECTORS = RECTANGLES > 4 ? RECTANGLES : 4;   // of a thread, per channel
 constexpr int64_t LONGEST_CHAIN = 1024;         // additions into one register
 constexpr int64_t SHARED_BYTES = (48 << 10) - THREADS * 16 - 1024;   // of 48 KB, what the fixed arrays leave
 constexpr int64_t SHORT_STREAM = 192 << 20;     // bytes of x up to which caches should not keep them
@@ -788,10 +789,10 @@ Plan make_plan(int offset, int64_t n, const int64_t (&length)[3]) {
     }
     if (chunks < 1) chunks = 1;
 
-    // Threads of a channel: all of the block, fewer when a plane has little for each.
+    // Threads of a channel: all of the block, fewer when a plane has little for each beside the folding.
     const int64_t touched = CHANNELS / chunks > 1 ? CHANNELS / chunks : 1;
     p.team = THREADS;
-    while (p.team > WARP && p.team / 2 >= step_of(2) && plane_vectors < p.team * 4 && THREADS / p.team * 2 <= touched) p.team /= 2;
+    while (p.team > WARP && p.team / 2 >= step_of(2) && plane_vectors < p.team * LEAST_VECTORS && THREADS / p.team * 2 <= touched) p.team /= 2;
 
     // Columns of a row: as few segments as keep most threads busy.
     p.segments = 1, p.segment_vectors = 1, p.team_rows = 1;
@@ -849,6 +850,9 @@ extern "C" int k0_window_sum(const float* p0, const float* x0, const float* p1, 
     const int64_t plane = length[0] * length[1] * length[2];
     if (samples == 0) return cudaSuccess;
     if (plane < 1 || plane >= int64_t(1) << 30) return cudaErrorInvalidValue;
+    if (depth < 1) return cudaErrorInvalidValue;   // the convolution has no output
+    if (height < 1) return cudaErrorInvalidValue;   // the convolution has no output
+    if (width < 1) return cudaErrorInvalidValue;   // the convolution has no output
     Args args = {};
     args.x = x0;
     args.x_end = args.x + samples * CHANNELS * plane;
@@ -858,23 +862,24 @@ extern "C" int k0_window_sum(const float* p0, const float* x0, const float* p1, 
     args.y0 = y0;
     args.partial = static_cast<double*>(workspace);
     args.counters = counters;
-    double positions = 1;
+    args.window[0][0] = window(1, depth, depth);
+    args.window[0][1] = window(0, depth, depth);
+    args.window[1][0] = window(1, height, height);
+    args.window[1][1] = window(0, height, height);
+    args.window[2][0] = window(1, width, width);
+    args.window[2][1] = window(0, width, width);
     for (int i = 0; i < 3; ++i) {
-        const int64_t out_length = output_length(i, length[i]);
-        if (out_length < 1) return cudaErrorInvalidValue;
-        positions *= double(out_length);
         int64_t start = 0, stop = length[i];
-        for (int k = 0; k < kernel_of(i); ++k) {
-            const Window tap = window_of(i, k, length[i]);
-            args.window[i][window_of_tap(i, k)] = tap;
-            if (tap.start > start) start = tap.start;
-            if (int64_t(tap.start) + tap.span < stop) stop = int64_t(tap.start) + tap.span;
+        for (int w = 0; w < windows_of(i); ++w) {
+            const Window each = args.window[i][w];
+            if (each.start > start) start = each.start;
+            if (int64_t(each.start) + each.span < stop) stop = int64_t(each.start) + each.span;
         }
         // With a step, only the innermost axis uses this, and a window's last step still is whole.
         args.shared[i] = {int(start), static_cast<unsigned int>(stop > start ? stop - start : 0)};
     }
     if (FLAT) args.window[2][0] = args.shared[2] = {0, static_cast<unsigned int>(plane)};
-    args.scale = MEAN ? 1 / positions : 1;
+    args.scale = 1 / double(8*depth*height*width);
     args.middle = fast_divide(static_cast<unsigned int>(length[1]));
     args.plan = make_plan(int(reinterpret_cast<uintptr_t>(args.x) / sizeof(float) % MAX_ALIGN), samples, length);
     const bool brief = samples * CHANNELS * plane * int64_t(sizeof(float)) <= SHORT_STREAM;
@@ -1019,16 +1024,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a6d4875dcfbf6d48, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5bbf84593ead0434, m) {
     m.def("k0_window_sum(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a6d4875dcfbf6d48, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5bbf84593ead0434, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a6d4875dcfbf6d48"
+_fusegen_NAMESPACE = "fusegen_5bbf84593ead0434"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fusegen import ops, windows
+from fusegen import dims, ops, windows
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp, Graph, Node, RegionOp, WindowSumOp
 from fusegen.plan import contraction
@@ -16,12 +16,13 @@ from fusegen.plan.types import (
     PointwisePlan,
     RowReducePlan,
     WindowAxis,
+    WindowBounds,
     WindowSumPlan,
 )
 from fusegen.rowspace import RowSpace, with_rows
 
 _ABSENT_AXIS = WindowAxis(
-    kernel=1, stride=1, padding=0, dilation=1, output_padding=0, windows=1, tap_window=(0,), full=True, size=1
+    kernel=1, step=1, windows=(WindowBounds(start=0, stop=1),), tap_window=(0,), full=True, size=1, least=1
 )
 
 
@@ -29,14 +30,14 @@ def _window_axis(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) ->
     taps = windows.axis_taps(conv, kernel, axis)
     return WindowAxis(
         kernel=kernel[axis],
-        stride=conv.stride[axis],
-        padding=conv.padding[axis],
-        dilation=conv.dilation[axis],
-        output_padding=conv.output_padding[axis],
-        windows=len(taps.windows),
+        step=taps.windows[0].step,
+        windows=tuple(
+            WindowBounds(start=w.start, stop=dims.substitute(w.stop, {windows.SIZE: size})) for w in taps.windows
+        ),
         tap_window=taps.tap_window,
         full=taps.windows == (windows.Window(0, 1, windows.SIZE),),
         size=size,
+        least=windows.least_size(conv, kernel, axis),
     )
 
 
@@ -53,10 +54,12 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
     ]
     first, middle, last = [*[_ABSENT_AXIS] * (3 - conv.rank), *present]
     batch = region.sizes.local(x.type.shape[0])
-    outer_windows = first.windows * middle.windows
+    outer_windows = len(first.windows) * len(middle.windows)
+    positions = (windows.output_size(conv, kernel, axis, present[axis].size) for axis in range(conv.rank))
     detail = WindowSumPlan(
         transposed=conv.transposed,
         mean=sums.op.mean,
+        positions=dims.product(positions),
         rank=conv.rank,
         in_channels=inputs,
         out_channels=outputs,

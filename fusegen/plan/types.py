@@ -127,22 +127,28 @@ class PointwisePlan(Frozen):
     rows: RowProgram
 
 
+class WindowBounds(Frozen):
+    """The positions of an axis from ``start`` on that lie below ``stop``, a size over binding names."""
+
+    start: int
+    stop: Dim
+
+
 class WindowAxis(Frozen):
-    """One axis of a window-sum kernel (three, innermost last; absent axes have kernel 1, stride 1)."""
+    """One axis of a window-sum kernel (three, innermost last; absent axes have kernel 1, one full window)."""
 
     kernel: int
-    stride: int
-    padding: int
-    dilation: int
-    output_padding: int
-    windows: int
-    """Distinct windows."""
+    step: int
+    """Of the positions in a window."""
+    windows: tuple[WindowBounds, ...]
     tap_window: tuple[int, ...]
     """Tap -> index of its window."""
     full: bool
     """One window, the whole axis at any length."""
     size: Dim
     """Length over binding names."""
+    least: int
+    """Shortest length at which the convolution has an output."""
 
 
 class WindowSumPlan(Frozen):
@@ -151,6 +157,8 @@ class WindowSumPlan(Frozen):
     template: Literal["window_sum"] = "window_sum"
     transposed: bool
     mean: bool
+    """Divide by ``positions``, the number of the convolution's output positions."""
+    positions: Dim
     rank: int
     in_channels: int
     out_channels: int
