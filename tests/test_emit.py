@@ -216,3 +216,21 @@ def test_too_few_parameters_for_the_inputs(compiled: Compiled) -> None:
     model = reference_from(BIAS_RELU).Model(WIDTH)
     with pytest.raises(EmitError, match="takes 0 positional parameters"):
         render(compiled.program, carried, snapshot_modules(model))
+
+
+# --- kernels by compute capability ------------------------------------------------------------------
+
+
+def test_a_hopper_kernel_stands_beside_the_portable_one(compiled: Compiled) -> None:
+    """One operator, two kernels: the launcher asks the device."""
+    steps = tuple(
+        step.replace(plan=step.plan.replace(hopper=step.plan.detail)) if isinstance(step, KernelStep) else step
+        for step in compiled.program.steps
+    )
+    sources = render_sources(compiled.program.replace(steps=steps), environment())
+    assert sources is not None
+    name = kernel_plans(compiled.program)[0].name
+    launchers = re.findall(rf'extern "C" int ({name}\w*)\(', sources.cuda)
+    assert launchers == [f"{name}_sm90", f"{name}_sm80", name]
+    assert sources.cuda.count("static bool on_hopper()") == 1
+    assert re.findall(rf'extern "C" int ({name}\w*)\(', sources.glue) == [name]

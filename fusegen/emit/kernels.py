@@ -159,6 +159,14 @@ def kernel_plans(program: Program) -> tuple[KernelPlan, ...]:
     return tuple(step.plan for step in program.steps if isinstance(step, KernelStep))
 
 
+def _variants(plan: KernelPlan) -> list[KernelPlan]:
+    """The kernels that a plan consists of, each under a name of its own."""
+    if plan.hopper is None:
+        return [plan]
+    hopper = plan.replace(name=f"{plan.name}_sm90", detail=plan.hopper, hopper=None)
+    return [hopper, plan.replace(name=f"{plan.name}_sm80", hopper=None)]
+
+
 def render_sources(program: Program, environment: jinja2.Environment) -> Sources | None:
     """The CUDA and C++ of every kernel of the program, or None when it has no kernel."""
     plans = kernel_plans(program)
@@ -167,14 +175,18 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
     names = [plan.name for plan in plans]
     if len(set(names)) != len(names):
         raise EmitError(f"two kernels share a name: {sorted(names)}")
+    variants = [variant for plan in plans for variant in _variants(plan)]
     kernels = [
         environment.get_template(f"{plan.detail.template}.cu.j2").render(plan=plan, detail=plan.detail).strip("\n")
-        for plan in plans
+        for plan in variants
     ]
     dtypes = {a.type.dtype for p in plans for a in p.args} | {o.dtype for p in plans for o in p.outputs}
     cuda = environment.get_template("program.cu.j2").render(
-        kernels=list(zip(plans, kernels, strict=True)),
-        helpers=helper_functions("\n".join(kernels), _helpers(environment)),
+        kernels=list(zip(variants, kernels, strict=True)),
+        dispatched=[plan for plan in plans if plan.hopper],
+        helpers=helper_functions(
+            "\n".join([*kernels, *("on_hopper" for p in plans if p.hopper)]), _helpers(environment)
+        ),
         headers=[_HEADERS[d] for d in sorted(dtypes) if d in _HEADERS],
     )
     glue = environment.get_template("glue.cpp.j2")

@@ -251,6 +251,8 @@ class KernelPlan(Frozen):
     """(arg, axis, expected size over binding names) for every axis that is not a binding."""
     outputs: tuple[OutputArg, ...]
     detail: Detail
+    hopper: Detail | None = None
+    """What runs in place of ``detail`` on compute capability 9.0: a kernel that needs sm_90a instructions."""
     computes: tuple[str, ...]
     """Printed graph nodes, for the kernel's comment."""
     counters: Dim | None = None
