@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
+import torch
+
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     ConvOp,
@@ -41,10 +43,13 @@ class Build(Protocol):
 
     def scalar(self, value: float | Dim, like: Value) -> Value: ...
 
+    def update(self, buffer: Value, value: Value) -> None:
+        """Make ``value`` the next value of ``buffer``, as an op does that writes to it unseen by the trace."""
+
 
 @dataclass(frozen=True)
 class Call:
-    """One ATen call: arguments by schema name (defaults filled in), the traced result type."""
+    """One ATen call: arguments by schema name (defaults filled in), the traced type of its (first) result."""
 
     build: Build
     args: dict[str, Any]
@@ -59,7 +64,9 @@ class Call:
 
 
 _Reduction: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "logsumexp"]
-Importer: TypeAlias = Callable[[Call], Value | None]
+Imported: TypeAlias = "Value | tuple[Value | None, ...] | None"
+"""One value, or one for each result of the op; None where the IR has no form of it."""
+Importer: TypeAlias = Callable[[Call], Imported]
 IMPORTERS: dict[str, Importer] = {}
 
 
@@ -72,6 +79,7 @@ def _register(*overloads: str) -> Callable[[Importer], Importer]:
 
 
 def _axes(value: Any, rank: int) -> tuple[int, ...]:
+    """An axis argument (none, one or several, from either end) as sorted axes; none or empty: all."""
     if value is None or value == []:
         return tuple(range(rank))
     chosen = value if isinstance(value, (list, tuple)) else [value]
@@ -89,6 +97,7 @@ def _operand(call: Call, value: Any, like: Value) -> Value:
 
 
 def _pointwise(call: Call, fn: str, *operands: Any) -> Value:
+    """An elementwise node; numbers among the operands become scalars."""
     like = next(o for o in operands if isinstance(o, Value))
     return call.build.add(PointwiseOp(fn=fn), *(_operand(call, o, like) for o in operands))
 
@@ -159,9 +168,14 @@ def _addmm(call: Call) -> Value | None:
 # --- reductions ---------------------------------------------------------------------------------
 
 
+def _keeps_dtype(call: Call) -> bool:
+    """True when the call computes in its operand's own element type."""
+    return call.args.get("dtype") in (None, getattr(torch, call["self"].type.dtype.value))
+
+
 def _reduce(call: Call, fn: _Reduction) -> Value | None:
     x = call["self"]
-    if not call.plain("dtype") or x.type.dtype != call.result.dtype or x.type.rank == 0:
+    if not _keeps_dtype(call) or x.type.dtype != call.result.dtype or x.type.rank == 0:
         return None
     axes, keepdim = _axes(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
     return call.build.add(ReduceOp(fn=fn, axes=axes, keepdim=keepdim), x)
@@ -183,7 +197,7 @@ for _fn, _overloads in _REDUCTIONS.items():
 @_register("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default")
 def _softmax(call: Call) -> Value | None:
     x = call["self"]
-    if not call.plain("dtype", "half_to_float") or x.type.rank == 0:
+    if not call.plain("half_to_float") or not _keeps_dtype(call) or x.type.rank == 0:
         return None
     return call.build.add(SoftmaxOp(axis=call["dim"] % x.type.rank, log="log" in call["fn"]), x)
 

@@ -14,7 +14,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from fusegen import dims, ops
-from fusegen.aten import IMPORTERS, Call, Value
+from fusegen.aten import IMPORTERS, Call, Imported, Value
+from fusegen.aten_norms import MULTIPLE
 from fusegen.dims import Dim
 from fusegen.errors import GraphError, TraceError, UnsupportedOpError
 from fusegen.ir import (
@@ -34,6 +35,8 @@ from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
 from fusegen.verify import verify
 
+INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8})
+
 
 class _Size(str):
     """The text of a size expression, to tell it from a string argument."""
@@ -50,6 +53,8 @@ class _Converter:
         self.program, self.path, self.name = program, path, type(model).__name__
         self.nodes: dict[str, Node] = {}
         self.env: dict[fx.Node, Value] = {}
+        self.results: dict[fx.Node, tuple[Value | None, ...]] = {}
+        self.updates: dict[str, str] = {}
         self.renames: dict[sympy.Symbol, sympy.Expr] = {}
         self.sizes: dict[str, int] = {}
         self.inputs: list[Value] = []
@@ -157,8 +162,15 @@ class _Converter:
         return self.emit(self.current.name, op, operands, operands[0].type)
 
     def scalar(self, value: float | Dim, like: Value) -> Value:
+        if like.type.dtype in INTEGERS:
+            raise GraphError("scalars are floating-point: integer arithmetic is left to torch")
         stored = value if isinstance(value, str) else float(value)
         return self.emit("scalar", ConstOp(value=stored), (), like.type.replace(shape=()))
+
+    def update(self, buffer: Value, value: Value) -> None:
+        op = self.nodes[buffer.name].op
+        assert isinstance(op, ParamOp)
+        self.updates[op.path] = value.name
 
     # --- conversion ---------------------------------------------------------------------------
 
@@ -221,6 +233,11 @@ class _Converter:
         if node.target is operator.getitem:
             producer, index = node.args
             assert isinstance(producer, fx.Node)
+            if producer in self.results:
+                chosen = self.results[producer][index]  # type: ignore[index]
+                assert chosen is not None
+                self.env[node] = chosen
+                return
             source = self.env[producer]
             op = self.nodes[source.name].op
             if isinstance(op, EagerOp):
@@ -234,22 +251,28 @@ class _Converter:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise UnsupportedOpError(f"{node.target} is not an ATen op", node=node.name, source=self.source())
         value = self.imported(node)
-        self.env[node] = value if value is not None else self.eager(node)
+        if isinstance(value, tuple):
+            self.results[node] = value
+        else:
+            self.env[node] = value if value is not None else self.eager(node)
 
-    def imported(self, node: fx.Node) -> Value | None:
-        """The IR form of an ATen call, or None: this op, or these arguments, are left to torch."""
+    def imported(self, node: fx.Node) -> Imported:
+        """The IR form of an ATen call, or None: this op, or these arguments, are left to torch.
+
+        A tuple for an op of several results, None in it where nothing reads the result.
+        """
         overload = str(node.target).removeprefix("aten.")
         found = node.meta["val"]
-        if isinstance(found, (list, tuple)):
-            indices_read = any(user.args[1] != 0 for user in node.users)
-            if overload not in ("max.dim", "min.dim") or indices_read:
-                return None
-            found = found[0]
-        result = self.type_of(found, node.name)
+        many = isinstance(found, (list, tuple))
+        if many and overload not in MULTIPLE:
+            return None
+        results = tuple(self.type_of(v, node.name) for v in (found if many else [found]))
+        read = {int(str(user.args[1])) for user in node.users} if many else {0}
         named = self.arguments(node)
         named["fn"] = overload.split(".")[0]
-        call = Call(self, named, result)
-        before = dict(self.nodes)
+        call = Call(self, named, results[0])
+        before, updates = dict(self.nodes), dict(self.updates)
+        value: Imported
         try:
             if overload in IMPORTERS:
                 value = IMPORTERS[overload](call)
@@ -259,8 +282,9 @@ class _Converter:
                 return None
         except GraphError:
             value = None
-        if value is None or value.type != result:
-            self.nodes = before
+        values = dict(enumerate(value if isinstance(value, tuple) else (value,)))
+        if any((found := values.get(i)) is None or found.type != results[i] for i in read):
+            self.nodes, self.updates = before, updates
             return None
         return value
 
@@ -304,7 +328,7 @@ class _Converter:
                 self.call(node)
         by_name = {node.name: node for node in self.program.graph.nodes}
         outputs: list[str] = []
-        updates: list[tuple[str, str]] = []
+        updates: list[tuple[str, str]] = list(self.updates.items())
         for spec in signature.output_specs:
             produced = by_name.get(spec.arg.name)
             if produced is None or produced not in self.env:

@@ -92,10 +92,10 @@ class PointwiseOp(Frozen):
 
 
 class ReduceOp(Frozen):
-    """A reduction over ``axes`` (sorted, non-negative)."""
+    """A reduction over ``axes`` (sorted, non-negative). ``var``: mean squared distance from the mean."""
 
     kind: Literal["reduce"] = "reduce"
-    fn: Literal["sum", "mean", "max", "min", "prod", "logsumexp"]
+    fn: Literal["sum", "mean", "max", "min", "prod", "logsumexp", "var"]
     axes: tuple[int, ...]
     keepdim: bool
 
@@ -106,6 +106,19 @@ class SoftmaxOp(Frozen):
     kind: Literal["softmax"] = "softmax"
     axis: int
     log: bool = False
+
+
+class NormalizeOp(Frozen):
+    """x scaled to unit size over ``axes``: ``(x - mean) rsqrt(var + eps)``, or ``x rsqrt(mean(x^2) + eps)``
+    when not ``center``.
+
+    Inputs: x and optionally a scale and a shift, applied in this order, that broadcast to x.
+    """
+
+    kind: Literal["normalize"] = "normalize"
+    axes: tuple[int, ...]
+    eps: float
+    center: bool = True
 
 
 class ConvOp(Frozen):
@@ -218,6 +231,7 @@ Op: TypeAlias = Annotated[
     | PointwiseOp
     | ReduceOp
     | SoftmaxOp
+    | NormalizeOp
     | ConvOp
     | MatmulOp
     | ReshapeOp

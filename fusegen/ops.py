@@ -19,6 +19,7 @@ from fusegen.ir import (
     GetItemOp,
     InputOp,
     MatmulOp,
+    NormalizeOp,
     Op,
     ParamOp,
     PermuteOp,
@@ -92,6 +93,13 @@ def _infer_reduce(op: ReduceOp, types: Types, declared: TensorType) -> TensorTyp
 
 def _infer_softmax(op: SoftmaxOp, types: Types, declared: TensorType) -> TensorType:
     _check_axes((op.axis,), types[0].rank)
+    return types[0]
+
+
+def _infer_normalize(op: NormalizeOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes(op.axes, types[0].rank)
+    if broadcast([t.shape for t in types]) != types[0].shape:
+        raise GraphError(f"scale and shift {', '.join(map(str, types[1:]))} do not broadcast to {types[0]}")
     return types[0]
 
 
@@ -189,6 +197,18 @@ def _torch_const(op: ConstOp, args: Sequence[str]) -> str:
     return python_float(op.value)
 
 
+def _torch_normalize(op: NormalizeOp, args: Sequence[str]) -> str:
+    x, axes, eps = args[0], list(op.axes), python_float(op.eps)
+    if op.center:
+        var = f"torch.var({x}, dim={axes}, correction=0, keepdim=True)"
+        text = f"({x} - torch.mean({x}, dim={axes}, keepdim=True)) * torch.rsqrt({var} + {eps})"
+    else:
+        text = f"{x} * torch.rsqrt(torch.mean(torch.square({x}), dim={axes}, keepdim=True) + {eps})"
+    for applied, operand in zip(("*", "+"), args[1:], strict=False):
+        text += f" {applied} {operand}"
+    return f"({text})"
+
+
 _REDUCE_TORCH = {"max": "amax", "min": "amin"}
 
 
@@ -198,6 +218,8 @@ def _torch_reduce(op: ReduceOp, args: Sequence[str]) -> str:
         for axis in reversed(op.axes):
             text = f"torch.prod({text}, dim={axis}, keepdim={op.keepdim})"
         return text
+    if op.fn == "var":
+        return f"torch.var({args[0]}, dim={list(op.axes)}, correction=0, keepdim={op.keepdim})"
     if op.fn == "max" or op.fn == "min" or op.axes:
         name = _REDUCE_TORCH.get(op.fn, op.fn)
         return f"torch.{name}({args[0]}, dim={list(op.axes)}, keepdim={op.keepdim})"
@@ -240,12 +262,17 @@ ROWS: dict[str, OpRow] = {
         lambda op, args: POINTWISE[op.fn].torch.format(*args),
         lambda op, operands, result: POINTWISE[op.fn].flops * math.prod(result),
     ),
-    "reduce": OpRow(_infer_reduce, _torch_reduce, lambda op, operands, result: math.prod(operands[0])),
+    "reduce": OpRow(
+        _infer_reduce,
+        _torch_reduce,
+        lambda op, operands, result: (4 if op.fn == "var" else 1) * math.prod(operands[0]),
+    ),
     "softmax": OpRow(
         _infer_softmax,
         lambda op, args: f"torch.{'log_' if op.log else ''}softmax({args[0]}, dim={op.axis})",
         lambda op, operands, result: 8 * math.prod(result),
     ),
+    "normalize": OpRow(_infer_normalize, _torch_normalize, lambda op, operands, result: 8 * math.prod(result)),
     "conv": OpRow(_infer_conv, _torch_conv, _flops_conv),
     "matmul": OpRow(
         _infer_matmul,

@@ -14,6 +14,7 @@ from fusegen.ir import (
     InputOp,
     MatmulOp,
     Node,
+    NormalizeOp,
     ParamOp,
     PermuteOp,
     PointwiseOp,
@@ -41,6 +42,8 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return f"reduce.{fn}", [f"axes={axes}", f"keepdim={keepdim}"]
         case SoftmaxOp(axis=axis, log=log):
             return "log_softmax" if log else "softmax", [f"axis={axis}"]
+        case NormalizeOp(axes=axes, eps=eps, center=center):
+            return "normalize" if center else "rms_normalize", [f"axes={axes}", f"eps={eps}"]
         case ConvOp() as conv:
             return _conv_name(conv), _conv_attributes(conv)
         case MatmulOp(transposed=transposed):

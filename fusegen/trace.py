@@ -27,7 +27,7 @@ from fusegen import dims
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert
 from fusegen.interpret import input_shapes
-from fusegen.ir import Graph, ReduceOp, SoftmaxOp
+from fusegen.ir import EagerOp, Graph, ReduceOp, SoftmaxOp
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,8 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
             case SoftmaxOp(axis=axis):
                 found.add(graph.node(node.inputs[0]).type.shape[axis])
             case ReduceOp(axes=(1,)):
+                found.add(graph.node(node.inputs[0]).type.shape[1])
+            case EagerOp(target="aten.group_norm.default"):  # channels that are split into groups
                 found.add(graph.node(node.inputs[0]).type.shape[1])
     return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
 

@@ -26,7 +26,7 @@ from fusegen.ir import (
     ReshapeOp,
     TensorType,
 )
-from fusegen.passes import algebra, decompose, simplify
+from fusegen.passes import algebra, decompose, simplify, statistics
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.verify import verify
 from tests import modular
@@ -236,8 +236,13 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "x * 1 = x": lambda d: _one(d, "mul"),
     "x / 1 = x": lambda d: _one(d, "div"),
 }
-TRANSCENDENTAL = {"softmax(x) over a size-1 axis = x - x + 1"}
-RULES: dict[str, Rule] = {rule.identity: rule for rule in (*decompose.RULES, *simplify.RULES, *algebra.RULES)}
+TRANSCENDENTAL = {
+    "softmax(x) over a size-1 axis = x - x + 1",
+    "normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b",
+}
+RULES: dict[str, Rule] = {
+    rule.identity: rule for rule in (*decompose.RULES, *simplify.RULES, *algebra.RULES, *statistics.RULES)
+}
 
 
 def test_every_rule_has_a_builder() -> None:

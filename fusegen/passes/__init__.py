@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusegen.errors import GraphError
 from fusegen.ir import Graph
 from fusegen.machines import DEFAULT_TARGET
-from fusegen.passes import algebra, decompose, fuse, library, simplify
+from fusegen.passes import algebra, decompose, fuse, library, simplify, statistics
 from fusegen.passes.rewrite import Numerics, Outcome
 from fusegen.verify import verify
 
@@ -36,6 +36,8 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("simplify", _any_target(simplify.run), Numerics.EXACT),
     # On whole chains while they are still in the model's own terms; simplifies what it produces.
     Pass("algebra", _any_target(algebra.run), Numerics.REASSOCIATES),
+    # After the algebra, which sees norms whole; before fusion, which sees reductions.
+    Pass("statistics", _any_target(statistics.run), Numerics.EXACT),
     # Groups what is left into kernels and changes no op.
     Pass("fuse", fuse.run, Numerics.EXACT),
     # Last: only fusion knows which heavy ops stay with the library.

@@ -44,7 +44,9 @@ def _constant_along(node: Node, like: Node, axes: tuple[int, ...]) -> bool:
 def _constant_operand(m: Match) -> str | None:
     """The inner op's ``x`` has the full shape and its ``c`` is constant along the reduced axes."""
     full = m["x"].type.shape == m["inner"].type.shape
-    return None if full and _constant_along(m["c"], m["inner"], _reduce(m).axes) else ""
+    if not full or not _constant_along(m["c"], m["inner"], _reduce(m).axes):
+        return ""
+    return None if m.only_user("inner") else f"{m['inner'].name} is read elsewhere, so it is computed anyway"
 
 
 def _aligned(m: Match) -> Node:

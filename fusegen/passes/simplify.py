@@ -36,7 +36,10 @@ def _drop_unit_axes(m: Match) -> Node:
     reduce = m.root.op
     assert isinstance(reduce, ReduceOp)
     rest = tuple(axis for axis in reduce.axes if axis not in _unit_axes(m))
-    kept = m.add(ReduceOp(fn=reduce.fn, axes=rest, keepdim=True), m["x"]) if rest else m["x"]
+    if rest:
+        kept = m.add(ReduceOp(fn=reduce.fn, axes=rest, keepdim=True), m["x"])
+    else:  # the variance of one value is 0, and NaN for NaN and Inf
+        kept = m.add(PointwiseOp(fn="sub"), m["x"], m["x"]) if reduce.fn == "var" else m["x"]
     return m.add(ReshapeOp(shape=m.root.type.shape), kept)
 
 

@@ -151,6 +151,9 @@ class RowLowering:
         return value
 
     def reduce(self, fn: Literal["sum", "max", "min", "prod"], operand: _Value, comment: str) -> _Value:
+        for known in self.drafts:
+            if isinstance(known, _DraftReduction) and (known.fn, known.operand) == (fn, operand):
+                return known.value
         value = _Value(f"r{len(self.drafts)}", False, operand.phase)
         self.drafts.append(_DraftReduction(value, fn, operand, comment))
         return value
@@ -226,6 +229,10 @@ class RowLowering:
             norm = self.draft("1.0f / {0}", total, element=False, node=node, comment="one over its denominator")
             self.values[node.name] = self.draft("{0} * {1}", power, norm, element=True, node=node)
 
+    def mean(self, x: _Value, node: Node, comment: str) -> _Value:
+        length = _Value("", False, 0, literal=hex_float(float(self.space.length)))
+        return self.draft("{0} / {1}", self.reduce("sum", x, comment), length, element=False, node=node)
+
     def reduction(self, node: Node, op: ReduceOp) -> None:
         x = self.values[node.inputs[0]]
         comment = format_node(node)
@@ -238,9 +245,12 @@ class RowLowering:
             total = self.reduce("sum", power, "its sum")
             self.values[node.name] = self.draft("logf({0}) + {1}", total, finite, element=False, node=node)
         elif op.fn == "mean":
-            total = self.reduce("sum", x, comment)
-            length = _Value("", False, 0, literal=hex_float(float(self.space.length)))
-            self.values[node.name] = self.draft("{0} / {1}", total, length, element=False, node=node)
+            self.values[node.name] = self.mean(x, node, comment)
+        elif op.fn == "var":
+            mean = self.mean(x, node, "sum for the mean")
+            distance = self.draft("{0} - {1}", x, mean, element=True, node=node, comment="distance from the mean")
+            power = self.draft("{0} * {0}", distance, element=True, node=node, comment="its square")
+            self.values[node.name] = self.mean(power, node, comment)
         else:
             if op.fn in ("max", "min"):
                 self.helpers.add(f"nan_{op.fn}")
