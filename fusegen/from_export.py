@@ -10,25 +10,25 @@ from typing import Any
 import sympy
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from fusegen import dims, ops
-from fusegen.aten import IMPORTERS, Call, Imported, Value
-from fusegen.aten_norms import MULTIPLE
+from fusegen.aten import IMPORTERS, Call, Imported, Value, pointwise
 from fusegen.dims import Dim
 from fusegen.errors import GraphError, TraceError, UnsupportedOpError
 from fusegen.ir import (
     ConstOp,
     DType,
     EagerOp,
+    FillOp,
     GetItemOp,
     Graph,
     InputOp,
     Node,
     Op,
     ParamOp,
-    PointwiseOp,
     TensorType,
 )
 from fusegen.literals import python_float
@@ -198,6 +198,9 @@ class _Converter:
         def text(value: Any) -> str:
             match value:
                 case Value():
+                    held = self.nodes[value.name].op
+                    if isinstance(held, ConstOp) and isinstance(held.value, float) and self.inputs:  # not a tensor yet
+                        value = self.emit("fill", FillOp(value=held.value, shape=()), (self.inputs[0],), value.type)
                     operands.append(value)
                     return f"{{{len(operands) - 1}}}"
                 case list() | tuple():
@@ -264,20 +267,20 @@ class _Converter:
         overload = str(node.target).removeprefix("aten.")
         found = node.meta["val"]
         many = isinstance(found, (list, tuple))
-        if many and overload not in MULTIPLE:
+        if many and overload not in IMPORTERS:
             return None
         results = tuple(self.type_of(v, node.name) for v in (found if many else [found]))
         read = {int(str(user.args[1])) for user in node.users} if many else {0}
         named = self.arguments(node)
         named["fn"] = overload.split(".")[0]
-        call = Call(self, named, results[0])
+        call = Call(self, named, results)
         before, updates = dict(self.nodes), dict(self.updates)
         value: Imported
         try:
             if overload in IMPORTERS:
                 value = IMPORTERS[overload](call)
-            elif overload in BY_ATEN:
-                value = self.pointwise(BY_ATEN[overload], node)
+            elif overload in BY_ATEN and not node.kwargs:
+                value = pointwise(call, BY_ATEN[overload], *(self.argument(a) for a in node.args))
             else:
                 return None
         except GraphError:
@@ -288,15 +291,22 @@ class _Converter:
             return None
         return value
 
-    def pointwise(self, fn: str, node: fx.Node) -> Value | None:
-        if node.kwargs:
-            return None
-        operands = [self.argument(value) for value in node.args]
-        like = next((o for o in operands[::-1] if isinstance(o, Value)), None)
-        if like is None:
-            return None
-        values = [o if isinstance(o, Value) else self.scalar(o, like) for o in operands]
-        return self.add(PointwiseOp(fn=fn), *values)
+    def first_input(self, dtype: DType) -> Value | None:
+        return next((value for value in self.inputs if value.type.dtype is dtype), None)
+
+    def constant(self, node: fx.Node, path: str) -> Value:
+        """A tensor that forward makes from numbers: one number, or a tensor filled with one."""
+        tensor = self.program.constants[path]
+        like = next((value for value in self.inputs if value.type.dtype.value.startswith(("float", "bfloat"))), None)
+        values = set(tensor.flatten().tolist()) if tensor.numel() <= 4096 else set()
+        if like is None or len(values) != 1 or isinstance(tensor, FakeTensor):
+            raise UnsupportedOpError(
+                f"forward creates a constant tensor ({path})", node=node.name, hint="register it as a buffer"
+            )
+        number = float(values.pop())
+        if tensor.dim() == 0:
+            return self.scalar(number, like)
+        return self.emit(node.name, FillOp(value=number, shape=tuple(tensor.shape)), (like,), like.type)
 
     def placeholder(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         spec = next(s for s in self.program.graph_signature.input_specs if s.arg.name == node.name)
@@ -306,9 +316,8 @@ class _Converter:
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             op = ParamOp(path=str(spec.target), buffer=spec.kind is InputKind.BUFFER)
         else:
-            raise UnsupportedOpError(
-                f"forward creates a constant tensor ({spec.target})", node=node.name, hint="register it as a buffer"
-            )
+            self.env[node] = self.constant(node, str(spec.target))
+            return
         self.env[node] = self.emit(node.name, op, (), self.type_of(value, node.name))
         if isinstance(op, InputOp):
             self.inputs.append(self.env[node])
@@ -318,13 +327,15 @@ class _Converter:
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         user = {s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT}
         inputs = [n for n in placeholders if n.name in user]
+        constants = {s.arg.name for s in signature.input_specs if s.kind is InputKind.CONSTANT_TENSOR}
         self.name_sizes(inputs)
         constraints = self.constraints(inputs)
+        for node in sorted(placeholders, key=lambda n: n.name in constants):  # what constants are like comes first
+            self.current = node
+            self.placeholder(node, inputs)
         for node in self.program.graph.nodes:
             self.current = node
-            if node.op == "placeholder":
-                self.placeholder(node, inputs)
-            elif node.op == "call_function":
+            if node.op == "call_function":
                 self.call(node)
         by_name = {node.name: node for node in self.program.graph.nodes}
         outputs: list[str] = []

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from fusegen import dims
-from fusegen.dims import Dims
+from fusegen.dims import Dim, Dims
 
 FORMAT = 1
 
@@ -173,6 +173,79 @@ class ExpandOp(Frozen):
     shape: Dims
 
 
+class SliceOp(Frozen):
+    """``length`` elements of one axis: ``start``, ``start + step``, ..."""
+
+    kind: Literal["slice"] = "slice"
+    axis: int
+    start: Dim
+    length: Dim
+    step: int = 1
+
+
+class CatOp(Frozen):
+    """The inputs one after the other along an axis."""
+
+    kind: Literal["cat"] = "cat"
+    axis: int
+
+
+class PadOp(Frozen):
+    """``value`` around the input: ``before`` and ``after`` elements on every axis."""
+
+    kind: Literal["pad"] = "pad"
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    value: float = 0.0
+
+
+class FillOp(Frozen):
+    """One value throughout a tensor of this shape, of the element type and on the device of the input."""
+
+    kind: Literal["fill"] = "fill"
+    value: float
+    shape: Dims
+
+
+class PoolOp(Frozen):
+    """Maximum or mean over windows of the trailing ``len(kernel)`` axes; ``size`` is their result's.
+
+    Windows begin every ``stride``, ``padding`` before the input. Padding never wins a maximum; it counts
+    as zeros in a mean if ``count_include_pad``, which divides by ``divisor`` if that is given. ``ceil``
+    allows a last window that only begins inside.
+    """
+
+    kind: Literal["pool"] = "pool"
+    fn: Literal["max", "mean"]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    size: Dims
+    ceil: bool = False
+    count_include_pad: bool = True
+    divisor: int | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.kernel)
+
+
+class AdaptivePoolOp(Frozen):
+    """Maximum or mean over ``size`` windows that cover each of the trailing axes.
+
+    Window q of n over a length runs from floor(q length / n) to ceil((q + 1) length / n).
+    """
+
+    kind: Literal["adaptive_pool"] = "adaptive_pool"
+    fn: Literal["max", "mean"]
+    size: Dims
+
+    @property
+    def rank(self) -> int:
+        return len(self.size)
+
+
 class WindowSumOp(Frozen):
     """Sums of x [N, C, *spatial] over every distinct tap window of ``conv`` -> [N, C, R].
 
@@ -237,6 +310,12 @@ Op: TypeAlias = Annotated[
     | ReshapeOp
     | PermuteOp
     | ExpandOp
+    | SliceOp
+    | CatOp
+    | PadOp
+    | FillOp
+    | PoolOp
+    | AdaptivePoolOp
     | WindowSumOp
     | TapSumOp
     | EagerOp

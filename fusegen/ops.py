@@ -11,6 +11,8 @@ from fusegen import dims, windows
 from fusegen.dims import Dim, Dims
 from fusegen.errors import GraphError
 from fusegen.ir import (
+    AdaptivePoolOp,
+    CatOp,
     ConstOp,
     ConvOp,
     DType,
@@ -21,12 +23,15 @@ from fusegen.ir import (
     MatmulOp,
     NormalizeOp,
     Op,
+    PadOp,
     ParamOp,
     PermuteOp,
     PointwiseOp,
+    PoolOp,
     ReduceOp,
     RegionOp,
     ReshapeOp,
+    SliceOp,
     SoftmaxOp,
     TapSumOp,
     TensorType,
@@ -160,6 +165,54 @@ def _infer_expand(op: ExpandOp, types: Types, declared: TensorType) -> TensorTyp
     return TensorType(dtype=types[0].dtype, shape=op.shape)
 
 
+def _infer_slice(op: SliceOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes((op.axis,), types[0].rank)
+    size, shape = types[0].shape[op.axis], list(types[0].shape)
+    if all(isinstance(value, int) for value in (size, op.start, op.length)):
+        last = int(op.start) + (int(op.length) - 1) * op.step
+        if int(op.start) < 0 or last >= int(size):
+            raise GraphError(f"elements {op.start} to {last} of an axis of {size}")
+    shape[op.axis] = op.length
+    return types[0].replace(shape=tuple(shape))
+
+
+def _infer_cat(op: CatOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes((op.axis,), types[0].rank)
+    total: Dim = 0
+    for part in types:
+        others = [part.shape[: op.axis], part.shape[op.axis + 1 :]]
+        if part.dtype != types[0].dtype or others != [types[0].shape[: op.axis], types[0].shape[op.axis + 1 :]]:
+            raise GraphError(f"cannot join {types[0]} and {part} along axis {op.axis}")
+        total = dims.add(total, part.shape[op.axis])
+    return types[0].replace(shape=(*types[0].shape[: op.axis], total, *types[0].shape[op.axis + 1 :]))
+
+
+def _infer_pad(op: PadOp, types: Types, declared: TensorType) -> TensorType:
+    if not len(op.before) == len(op.after) == types[0].rank or min((*op.before, *op.after), default=0) < 0:
+        raise GraphError(f"cannot pad {types[0]} by {op.before} and {op.after}")
+    sizes = zip(types[0].shape, op.before, op.after, strict=True)
+    return types[0].replace(shape=tuple(dims.add(size, before + after) for size, before, after in sizes))
+
+
+def pool_size(op: PoolOp, axis: int, size: int) -> int:
+    """The result's length on one pooled axis (torch documentation of MaxPool2d, AvgPool2d)."""
+    spare = size + 2 * op.padding[axis] - op.dilation[axis] * (op.kernel[axis] - 1) - 1
+    count = (-(-spare // op.stride[axis]) if op.ceil else spare // op.stride[axis]) + 1
+    begins_inside = (count - 1) * op.stride[axis] < size + op.padding[axis]
+    return count if begins_inside or not op.ceil else count - 1
+
+
+def _infer_pool(op: PoolOp | AdaptivePoolOp, types: Types, declared: TensorType) -> TensorType:
+    kept = types[0].rank - op.rank
+    if kept not in (1, 2) or len(op.size) != op.rank:
+        raise GraphError(f"cannot pool {op.rank} axes of {types[0]}")
+    if isinstance(op, PoolOp):
+        for axis, size in enumerate(types[0].shape[kept:]):
+            if isinstance(size, int) and pool_size(op, axis, size) != op.size[axis]:
+                raise GraphError(f"pooling makes {pool_size(op, axis, size)} of {size} elements, not {op.size[axis]}")
+    return types[0].replace(shape=(*types[0].shape[:kept], *op.size))
+
+
 def _infer_window_sum(op: WindowSumOp, types: Types, declared: TensorType) -> TensorType:
     batch, channels = types[0].shape[:2]
     return TensorType(dtype=types[0].dtype, shape=(batch, channels, windows.window_count(op.conv, op.kernel)))
@@ -189,6 +242,31 @@ def _declared(op: Any, types: Types, declared: TensorType) -> TensorType:
 
 def _size_list(shape: Dims) -> str:
     return f"[{', '.join(map(str, shape))}]"
+
+
+def _torch_slice(op: SliceOp, args: Sequence[str]) -> str:
+    stop = dims.add(op.start, dims.mul(op.length, op.step))
+    return f"{args[0]}[{':, ' * op.axis}{op.start}:{stop}:{op.step}]"
+
+
+def _torch_pad(op: PadOp, args: Sequence[str]) -> str:
+    pads = [pad for pair in zip(reversed(op.before), reversed(op.after), strict=True) for pad in pair]
+    return f"torch.nn.functional.pad({args[0]}, {pads}, value={python_float(op.value)})"
+
+
+def _torch_pool(op: PoolOp, args: Sequence[str]) -> str:
+    options = f"{op.kernel}, {op.stride}, {op.padding}, "
+    if op.fn == "max":
+        return f"torch.nn.functional.max_pool{op.rank}d({args[0]}, {options}{op.dilation}, ceil_mode={op.ceil})"
+    options += f"ceil_mode={op.ceil}, count_include_pad={op.count_include_pad}"
+    if op.divisor is not None:
+        options += f", divisor_override={op.divisor}"
+    return f"torch.nn.functional.avg_pool{op.rank}d({args[0]}, {options})"
+
+
+def _torch_adaptive_pool(op: AdaptivePoolOp, args: Sequence[str]) -> str:
+    name = {"max": "max", "mean": "avg"}[op.fn]
+    return f"torch.nn.functional.adaptive_{name}_pool{op.rank}d({args[0]}, {_size_list(op.size)})"
 
 
 def _torch_const(op: ConstOp, args: Sequence[str]) -> str:
@@ -282,6 +360,15 @@ ROWS: dict[str, OpRow] = {
     "reshape": OpRow(_infer_reshape, lambda op, args: f"torch.reshape({args[0]}, {_size_list(op.shape)})"),
     "permute": OpRow(_infer_permute, lambda op, args: f"torch.permute({args[0]}, {list(op.order)})"),
     "expand": OpRow(_infer_expand, lambda op, args: f"torch.broadcast_to({args[0]}, {_size_list(op.shape)})"),
+    "slice": OpRow(_infer_slice, _torch_slice),
+    "cat": OpRow(_infer_cat, lambda op, args: f"torch.cat([{', '.join(args)}], dim={op.axis})"),
+    "pad": OpRow(_infer_pad, _torch_pad),
+    "fill": OpRow(
+        lambda op, types, declared: types[0].replace(shape=op.shape),
+        lambda op, args: f"{args[0]}.new_full({_size_list(op.shape)}, {python_float(op.value)})",
+    ),
+    "pool": OpRow(_infer_pool, _torch_pool, lambda op, operands, result: math.prod(op.kernel) * math.prod(result)),
+    "adaptive_pool": OpRow(_infer_pool, _torch_adaptive_pool, lambda op, operands, result: math.prod(operands[0])),
     "window_sum": OpRow(
         _infer_window_sum,
         lambda op, args: f"windows.window_sum({args[0]}, {op!r})",

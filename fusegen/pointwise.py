@@ -32,14 +32,19 @@ class PointwiseRow:
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
+
+def _overloads(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{kind}" for name in names for kind in ("Tensor", "Scalar"))
+
+
 POINTWISE: dict[str, PointwiseRow] = {
     # arithmetic
-    "add": PointwiseRow(2, "({0} + {1})", "{0} + {1}", ("add.Tensor", "add.Scalar")),
-    "sub": PointwiseRow(2, "({0} - {1})", "{0} - {1}", ("sub.Tensor", "sub.Scalar")),
-    "mul": PointwiseRow(2, "({0} * {1})", "{0} * {1}", ("mul.Tensor", "mul.Scalar")),
-    "div": PointwiseRow(2, "({0} / {1})", "{0} / {1}", ("div.Tensor", "div.Scalar"), special=1),
-    "neg": PointwiseRow(1, "torch.neg({0})", "-{0}", ("neg.default",)),
-    "abs": PointwiseRow(1, "torch.abs({0})", "fabsf({0})", ("abs.default",)),
+    "add": PointwiseRow(2, "({0} + {1})", "{0} + {1}", _overloads("add")),
+    "sub": PointwiseRow(2, "({0} - {1})", "{0} - {1}", _overloads("sub", "subtract")),
+    "mul": PointwiseRow(2, "({0} * {1})", "{0} * {1}", _overloads("mul", "multiply")),
+    "div": PointwiseRow(2, "({0} / {1})", "{0} / {1}", _overloads("div", "divide", "true_divide"), special=1),
+    "neg": PointwiseRow(1, "torch.neg({0})", "-{0}", ("neg.default", "negative.default")),
+    "abs": PointwiseRow(1, "torch.abs({0})", "fabsf({0})", ("abs.default", "absolute.default")),
     "reciprocal": PointwiseRow(1, "torch.reciprocal({0})", "1.0f / {0}", ("reciprocal.default",), special=1),
     "pow": PointwiseRow(
         2, "torch.pow({0}, {1})", "powf({0}, {1})", ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), 20, 2
@@ -48,21 +53,43 @@ POINTWISE: dict[str, PointwiseRow] = {
     "rsqrt": PointwiseRow(1, "torch.rsqrt({0})", "rsqrtf({0})", ("rsqrt.default",), special=1),
     "square": PointwiseRow(1, "torch.square({0})", "{0} * {0}", ("square.default",)),
     "maximum": PointwiseRow(
-        2, "torch.clamp({0}, min={1})", "nan_max({0}, {1})", ("maximum.default",), helpers=("nan_max",)
+        2, "torch.clamp({0}, min={1})", "nan_max({0}, {1})", ("maximum.default", "max.other"), helpers=("nan_max",)
     ),
     "minimum": PointwiseRow(
-        2, "torch.clamp({0}, max={1})", "nan_min({0}, {1})", ("minimum.default",), helpers=("nan_min",)
+        2, "torch.clamp({0}, max={1})", "nan_min({0}, {1})", ("minimum.default", "min.other"), helpers=("nan_min",)
     ),
+    "sign": PointwiseRow(
+        1,
+        "torch.sign({0})",
+        "static_cast<float>(({0} > 0.0f) - ({0} < 0.0f))",
+        ("sign.default", "sgn.default"),
+        2,
+    ),
+    "floor": PointwiseRow(1, "torch.floor({0})", "floorf({0})", ("floor.default",)),
+    "ceil": PointwiseRow(1, "torch.ceil({0})", "ceilf({0})", ("ceil.default",)),
+    "round": PointwiseRow(1, "torch.round({0})", "rintf({0})", ("round.default",)),
+    "trunc": PointwiseRow(1, "torch.trunc({0})", "truncf({0})", ("trunc.default", "fix.default")),
     # exponentials and logarithms
     "exp": PointwiseRow(1, "torch.exp({0})", "expf({0})", ("exp.default",), 4, 1),
     "expm1": PointwiseRow(1, "torch.expm1({0})", "expm1f({0})", ("expm1.default",), 12, 1),
+    "exp2": PointwiseRow(1, "torch.exp2({0})", "exp2f({0})", ("exp2.default", "special_exp2.default"), 4, 1),
     "log": PointwiseRow(1, "torch.log({0})", "logf({0})", ("log.default",), 8, 1),
+    "log2": PointwiseRow(1, "torch.log2({0})", "log2f({0})", ("log2.default",), 8, 1),
+    "log10": PointwiseRow(1, "torch.log10({0})", "log10f({0})", ("log10.default",), 8, 1),
     "log1p": PointwiseRow(1, "torch.log1p({0})", "log1pf({0})", ("log1p.default",), 12, 1),
     "sin": PointwiseRow(1, "torch.sin({0})", "sinf({0})", ("sin.default",), 12),
     "cos": PointwiseRow(1, "torch.cos({0})", "cosf({0})", ("cos.default",), 12),
+    "tan": PointwiseRow(1, "torch.tan({0})", "tanf({0})", ("tan.default",), 24),
+    "atan": PointwiseRow(1, "torch.atan({0})", "atanf({0})", ("atan.default", "arctan.default"), 16, 1),
+    "sinh": PointwiseRow(1, "torch.sinh({0})", "sinhf({0})", ("sinh.default",), 16, 2),
+    "cosh": PointwiseRow(1, "torch.cosh({0})", "coshf({0})", ("cosh.default",), 12, 2),
+    "asinh": PointwiseRow(1, "torch.asinh({0})", "asinhf({0})", ("asinh.default", "arcsinh.default"), 24, 2),
+    "erfc": PointwiseRow(1, "torch.erfc({0})", "erfcf({0})", ("erfc.default",), 24, 2),
     "erf": PointwiseRow(1, "torch.erf({0})", "erff({0})", ("erf.default",), 16, 1),
     "tanh": PointwiseRow(1, "torch.tanh({0})", "tanhf({0})", ("tanh.default",), 10, 2),
-    "sigmoid": PointwiseRow(1, "torch.sigmoid({0})", "sigmoid({0})", ("sigmoid.default",), 6, 2, ("sigmoid",)),
+    "sigmoid": PointwiseRow(
+        1, "torch.sigmoid({0})", "sigmoid({0})", ("sigmoid.default", "special_expit.default"), 6, 2, ("sigmoid",)
+    ),
     # activations
     "relu": PointwiseRow(1, "torch.relu({0})", "nan_max({0}, 0.0f)", ("relu.default",), helpers=("nan_max",)),
     "leaky_relu": PointwiseRow(
@@ -125,14 +152,18 @@ POINTWISE: dict[str, PointwiseRow] = {
         helpers=("nan_max", "nan_min"),
     ),
     # truth values
-    "gt": PointwiseRow(2, "({0} > {1})", "{0} > {1}", ("gt.Tensor", "gt.Scalar"), boolean=True),
-    "ge": PointwiseRow(2, "({0} >= {1})", "{0} >= {1}", ("ge.Tensor", "ge.Scalar"), boolean=True),
-    "lt": PointwiseRow(2, "({0} < {1})", "{0} < {1}", ("lt.Tensor", "lt.Scalar"), boolean=True),
-    "le": PointwiseRow(2, "({0} <= {1})", "{0} <= {1}", ("le.Tensor", "le.Scalar"), boolean=True),
-    "eq": PointwiseRow(2, "({0} == {1})", "{0} == {1}", ("eq.Tensor", "eq.Scalar"), boolean=True),
-    "ne": PointwiseRow(2, "({0} != {1})", "{0} != {1}", ("ne.Tensor", "ne.Scalar"), boolean=True),
+    "gt": PointwiseRow(2, "({0} > {1})", "{0} > {1}", _overloads("gt", "greater"), boolean=True),
+    "ge": PointwiseRow(2, "({0} >= {1})", "{0} >= {1}", _overloads("ge", "greater_equal"), boolean=True),
+    "lt": PointwiseRow(2, "({0} < {1})", "{0} < {1}", _overloads("lt", "less"), boolean=True),
+    "le": PointwiseRow(2, "({0} <= {1})", "{0} <= {1}", _overloads("le", "less_equal"), boolean=True),
+    "eq": PointwiseRow(2, "({0} == {1})", "{0} == {1}", _overloads("eq"), boolean=True),
+    "ne": PointwiseRow(2, "({0} != {1})", "{0} != {1}", _overloads("ne", "not_equal"), boolean=True),
     "isinf": PointwiseRow(1, "torch.isinf({0})", "isinf({0})", ("isinf.default",), boolean=True),
-    "where": PointwiseRow(3, "torch.where({0}, {1}, {2})", "({0} ? {1} : {2})", ("where.self", "where.ScalarOther")),
+    "and": PointwiseRow(2, "({0} & {1})", "{0} && {1}", boolean=True),
+    "or": PointwiseRow(2, "({0} | {1})", "{0} || {1}", boolean=True),
+    "xor": PointwiseRow(2, "({0} ^ {1})", "{0} != {1}", boolean=True),
+    "not": PointwiseRow(1, "(~{0})", "!{0}", boolean=True),
+    "where": PointwiseRow(3, "torch.where({0}, {1}, {2})", "({0} ? {1} : {2})"),
 }
 
 BY_ATEN: dict[str, str] = {overload: fn for fn, row in POINTWISE.items() for overload in row.aten}

@@ -5,26 +5,47 @@ from __future__ import annotations
 import textwrap
 
 from fusegen.ir import (
+    AdaptivePoolOp,
+    CatOp,
     ConstOp,
     ConvOp,
     EagerOp,
     ExpandOp,
+    FillOp,
     GetItemOp,
     Graph,
     InputOp,
     MatmulOp,
     Node,
     NormalizeOp,
+    PadOp,
     ParamOp,
     PermuteOp,
     PointwiseOp,
+    PoolOp,
     ReduceOp,
     RegionOp,
     ReshapeOp,
+    SliceOp,
     SoftmaxOp,
     TapSumOp,
     WindowSumOp,
 )
+
+
+def _pool_attributes(pool: PoolOp) -> list[str]:
+    attributes = [f"kernel={pool.kernel}", f"stride={pool.stride}"]
+    if any(pool.padding):
+        attributes.append(f"padding={pool.padding}")
+    if any(d != 1 for d in pool.dilation):
+        attributes.append(f"dilation={pool.dilation}")
+    if pool.ceil:
+        attributes.append("ceil")
+    if pool.fn == "mean" and any(pool.padding) and not pool.count_include_pad:
+        attributes.append("without padding")
+    if pool.divisor is not None:
+        attributes.append(f"divisor={pool.divisor}")
+    return attributes
 
 
 def _call(node: Node) -> tuple[str, list[str]]:
@@ -50,6 +71,23 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "matmul", ["transposed"] if transposed else []
         case ReshapeOp(shape=shape):
             return "reshape", [f"[{', '.join(map(str, shape))}]"]
+        case SliceOp(axis=axis, start=start, length=length, step=step):
+            return "slice", [
+                f"axis={axis}",
+                f"start={start}",
+                f"length={length}",
+                *([f"step={step}"] if step > 1 else []),
+            ]
+        case CatOp(axis=axis):
+            return "cat", [f"axis={axis}"]
+        case PadOp(before=before, after=after, value=value):
+            return "pad", [f"before={before}", f"after={after}", *([f"value={value:g}"] if value else [])]
+        case FillOp(value=value, shape=shape):
+            return "fill", [f"{value:g}", f"[{', '.join(map(str, shape))}]"]
+        case PoolOp() as pool:
+            return f"{pool.fn}_pool{pool.rank}d", _pool_attributes(pool)
+        case AdaptivePoolOp(fn=fn, size=size):
+            return f"adaptive_{fn}_pool{len(size)}d", [f"[{', '.join(map(str, size))}]"]
         case PermuteOp(order=order):
             return "permute", [f"order={order}"]
         case ExpandOp(shape=shape):

@@ -14,9 +14,11 @@ import torch
 
 from fusegen import windows
 from fusegen.ir import (
+    CatOp,
     ConstOp,
     ConvOp,
     ExpandOp,
+    FillOp,
     Graph,
     InputOp,
     MatmulOp,
@@ -26,6 +28,7 @@ from fusegen.ir import (
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    SliceOp,
     TapSumOp,
     WindowSumOp,
 )
@@ -115,6 +118,12 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0].permute(order)
         case ExpandOp(shape=shape):
             return args[0].expand([int(size) for size in shape])
+        case FillOp(value=value, shape=shape):
+            return torch.full([int(size) for size in shape], int(value) % PRIME)
+        case SliceOp(axis=axis, start=start, length=length, step=step):
+            return args[0].index_select(axis, torch.arange(int(length)) * step + int(start))
+        case CatOp(axis=axis):
+            return torch.cat(args, axis)
         case WindowSumOp() as op:
             sums = windows.window_sum(args[0], op.replace(mean=False)) % PRIME
             sizes = args[0].shape[2:]

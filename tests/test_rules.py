@@ -15,6 +15,7 @@ from fusegen.ir import (
     ConvOp,
     DType,
     ExpandOp,
+    FillOp,
     Graph,
     InputOp,
     MatmulOp,
@@ -207,6 +208,19 @@ def _expanded(draw: Draw) -> Node:
     return draw.add(ExpandOp(shape=x.type.shape), x)
 
 
+def _spread(draw: Draw) -> Node:
+    """An operand expanded, or filled with one number, beside one that has the whole shape."""
+    shape = draw.shape()
+    x = draw.leaf(*shape)
+    if draw.rng.random() < 0.5:
+        c = draw.add(FillOp(value=float(draw.rng.randint(2, 50)), shape=tuple(shape)), x)
+    else:
+        narrow = draw.leaf(*(1 if draw.rng.random() < 0.5 else size for size in shape))
+        c = draw.add(ExpandOp(shape=tuple(shape)), narrow)
+    operands = (x, c) if draw.rng.random() < 0.5 else (c, x)
+    return draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul", "div"])), *operands)
+
+
 BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "conv(x, w, b) = conv(x, w) + b": _biased,
     "matmul(x, w, b) = matmul(x, w) + b": lambda d: _matmul(d, bias=True),
@@ -233,6 +247,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "permute(x, 0..n-1) = x": lambda d: _permuted(d, 1),
     "permute(permute(x)) = permute(x)": lambda d: _permuted(d, 2),
     "reduce(x) over size-1 axes = reshape(x)": _unit_axes,
+    "f(x, expand(c)) = f(x, c)": _spread,
     "x * 1 = x": lambda d: _one(d, "mul"),
     "x / 1 = x": lambda d: _one(d, "div"),
 }

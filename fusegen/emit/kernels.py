@@ -197,4 +197,8 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
 
 def in_double(expr: str) -> str:
     """A float expression with its library functions in their double form (``logf`` to ``log``)."""
-    return re.sub(r"\b(abs|cos|erf|exp|expm1|fabs|log|log1p|pow|rsqrt|sin|sqrt|tanh)f\(", r"\1(", expr)
+    return re.sub(
+        r"\b(asinh|atan|ceil|cosh?|erfc?|exp|exp2|expm1|fabs|floor|log|log10|log1p|log2|pow|rint|rsqrt|sinh?|sqrt|tanh?|trunc)f\(",
+        r"\1(",
+        expr,
+    )

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from fusegen.ir import ConstOp, ExpandOp, Graph, MatmulOp, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
+from fusegen import ops
+from fusegen.dims import Dims
+from fusegen.ir import (
+    ConstOp,
+    ExpandOp,
+    FillOp,
+    Graph,
+    MatmulOp,
+    Node,
+    PermuteOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    SoftmaxOp,
+)
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
 
@@ -66,6 +80,32 @@ def _absorb_transpose(m: Match) -> Node:
     return m.add(MatmulOp(transposed=not m.root.op.transposed), m["a"], m["w"])
 
 
+def _spread_operand(m: Match) -> tuple[int, Node] | None:
+    """The first operand that is spread out for nothing: its place, and what it spreads."""
+    operands = [m.graph.node(name) for name in m.root.inputs]
+    for place, operand in enumerate(operands):
+        others = operands[:place] + operands[place + 1 :]
+        source = m.graph.node(operand.inputs[0]) if isinstance(operand.op, ExpandOp) else operand
+        if isinstance(operand.op, FillOp):
+            data = any(not isinstance(other.op, (FillOp, ConstOp)) for other in others)
+            shape: Dims = ()
+        else:
+            data, shape = isinstance(operand.op, ExpandOp), source.type.shape
+        same = operand.type.dtype is m.root.type.dtype
+        if data and same and ops.broadcast([shape, *(other.type.shape for other in others)]) == m.root.type.shape:
+            return place, source
+    return None
+
+
+def _drop_spread(m: Match) -> Node:
+    found = _spread_operand(m)
+    assert found is not None
+    place, source = found
+    operands = [m.graph.node(name) for name in m.root.inputs]
+    operands[place] = m.const(source.op.value) if isinstance(source.op, FillOp) else source
+    return m.add(m.root.op, *operands)
+
+
 def _is_one(m: Match) -> str | None:
     assert isinstance(m["c"].op, ConstOp)
     return None if m["c"].op.value == 1.0 and m["x"].type == m.root.type else ""
@@ -107,6 +147,13 @@ RULES = (
         _absorb_transpose,
         Numerics.EXACT,
         _swaps_last_axes,
+    ),
+    Rule(
+        "f(x, expand(c)) = f(x, c)",
+        op(PointwiseOp),
+        _drop_spread,
+        Numerics.EXACT,
+        lambda m: None if _spread_operand(m) else "",
     ),
     Rule(
         "x * 1 = x",

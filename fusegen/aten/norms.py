@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from fusegen import dims
-from fusegen.aten import IMPORTERS, Call, Imported, Value, _axes, _pointwise, _register
+from fusegen.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register
 from fusegen.dims import Dims
 from fusegen.ir import DType, NormalizeOp, ReduceOp, ReshapeOp
 
@@ -41,13 +41,13 @@ def _unbiased(call: Call, var: Value, x: Value, axes: tuple[int, ...], correctio
     if correction == 0:
         return var
     count = _count(x, axes)
-    return _pointwise(call, "div", _pointwise(call, "mul", var, count), dims.sub(count, correction))
+    return pointwise(call, "div", pointwise(call, "mul", var, count), dims.sub(count, correction))
 
 
 # --- norms --------------------------------------------------------------------------------------
 
 
-@_register("layer_norm.default", "rms_norm.default")
+@register("layer_norm.default", "rms_norm.default")
 def _layer_norm(call: Call) -> Imported:
     x = call["input"]
     if x.type.dtype not in _WIDE:
@@ -59,7 +59,7 @@ def _layer_norm(call: Call) -> Imported:
     return call.build.add(op, x, *_affine(call, x.type.shape[first:]))
 
 
-@_register("group_norm.default")
+@register("group_norm.default")
 def _group_norm(call: Call) -> Imported:
     x, groups = call["input"], call["num_groups"]
     if x.type.dtype not in _WIDE or x.type.rank < 2:
@@ -79,18 +79,18 @@ def _by_running(call: Call, x: Value) -> Value:
     """Normalised by the running statistics."""
     shape = _per_channel(x)
     mean, var = (_shaped(call, call[name], shape) for name in ("running_mean", "running_var"))
-    scale = _pointwise(call, "rsqrt", _pointwise(call, "add", var, call["eps"]))
-    y = _pointwise(call, "mul", _pointwise(call, "sub", x, mean), scale)
+    scale = pointwise(call, "rsqrt", pointwise(call, "add", var, call["eps"]))
+    y = pointwise(call, "mul", pointwise(call, "sub", x, mean), scale)
     for fn, operand in zip(("mul", "add"), _affine(call, shape), strict=False):
-        y = _pointwise(call, fn, y, operand)
+        y = pointwise(call, fn, y, operand)
     return y
 
 
 def _moved(call: Call, running: Value, value: Value) -> Value:
     """The running statistic after one more value: (1 - momentum) running + momentum value."""
     momentum = call["momentum"]
-    old = _pointwise(call, "mul", running, 1 - momentum)
-    return _pointwise(call, "add", old, _pointwise(call, "mul", _shaped(call, value, running.type.shape), momentum))
+    old = pointwise(call, "mul", running, 1 - momentum)
+    return pointwise(call, "add", old, pointwise(call, "mul", _shaped(call, value, running.type.shape), momentum))
 
 
 def _statistics(call: Call, x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
@@ -98,7 +98,7 @@ def _statistics(call: Call, x: Value, axes: tuple[int, ...]) -> tuple[Value, Val
     return _reduced(call, "mean", x, axes), _unbiased(call, _reduced(call, "var", x, axes), x, axes)
 
 
-@_register("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
+@register("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
 def _batch_norm(call: Call) -> Imported:
     x = call["input"]
     if x.type.dtype not in _WIDE or x.type.rank < 2:
@@ -115,13 +115,13 @@ def _batch_norm(call: Call) -> Imported:
     return (y, None, None, *moved)
 
 
-@_register("_native_batch_norm_legit_no_training.default")
+@register("_native_batch_norm_legit_no_training.default")
 def _batch_norm_eval(call: Call) -> Imported:
     x = call["input"]
     return (_by_running(call, x), None, None) if x.type.dtype in _WIDE and x.type.rank >= 2 else None
 
 
-@_register("instance_norm.default")
+@register("instance_norm.default")
 def _instance_norm(call: Call) -> Imported:
     x, running = call["input"], call["running_mean"]
     if x.type.dtype not in _WIDE or x.type.rank < 3:
@@ -147,9 +147,9 @@ def _variance(call: Call, root: bool) -> tuple[Value, tuple[int, ...], bool] | N
     correction = 1 if given is None else given
     if x.type.dtype not in _WIDE or x.type.rank == 0 or correction != int(correction):
         return None
-    axes, keepdim = _axes(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
+    axes, keepdim = axes_of(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
     value = _unbiased(call, _reduced(call, "var", x, axes, keepdim), x, axes, int(correction))
-    return (_pointwise(call, "sqrt", value) if root else value), axes, keepdim
+    return (pointwise(call, "sqrt", value) if root else value), axes, keepdim
 
 
 def _var(call: Call, root: bool) -> Imported:
@@ -170,18 +170,18 @@ for _fn, _root in (("var", False), ("std", True)):
         IMPORTERS[f"{_fn}_mean.{_overload}"] = partial(_var_mean, root=_root)
 
 
-@_register("linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.Scalar", "linalg_norm.default")
+@register("linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.Scalar", "linalg_norm.default")
 def _vector_norm(call: Call) -> Imported:
     x, order = call["self"], call.args.get("ord", call.args.get("p", 2))
     order = 2 if order is None else order
     of_matrix = call["fn"] == "linalg_norm" and x.type.rank != 1 and len(call.args.get("dim") or ()) != 1
     if of_matrix or call.args.get("dtype") is not None or x.type.dtype not in _WIDE or x.type.rank == 0:
         return None
-    axes, keepdim = _axes(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
+    axes, keepdim = axes_of(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
     reduce = partial(_reduced, call, axes=axes, keepdim=keepdim)
     if order == 2:
-        return _pointwise(call, "sqrt", reduce("sum", _pointwise(call, "square", x)))
-    size = _pointwise(call, "abs", x)
+        return pointwise(call, "sqrt", reduce("sum", pointwise(call, "square", x)))
+    size = pointwise(call, "abs", x)
     if order == 1:
         return reduce("sum", size)
     if math.isinf(order):
@@ -189,21 +189,10 @@ def _vector_norm(call: Call) -> Imported:
     return None
 
 
-@_register("aminmax.default")
+@register("aminmax.default")
 def _aminmax(call: Call) -> Imported:
     x = call["self"]
     if x.type.rank == 0:
         return None
-    axes, keepdim = _axes(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
+    axes, keepdim = axes_of(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
     return _reduced(call, "min", x, axes, keepdim), _reduced(call, "max", x, axes, keepdim)
-
-
-MULTIPLE = frozenset(
-    {
-        "max.dim",
-        "min.dim",
-        "aminmax.default",
-        *(name for name in IMPORTERS if name.startswith(("_native_batch_norm", "var_mean", "std_mean"))),
-    }
-)
-"""Overloads of several results whose importers return one value, the first result's, or a tuple."""

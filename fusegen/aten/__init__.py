@@ -1,0 +1,125 @@
+"""How ATen ops become IR ops: one row per overload that is more than an elementwise function.
+
+An importer gets a ``Call`` and returns the name of the node that it built, or None when these
+arguments are outside what the IR says (the op is then left to torch as an eager node).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, TypeAlias
+
+import torch
+
+from fusegen.aten import elementwise, norms, pools, shapes  # noqa: F401  (they register their importers)
+from fusegen.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
+from fusegen.ir import (
+    ConvOp,
+    MatmulOp,
+    ReduceOp,
+    SoftmaxOp,
+)
+
+__all__ = ["IMPORTERS", "Call", "Imported", "Value", "pointwise"]
+
+_Reduction: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "logsumexp"]
+
+
+# --- convolutions -----------------------------------------------------------------------------
+
+
+def _conv(call: Call, transposed: bool, rank: int) -> Value | None:
+    x, padding = call["input"], call["padding"]
+    if x.type.rank != rank + 2:  # unbatched
+        return None
+    dilation, stride = spread(call["dilation"], rank), spread(call["stride"], rank)
+    if isinstance(padding, str):
+        kernel = call["weight"].type.shape[2:]
+        reach = tuple(d * (int(k) - 1) for d, k in zip(dilation, kernel, strict=True))
+        if padding == "same" and any(r % 2 for r in reach):
+            return None
+        padding = [r // 2 for r in reach] if padding == "same" else [0] * rank
+    op = ConvOp(
+        transposed=transposed,
+        stride=stride,
+        padding=spread(padding, rank),
+        dilation=dilation,
+        output_padding=spread(call["output_padding"], rank) if transposed else (0,) * rank,
+        groups=call["groups"],
+    )
+    operands = [x, call["weight"], *([call["bias"]] if call["bias"] is not None else [])]
+    return call.build.add(op, *operands)
+
+
+for _rank in (1, 2, 3):
+    for _overload in ("default", "padding"):
+        IMPORTERS[f"conv{_rank}d.{_overload}"] = partial(_conv, transposed=False, rank=_rank)
+    _overload = "default" if _rank == 1 else "input"
+    IMPORTERS[f"conv_transpose{_rank}d.{_overload}"] = partial(_conv, transposed=True, rank=_rank)
+
+
+# --- matrix products ----------------------------------------------------------------------------
+
+
+@register("linear.default")
+def _linear(call: Call) -> Value | None:
+    x, w, b = call["input"], call["weight"], call["bias"]
+    if w.type.rank != 2:
+        return None
+    return call.build.add(MatmulOp(transposed=True), x, w, *([b] if b is not None else []))
+
+
+@register("mm.default", "bmm.default", "matmul.default")
+def _matmul(call: Call) -> Value | None:
+    a, b = call["self"], call["mat2" if "mat2" in call.args else "other"]
+    return call.build.add(MatmulOp(), a, b)
+
+
+@register("addmm.default", "baddbmm.default")
+def _addmm(call: Call) -> Value | None:
+    a, b = (call[name] for name in (("mat1", "mat2") if "mat1" in call.args else ("batch1", "batch2")))
+    product, bias = call.build.add(MatmulOp(), a, b), call["self"]
+    if call["alpha"] != 1:
+        product = pointwise(call, "mul", product, call["alpha"])
+    if call["beta"] == 0:
+        return product
+    if call["beta"] != 1:
+        bias = pointwise(call, "mul", bias, call["beta"])
+    return pointwise(call, "add", product, bias)
+
+
+# --- reductions ---------------------------------------------------------------------------------
+
+
+def _keeps_dtype(call: Call) -> bool:
+    """True when the call computes in its operand's own element type."""
+    return call.args.get("dtype") in (None, getattr(torch, call["self"].type.dtype.value))
+
+
+def _reduce(call: Call, fn: _Reduction) -> Value | None:
+    x = call["self"]
+    if not _keeps_dtype(call) or x.type.dtype != call.result.dtype or x.type.rank == 0:
+        return None
+    axes, keepdim = axes_of(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
+    return call.build.add(ReduceOp(fn=fn, axes=axes, keepdim=keepdim), x)
+
+
+_REDUCTIONS: dict[_Reduction, tuple[str, ...]] = {
+    "sum": ("sum.default", "sum.dim_IntList"),
+    "mean": ("mean.default", "mean.dim"),
+    # max.dim and min.dim: the values; ``convert`` imports them only when nothing reads the indices.
+    "max": ("max.default", "amax.default", "max.dim"),
+    "min": ("min.default", "amin.default", "min.dim"),
+    "prod": ("prod.default", "prod.dim_int"),
+    "logsumexp": ("logsumexp.default",),
+}
+for _fn, _overloads in _REDUCTIONS.items():
+    IMPORTERS.update(dict.fromkeys(_overloads, partial(_reduce, fn=_fn)))
+
+
+@register("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default")
+def _softmax(call: Call) -> Value | None:
+    x = call["self"]
+    if not call.plain("half_to_float") or not _keeps_dtype(call) or x.type.rank == 0:
+        return None
+    return call.build.add(SoftmaxOp(axis=call["dim"] % x.type.rank, log="log" in call["fn"]), x)

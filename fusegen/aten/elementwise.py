@@ -1,0 +1,272 @@
+"""Importers of elementwise ops that take more than tensors, or are made of several functions.
+
+Overloads whose arguments are exactly the operands need no importer: ``pointwise.POINTWISE`` names them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from fusegen.aten.call import IMPORTERS, Call, Value, pointwise, register
+from fusegen.ir import DType, FillOp, ReshapeOp
+
+# --- arithmetic ---------------------------------------------------------------------------------
+
+
+def _scaled(call: Call, value: Any, factor: float) -> Any:
+    if factor == 1:
+        return value
+    return pointwise(call, "mul", value, factor) if isinstance(value, Value) else value * factor
+
+
+def _add(call: Call, fn: str) -> Value | None:
+    return pointwise(call, fn, call["self"], _scaled(call, call["other"], call.args.get("alpha", 1)))
+
+
+for _overload in ("Tensor", "Scalar"):
+    IMPORTERS[f"add.{_overload}"] = partial(_add, fn="add")
+    IMPORTERS[f"sub.{_overload}"] = IMPORTERS[f"subtract.{_overload}"] = partial(_add, fn="sub")
+
+
+@register("rsub.Scalar", "rsub.Tensor")
+def _rsub(call: Call) -> Value | None:
+    return pointwise(call, "sub", call["other"], _scaled(call, call["self"], call.args.get("alpha", 1)))
+
+
+@register("pow.Tensor_Scalar")
+def _pow(call: Call) -> Value | None:
+    """Powers that ATen multiplies out, as it does; the others through ``pow``."""
+    x, exponent = call["self"], call["exponent"]
+    named = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if exponent in named:
+        return pointwise(call, named[exponent], x)
+    if exponent == 0:
+        return call.build.add(FillOp(value=1.0, shape=x.type.shape), x)
+    if exponent == 1:
+        return Value(x.name, x.type)
+    if exponent == 3:
+        return pointwise(call, "mul", pointwise(call, "square", x), x)
+    if exponent == -2:
+        return pointwise(call, "reciprocal", pointwise(call, "square", x))
+    return pointwise(call, "pow", x, exponent)
+
+
+@register("lerp.Scalar", "lerp.Tensor")
+def _lerp(call: Call) -> Value | None:
+    """From the nearer end, as ATen: exact at weights 0 and 1."""
+    start, end, weight = call["self"], call["end"], call["weight"]
+    step = pointwise(call, "sub", end, start)
+    if isinstance(weight, Value):
+        low = pointwise(call, "add", start, pointwise(call, "mul", weight, step))
+        high = pointwise(call, "sub", end, pointwise(call, "mul", step, pointwise(call, "sub", 1.0, weight)))
+        return pointwise(call, "where", pointwise(call, "lt", pointwise(call, "abs", weight), 0.5), low, high)
+    if abs(weight) < 0.5:
+        return pointwise(call, "add", start, pointwise(call, "mul", step, weight))
+    return pointwise(call, "sub", end, pointwise(call, "mul", step, 1.0 - weight))
+
+
+def _add_product(call: Call, fn: str) -> Value | None:
+    product = pointwise(call, fn, call["tensor1"], call["tensor2"])
+    return pointwise(call, "add", call["self"], _scaled(call, product, call["value"]))
+
+
+IMPORTERS["addcmul.default"] = partial(_add_product, fn="mul")
+IMPORTERS["addcdiv.default"] = partial(_add_product, fn="div")
+
+
+@register("frac.default")
+def _frac(call: Call) -> Value | None:
+    return pointwise(call, "sub", call["self"], pointwise(call, "trunc", call["self"]))
+
+
+# --- bounds -------------------------------------------------------------------------------------
+
+
+@register(
+    "clamp.default",
+    "clamp.Tensor",
+    "clip.default",
+    "clip.Tensor",
+    "hardtanh.default",
+    "clamp_min.default",
+    "clamp_min.Tensor",
+    "clamp_max.default",
+    "clamp_max.Tensor",
+)
+def _clamp(call: Call) -> Value | None:
+    low = call.args.get("min", call.args.get("min_val"))
+    high = call.args.get("max", call.args.get("max_val"))
+    value = call["self"]
+    if low is not None:
+        value = pointwise(call, "maximum", value, low)
+    if high is not None:
+        value = pointwise(call, "minimum", value, high)
+    return value if value is not call["self"] else None
+
+
+@register("relu6.default")
+def _relu6(call: Call) -> Value | None:
+    return pointwise(call, "minimum", pointwise(call, "relu", call["self"]), 6.0)
+
+
+@register("nan_to_num.default")
+def _nan_to_num(call: Call) -> Value | None:
+    if call["posinf"] is not None or call["neginf"] is not None or call.result.dtype is not DType.FLOAT32:
+        return None
+    x, largest = call["self"], (2 - 2**-23) * 2.0**127
+    finite = pointwise(call, "minimum", pointwise(call, "maximum", x, -largest), largest)
+    return pointwise(call, "where", pointwise(call, "ne", x, x), call["nan"] or 0.0, finite)
+
+
+# --- activations --------------------------------------------------------------------------------
+
+
+@register("leaky_relu.default")
+def _leaky_relu(call: Call) -> Value | None:
+    return pointwise(call, "leaky_relu", call["self"], call["negative_slope"])
+
+
+@register("rrelu.default")
+def _rrelu(call: Call) -> Value | None:
+    if call["training"]:
+        return None
+    return pointwise(call, "leaky_relu", call["self"], (call["lower"] + call["upper"]) / 2)
+
+
+@register("prelu.default", "_prelu_kernel.default")
+def _prelu(call: Call) -> Value | None:
+    """One slope, or one per channel (axis 1)."""
+    x, slope = call["self"], call["weight"]
+    if slope.type.rank == 1:
+        shape = (slope.type.shape[0], *(1,) * max(0, x.type.rank - 2))
+        slope = call.build.add(ReshapeOp(shape=shape if slope.type.shape[0] != 1 else ()), slope)
+    return pointwise(call, "leaky_relu", x, slope)
+
+
+def _exponential_unit(call: Call, alpha: float, scale: float, input_scale: float) -> Value:
+    x = call["self"]
+    if scale == 1 and input_scale == 1:
+        return pointwise(call, "elu", x, alpha)
+    below = _scaled(call, pointwise(call, "expm1", _scaled(call, x, input_scale)), alpha * scale)
+    return pointwise(call, "where", pointwise(call, "gt", x, 0.0), _scaled(call, x, scale), below)
+
+
+@register("elu.default")
+def _elu(call: Call) -> Value | None:
+    return _exponential_unit(call, call["alpha"], call["scale"], call["input_scale"])
+
+
+@register("celu.default")
+def _celu(call: Call) -> Value | None:
+    return _exponential_unit(call, call["alpha"], 1.0, 1.0 / call["alpha"])
+
+
+@register("softplus.default")
+def _softplus(call: Call) -> Value | None:
+    return pointwise(call, "softplus", call["self"], call["beta"], call["threshold"])
+
+
+@register("gelu.default")
+def _gelu(call: Call) -> Value | None:
+    return pointwise(call, "gelu" if call["approximate"] == "none" else "gelu_tanh", call["self"])
+
+
+@register("log_sigmoid.default")
+def _log_sigmoid(call: Call) -> Value | None:
+    """min(x, 0) - log(1 + exp(-|x|)), as ATen."""
+    x = call["self"]
+    power = pointwise(call, "exp", pointwise(call, "neg", pointwise(call, "abs", x)))
+    return pointwise(call, "sub", pointwise(call, "minimum", x, 0.0), pointwise(call, "log1p", power))
+
+
+@register("threshold.default")
+def _threshold(call: Call) -> Value | None:
+    below = pointwise(call, "le", call["self"], call["threshold"])
+    return pointwise(call, "where", below, call["value"], call["self"])
+
+
+@register("logit.default")
+def _logit(call: Call) -> Value | None:
+    x, margin = call["self"], call["eps"]
+    if margin is not None:
+        x = pointwise(call, "minimum", pointwise(call, "maximum", x, margin), 1.0 - margin)
+    return pointwise(call, "log", pointwise(call, "div", x, pointwise(call, "sub", 1.0, x)))
+
+
+# --- selections and truth values ----------------------------------------------------------------
+
+
+@register("where.self", "where.Scalar", "where.ScalarSelf", "where.ScalarOther")
+def _where(call: Call) -> Value | None:
+    return pointwise(call, "where", call["condition"], call["self"], call["other"])
+
+
+@register("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(call: Call) -> Value | None:
+    return pointwise(call, "where", call["mask"], call["value"], call["self"])
+
+
+def _truth(call: Call, value: Value) -> Value:
+    return value if value.type.dtype is DType.BOOL else pointwise(call, "ne", value, 0.0)
+
+
+def _logical(call: Call, fn: str) -> Value | None:
+    names = [name for name in ("self", "other") if name in call.args]
+    truths = all(isinstance(call[name], Value) and call[name].type.dtype is DType.BOOL for name in names)
+    if not truths and not call["fn"].startswith("logical"):  # on numbers the others work on bits
+        return None
+    return pointwise(call, fn, *(_truth(call, call[name]) for name in names))
+
+
+for _fn in ("and", "or", "xor"):
+    for _overload in (f"logical_{_fn}.default", f"bitwise_{_fn}.Tensor", f"__{_fn}__.Tensor"):
+        IMPORTERS[_overload] = partial(_logical, fn=_fn)
+for _overload in ("logical_not.default", "bitwise_not.default"):
+    IMPORTERS[_overload] = partial(_logical, fn="not")
+
+
+@register("isnan.default")
+def _isnan(call: Call) -> Value | None:
+    return pointwise(call, "ne", call["self"], call["self"])
+
+
+@register("isfinite.default")
+def _isfinite(call: Call) -> Value | None:
+    return pointwise(call, "lt", pointwise(call, "abs", call["self"]), math.inf)
+
+
+@register("_to_copy.default", "to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as.default")
+def _to_copy(call: Call) -> Value | None:
+    """Between truth values and numbers, and copies that change nothing."""
+    x = call["self"]
+    if not call.plain("layout", "pin_memory", "memory_format"):
+        return None
+    if x.type.dtype is call.result.dtype:
+        return Value(x.name, x.type)
+    if call.result.dtype is DType.BOOL:
+        return _truth(call, x)
+    if x.type.dtype is DType.BOOL and call.result.dtype is DType.FLOAT32:
+        like = Value("", call.result)
+        return pointwise(call, "where", x, call.build.scalar(1.0, like), call.build.scalar(0.0, like))
+    return None
+
+
+# --- constants ----------------------------------------------------------------------------------
+
+
+def _fill(call: Call, value: float | None = None) -> Value | None:
+    """A tensor of one value; ``value`` None: the call's own."""
+    like = call.args.get("self") or call.build.first_input(call.result.dtype)
+    number = call.args.get("fill_value", call.args.get("value")) if value is None else value
+    if like is None or not isinstance(number, (bool, int, float)) or like.type.dtype is not call.result.dtype:
+        return None
+    return call.build.add(FillOp(value=float(number), shape=call.result.shape), like)
+
+
+for _name, _value in (("zeros", 0.0), ("ones", 1.0), ("full", None)):
+    for _overload in (f"{_name}.default", f"{_name}_like.default", f"new_{_name}.default"):
+        IMPORTERS[_overload] = partial(_fill, value=_value)
+for _overload in ("fill.Scalar", "scalar_tensor.default"):
+    IMPORTERS[_overload] = _fill

@@ -1,0 +1,233 @@
+"""Importers of ops that move elements and compute nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fusegen import dims
+from fusegen.aten.call import IMPORTERS, Call, Value, pointwise, register
+from fusegen.dims import Dim, Dims
+from fusegen.ir import CatOp, ExpandOp, PadOp, PermuteOp, ReshapeOp, SliceOp
+
+
+def _to(call: Call, x: Value, shape: Dims) -> Value:
+    return x if x.type.shape == shape else call.build.add(ReshapeOp(shape=shape), x)
+
+
+@register(
+    "view.default",
+    "reshape.default",
+    "_unsafe_view.default",
+    "flatten.using_ints",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+    "unsqueeze.default",
+    "unflatten.int",
+    "view_as.default",
+    "reshape_as.default",
+    "ravel.default",
+    "atleast_1d.default",
+)
+def _reshape(call: Call) -> Value | None:
+    return _to(call, call["self"], call.result.shape)
+
+
+def _permuted(call: Call, order: list[int]) -> Value:
+    return call.build.add(PermuteOp(order=tuple(order)), call["self"])
+
+
+@register("permute.default")
+def _permute(call: Call) -> Value | None:
+    return _permuted(call, [axis % call["self"].type.rank for axis in call["dims"]])
+
+
+@register("transpose.int", "swapaxes.default", "swapdims.default")
+def _transpose(call: Call) -> Value | None:
+    rank = call["self"].type.rank
+    names = [name for name in call.args if name not in ("self", "fn")]
+    first, second = (call[name] % rank for name in names)
+    order = list(range(rank))
+    order[first], order[second] = order[second], order[first]
+    return _permuted(call, order)
+
+
+@register("t.default", "numpy_T.default", "mT.default", "adjoint.default")
+def _swap_last(call: Call) -> Value | None:
+    order = list(range(call["self"].type.rank))
+    return _permuted(call, [*order[:-2], *order[:-3:-1]] if len(order) > 1 else order)
+
+
+@register("movedim.int", "moveaxis.int", "movedim.intlist", "moveaxis.intlist")
+def _movedim(call: Call) -> Value | None:
+    rank = call["self"].type.rank
+    source, target = (
+        [axis % rank for axis in (value if isinstance(value, list) else [value])]
+        for value in (call["source"], call["destination"])
+    )
+    left = iter([axis for axis in range(rank) if axis not in source])
+    place = dict(zip(target, source, strict=True))
+    return _permuted(call, [place[axis] if axis in place else next(left) for axis in range(rank)])
+
+
+@register("expand.default", "expand_as.default", "broadcast_to.default")
+def _expand(call: Call) -> Value | None:
+    return call.build.add(ExpandOp(shape=call.result.shape), call["self"])
+
+
+@register("repeat.default", "tile.default")
+def _repeat(call: Call) -> Value | None:
+    """Copies side by side: each axis is spread along a new one before it."""
+    x, repeats = call["self"], list(call["repeats" if "repeats" in call.args else "dims"])
+    shape = [1] * (len(repeats) - x.type.rank) + list(x.type.shape)
+    repeats = [1] * (len(shape) - len(repeats)) + repeats
+    apart = tuple(d for size in shape for d in (1, size))
+    spread = tuple(d for count, size in zip(repeats, shape, strict=True) for d in (count, size))
+    wide = call.build.add(ExpandOp(shape=spread), _to(call, x, apart))
+    return _to(call, wide, call.result.shape)
+
+
+@register("pixel_shuffle.default")
+def _pixel_shuffle(call: Call) -> Value | None:
+    x, factor, rank = call["self"], call["upscale_factor"], call["self"].type.rank
+    lead, (channels, height, width) = x.type.shape[:-3], x.type.shape[-3:]
+    groups = dims.floordiv(channels, factor * factor)
+    split = _to(call, x, (*lead, groups, factor, factor, height, width))
+    first = rank - 3
+    order = (*range(first), first, first + 3, first + 1, first + 4, first + 2)
+    return _to(call, call.build.add(PermuteOp(order=order), split), call.result.shape)
+
+
+@register("channel_shuffle.default", "native_channel_shuffle.default")
+def _channel_shuffle(call: Call) -> Value | None:
+    x, groups = call["self"], call["groups"]
+    batch, channels, *rest = x.type.shape
+    split = _to(call, x, (batch, groups, dims.floordiv(channels, groups), *rest))
+    order = (0, 2, 1, *range(3, split.type.rank))
+    return _to(call, call.build.add(PermuteOp(order=order), split), call.result.shape)
+
+
+@register(
+    "clone.default",
+    "contiguous.default",
+    "alias.default",
+    "detach.default",
+    "lift_fresh_copy.default",
+    "lift.default",
+    "positive.default",
+)
+def _same(call: Call) -> Value | None:
+    value: Value = call["self"]
+    return value
+
+
+@register("dropout.default", "feature_dropout.default", "alpha_dropout.default", "feature_alpha_dropout.default")
+def _dropout(call: Call) -> Value | None:
+    return None if call["train"] and call["p"] != 0 else call["input"]
+
+
+# --- parts and joins ----------------------------------------------------------------------------
+
+
+def _part(call: Call, x: Value, axis: int, start: Dim, length: Dim, step: int = 1) -> Value:
+    if length == x.type.shape[axis] and step == 1:
+        return x
+    return call.build.add(SliceOp(axis=axis, start=start, length=length, step=step), x)
+
+
+def _from_start(x: Value, axis: int, position: Dim) -> Dim:
+    """A position counted from the front."""
+    return dims.add(x.type.shape[axis], position) if isinstance(position, int) and position < 0 else position
+
+
+@register("slice.Tensor")
+def _slice(call: Call) -> Value | None:
+    x = call["self"]
+    axis = call["dim"] % x.type.rank
+    start = _from_start(x, axis, 0 if call["start"] is None else call["start"])
+    return _part(call, x, axis, start, call.result.shape[axis], call["step"])
+
+
+@register("narrow.default")
+def _narrow(call: Call) -> Value | None:
+    x = call["self"]
+    axis = call["dim"] % x.type.rank
+    return _part(call, x, axis, _from_start(x, axis, call["start"]), call["length"])
+
+
+@register("select.int")
+def _select(call: Call) -> Value | None:
+    x = call["self"]
+    axis = call["dim"] % x.type.rank
+    part = _part(call, x, axis, _from_start(x, axis, call["index"]), 1)
+    return _to(call, part, call.result.shape)
+
+
+def _split(call: Call, remove_axis: bool) -> tuple[Value, ...] | None:
+    """Consecutive parts along one axis, of the sizes that the trace found."""
+    x = call["self"]
+    axis = call["dim"] % x.type.rank
+    parts: list[Value] = []
+    start: Dim = 0
+    for result in call.results:
+        length = 1 if remove_axis else result.shape[axis]
+        parts.append(_to(call, _part(call, x, axis, start, length), result.shape))
+        start = dims.add(start, length)
+    return tuple(parts)
+
+
+for _overload in ("split.Tensor", "split_with_sizes.default", "split.sizes", "chunk.default", "tensor_split.sections"):
+    IMPORTERS[_overload] = partial(_split, remove_axis=False)
+IMPORTERS["unbind.int"] = partial(_split, remove_axis=True)
+
+
+@register("glu.default")
+def _glu(call: Call) -> Value | None:
+    x = call["self"]
+    axis = call["dim"] % x.type.rank
+    length = call.result.shape[axis]
+    value, gate = (_part(call, x, axis, start, length) for start in (0, length))
+    return pointwise(call, "mul", value, pointwise(call, "sigmoid", gate))
+
+
+@register("cat.default", "concat.default", "concatenate.default")
+def _cat(call: Call) -> Value | None:
+    parts = [part for part in call["tensors"] if part.type.shape != (0,)]  # an old spelling of nothing
+    return call.build.add(CatOp(axis=call["dim"] % parts[0].type.rank), *parts) if parts else None
+
+
+@register("hstack.default", "vstack.default")
+def _stack_rows(call: Call) -> Value | None:
+    axis = 0 if call["fn"] == "vstack" else 1
+    if any(part.type.rank < 2 for part in call["tensors"]):
+        return None
+    return call.build.add(CatOp(axis=axis), *call["tensors"])
+
+
+@register("stack.default")
+def _stack(call: Call) -> Value | None:
+    axis = call["dim"] % call.result.rank
+    parts = []
+    for part in call["tensors"]:
+        shape = (*part.type.shape[:axis], 1, *part.type.shape[axis:])
+        parts.append(_to(call, part, shape))
+    return call.build.add(CatOp(axis=axis), *parts)
+
+
+def _pad(call: Call, value: float | None) -> Value | None:
+    x, pads = call["self"], list(call["pad"])
+    if any(not isinstance(pad, int) or pad < 0 for pad in pads):
+        return None
+    untouched = (0,) * (x.type.rank - len(pads) // 2)
+    op = PadOp(before=(*untouched, *pads[-2::-2]), after=(*untouched, *pads[::-2]), value=float(value or 0.0))
+    return call.build.add(op, x)
+
+
+@register("pad.default")
+def _pad_any(call: Call) -> Value | None:
+    return _pad(call, call["value"]) if call["mode"] == "constant" else None
+
+
+@register("constant_pad_nd.default")
+def _pad_constant(call: Call) -> Value | None:
+    return _pad(call, call["value"])

@@ -1,0 +1,240 @@
+"""Every spelling of the vocabulary becomes IR, not an eager node, and means what torch means by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import interpret
+from fusegen.ir import EagerOp
+from fusegen.trace import load_model_file
+from tests.models import traced, write
+
+SPELLINGS = {
+    "arithmetic": """
+        x + 1
+        torch.add(x, x, alpha=2)
+        torch.add(x, 3, alpha=2)
+        1 - x
+        torch.rsub(x, x * 2, alpha=3)
+        x.sub(x * 2, alpha=3)
+        torch.subtract(x, 1)
+        torch.multiply(x, 2)
+        2 / x
+        torch.true_divide(x, 3)
+        torch.divide(x, 3)
+        -x
+        torch.negative(x)
+        torch.positive(x)
+        x.absolute()
+        x.add(1).mul_(2).sub_(3).div_(4)
+        torch.lerp(x, x * 2, 0.3)
+        torch.lerp(x, x * 2, 0.8)
+        torch.lerp(x, x * 2, x)
+        torch.addcmul(x, x, x, value=0.5)
+        torch.addcdiv(x, x, x + 1, value=0.5)
+        x * x.shape[2]
+        x / (x.shape[2] * x.shape[3])
+        torch.sign(x)
+        torch.sgn(x)
+        x.floor() + x.ceil() + x.round() + x.trunc() + x.frac()
+    """,
+    "powers": """
+        x ** 2
+        x ** 3
+        x ** 4
+        x ** -2
+        x ** -1
+        x ** 0.5
+        x ** -0.5
+        x ** 1.5
+        x ** 0
+        x ** 1
+        2 ** x
+        torch.pow(x, x)
+        x.square() + x.sqrt() + x.rsqrt() + x.reciprocal()
+        x.exp() + x.exp2() + x.expm1()
+        x.log() + x.log2() + x.log10() + x.log1p()
+        x.sin() + x.cos() + x.tan() + x.sinh() + x.cosh() + x.atan() + x.asinh()
+        x.erf() + x.erfc()
+        torch.logit(x)
+        torch.logit(x, 0.1)
+        torch.special.expit(x)
+    """,
+    "bounds": """
+        torch.max(x, torch.tensor(0.5))
+        torch.maximum(x, x * 2)
+        torch.min(x, x * 2)
+        x.clamp(0.1, 0.5)
+        x.clamp(min=0.1)
+        x.clamp_max(0.1)
+        x.clamp_min(0.1)
+        torch.clip(x, 0, 1)
+        x.clamp(x * 0.5, x * 2)
+        x.clamp(min=x.mean(1, keepdim=True))
+        torch.clamp_min(x, x * 2)
+        F.hardtanh(x)
+        nn.Hardtanh(-2, 3)(x)
+        F.relu6(x)
+        F.threshold(x, 0.3, 20.0)
+        nn.Threshold(0.3, 2)(x)
+        torch.nan_to_num(x)
+    """,
+    "activations": """
+        F.relu(x * 2, inplace=True)
+        nn.ReLU(inplace=True)(x * 1.5)
+        nn.ReLU6()(x)
+        nn.LeakyReLU(0.2)(x)
+        F.elu(x)
+        nn.ELU(0.5)(x)
+        F.celu(x)
+        nn.CELU(0.7)(x)
+        nn.SELU()(x)
+        nn.GELU()(x)
+        nn.GELU('tanh')(x)
+        nn.SiLU()(x)
+        nn.Sigmoid()(x)
+        F.logsigmoid(x)
+        nn.LogSigmoid()(x)
+        nn.Hardsigmoid()(x)
+        nn.Tanh()(x)
+        F.softplus(x)
+        nn.Softplus(2, 10)(x)
+        nn.Softsign()(x)
+        nn.Mish()(x)
+        nn.Hardswish()(x)
+        nn.Tanhshrink()(x)
+        nn.Hardshrink(0.7)(x)
+        nn.Softshrink(0.3)(x)
+        F.glu(x, 1)
+        nn.GLU(-3)(x)
+        F.prelu(x, torch.ones(1) * 0.3)
+        F.rrelu(x, training=False)
+    """,
+    "choices": """
+        torch.where(x > 0, x, 0.0)
+        torch.where(x > 0, 1.0, 0.0) * x
+        torch.where(x > 0, 2.0, x)
+        x.where(x > 0, x * 2)
+        x.masked_fill(x > 0.5, 0)
+        x.masked_fill(x > 0.5, float('-inf'))
+        x.masked_fill(x > 0.5, torch.tensor(3.0))
+        (x > 0).float()
+        (x > 0).to(x.dtype) * x
+        (x > 0) * x
+        x * (x >= 0.5)
+        ((x >= 0.5) & (x < 0.9)).float()
+        ((x > 0.5) | (x < 0.1)).float()
+        (~(x > 0.5)).float()
+        ((x > 0.5) ^ (x < 0.7)).type_as(x)
+        torch.logical_and(x > 0.1, x < 0.9)
+        torch.logical_or(x, x < 0.9)
+        torch.logical_not(x)
+        torch.logical_xor(x > 0.5, x > 0.7)
+        (x == x) != (x <= 0.5)
+        torch.gt(x, 0.5)
+        torch.less(x, 0.5)
+        x.isnan().float() + torch.isinf(x).float() + torch.isfinite(x).float()
+        x.bool().float()
+    """,
+    "constants": """
+        torch.ones_like(x) * x
+        torch.zeros_like(x) + x
+        torch.full_like(x, 3.0) + x
+        torch.full((1,), 2.0) * x
+        torch.ones(5) * x
+        torch.zeros(1, 4, 1, 1) + x
+        x.new_zeros(5) + x
+        x.new_full((1,), 2.0) * x
+        torch.tensor(2.0) * x
+        torch.tensor([2.0, 2.0, 2.0, 2.0, 2.0]) * x
+        torch.full_like(x, 2.0)
+    """,
+    "shapes": """
+        x.view(x.size(0), -1)
+        x.flatten(1, 2)
+        x.ravel()
+        x.permute(0, 2, 3, 1)
+        x.transpose(1, 2)
+        x.mT
+        x.swapaxes(1, 2)
+        x.movedim(1, -1)
+        torch.movedim(x, (0, 1), (2, 0))
+        x[:, None]
+        x.mean(2, keepdim=True).squeeze(2)
+        x.unsqueeze(0).expand(2, -1, -1, -1, -1)
+        x.expand_as(x)
+        x.repeat(1, 2, 1, 1)
+        x.tile(2, 1)
+        F.pixel_shuffle(x, 2)
+        F.channel_shuffle(x, 2)
+        x.unflatten(1, (2, 2))
+        nn.Flatten()(x)
+    """,
+    "parts": """
+        torch.cat([x, x * 2], 1)
+        torch.concat([x, x], dim=-1)
+        torch.stack([x, x], 1)
+        torch.hstack([x, x])
+        x[:, :2]
+        x[:, 0]
+        x[:, -1]
+        x[..., ::2, 1:]
+        x[:, 1:2]
+        x.narrow(1, 0, 2)
+        x.select(1, 2)
+        x.split(1, 1)[1]
+        x.chunk(2, 1)[1]
+        torch.split(x, [1, 3], 1)[1]
+        x.unbind(1)[0]
+        F.pad(x, (1, 1, 2, 0))
+        F.pad(x, (1, 1), value=2.0)
+        nn.ZeroPad2d(1)(x)
+        nn.ConstantPad2d(1, 0.5)(x)
+    """,
+    "pools": """
+        F.max_pool2d(x, 2)
+        F.avg_pool2d(x, 2)
+        nn.MaxPool2d(3, 2, 1)(x)
+        nn.MaxPool2d((3, 2), (1, 2), (1, 0), dilation=(1, 2))(x)
+        nn.AvgPool2d(3, 2, 1, count_include_pad=False)(x)
+        F.avg_pool2d(x, 2, divisor_override=3)
+        F.max_pool2d(x, 2, ceil_mode=True)
+        F.avg_pool2d(x, 3, 2, 1, ceil_mode=True)
+        F.max_pool2d(x, 2, return_indices=True)[0]
+        F.adaptive_avg_pool2d(x, 1)
+        F.adaptive_avg_pool2d(x, (4, 3))
+        F.adaptive_avg_pool2d(x, (2, 2))
+        F.adaptive_max_pool2d(x, 1)
+        F.adaptive_max_pool2d(x, (2, 3))
+        nn.AdaptiveAvgPool2d((None, 1))(x)
+        F.avg_pool1d(x.flatten(1, 2), 2)
+        F.max_pool1d(x.flatten(1, 2), 2)
+        F.adaptive_avg_pool1d(x.flatten(1, 2), 3)
+        F.avg_pool3d(x.unsqueeze(0), 2)
+        F.max_pool3d(x.unsqueeze(0), 2)
+        F.lp_pool2d(x, 2, 2)
+    """,
+}
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, 30.0, -30.0, 1e30, -1e30, float("inf"), float("-inf"), float("nan"))
+
+
+def spellings(family: str) -> list[str]:
+    return [line.strip() for line in SPELLINGS[family].strip().splitlines()]
+
+
+@pytest.mark.parametrize("family", SPELLINGS)
+def test_every_spelling_is_imported(family: str, tmp_path: Path) -> None:
+    """One model returns them all; values agree on ordinary numbers and on those at the edges."""
+    lines = spellings(family)
+    path = write(tmp_path, "return (\n" + ",\n".join(lines) + ",\n)", inputs="torch.rand(3, 4, 6, 5)")
+    graph = traced(path).graph
+    assert [node.op.target for node in graph.nodes if isinstance(node.op, EagerOp)] == []
+    model = load_model_file(path).model_class()
+    special = torch.tensor(SPECIAL).repeat(26)[: 3 * 4 * 6 * 5].reshape(3, 4, 6, 5)
+    for x in (torch.randn(3, 4, 6, 5), special):
+        for line, found, expected in zip(lines, interpret.run(graph, [x], {}), model(x.clone()), strict=True):
+            assert found.dtype == expected.dtype, line
+            torch.testing.assert_close(found, expected, equal_nan=True, msg=lambda m, line=line: f"{line}: {m}")
