@@ -3,27 +3,30 @@
 With r the reference in float64, e eager and y the generated module under the same flags, every output
 must satisfy ``|y - r| <= max(2 max|e - r|, 8 eps max|r|)`` elementwise and
 ``RMSE(y) <= 2 RMSE(e) + 2 eps RMS(r)``, where eps is 2**-24; NaN and infinities must be where r has them.
+Where an op of the model flattens differences (softmax, sigmoid), the part before it is held to the same.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import computed_field
 from torch import nn
 
+from fusegen.compiler import Compiled, compile_graph
+from fusegen.emit import write_atomic
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import ConvOp, Frozen, Graph, RegionOp
-from fusegen.subject import Subject, call, call_generated, open_subject, strict
-
-if TYPE_CHECKING:
-    from fusegen.compiler import Compiled
+from fusegen.subject import Subject, call, call_generated, open_subject, part_subject, strict
+from fusegen.truncate import before_flattening
 
 EPS = 2.0**-24
 CHUNK = 1 << 26
@@ -97,12 +100,14 @@ class CheckReport(Frozen):
     """A second call returned the same bits."""
     eager_class: EagerClass | None = None
     sets: tuple[SetResult, ...] = ()
+    alone: tuple[SetResult, ...] = ()
+    """The same for the part before the first flattening op (a softmax, a sigmoid), where there is one."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def passed(self) -> bool:
         ran = self.device is None or (self.same_state is True and self.repeatable is True and bool(self.sets))
-        return ran and all(s.passed for s in self.sets)
+        return ran and all(s.passed for s in (*self.sets, *self.alone))
 
 
 def compare(name: str, y: torch.Tensor, e: torch.Tensor, r: torch.Tensor) -> OutputError:
@@ -292,8 +297,17 @@ def has_convolution(graph: Graph) -> bool:
     )
 
 
-def check_numerics(subject: Subject, proof: ProofResult, device: torch.device, convolves: bool) -> CheckReport:
-    """Run ``subject`` on ``device`` against the oracle, on every input set, and report beside ``proof``."""
+@dataclass(frozen=True)
+class _Runs:
+    """What running a subject showed: see ``CheckReport``."""
+
+    sets: tuple[SetResult, ...]
+    repeatable: bool
+    eager_class: EagerClass | None
+
+
+def _run_sets(subject: Subject, device: torch.device, convolves: bool) -> _Runs:
+    """Run ``subject`` on ``device`` against the oracle, on every input set."""
     with strict():
         reference, generated = (subject.build(f, device) for f in (subject.reference, subject.generated))
         inputs = subject.inputs_on(device)
@@ -312,6 +326,12 @@ def check_numerics(subject: Subject, proof: ProofResult, device: torch.device, c
         _release()
         inputs = tuple(map(_offset, inputs))
         sets.append(_run_set("randn*3 + offsets", (reference, generated), inputs))
+    return _Runs(tuple(sets), repeatable, eager_class)
+
+
+def check_numerics(subject: Subject, proof: ProofResult, device: torch.device, convolves: bool) -> CheckReport:
+    """Run ``subject`` on ``device`` against the oracle, on every input set, and report beside ``proof``."""
+    runs = _run_sets(subject, device, convolves)
     same_state = _same_state(subject)
     _release()
     return CheckReport(
@@ -320,9 +340,9 @@ def check_numerics(subject: Subject, proof: ProofResult, device: torch.device, c
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         torch=torch.__version__,
         same_state=same_state,
-        repeatable=repeatable,
-        eager_class=eager_class,
-        sets=tuple(sets),
+        repeatable=runs.repeatable,
+        eager_class=runs.eager_class,
+        sets=runs.sets,
     )
 
 
@@ -334,5 +354,18 @@ def check(compiled: Compiled, model: Path, generated: Path) -> CheckReport:
     proof = ProofResult(rounds=len(compiled.proof.sizes), worst=compiled.proof.worst)
     if not torch.cuda.is_available():
         return CheckReport(model=model.stem, proof=proof, device=None, torch=torch.__version__)
-    subject = open_subject(model, generated, compiled.program.before, compiled.program.evaluation)
-    return check_numerics(subject, proof, torch.device("cuda"), has_convolution(compiled.program.before))
+    graph, device = compiled.program.before, torch.device("cuda")
+    subject = open_subject(model, generated, graph, compiled.program.evaluation)
+    found = check_numerics(subject, proof, device, has_convolution(graph))
+    part = before_flattening(graph)
+    return found if part is None else found.replace(alone=check_part(subject, part, compiled.program.target, device))
+
+
+def check_part(whole: Subject, part: Graph, target: str, device: torch.device) -> tuple[SetResult, ...]:
+    """Compile ``part`` of the model of ``whole`` by itself and run it on every input set."""
+    source = compile_graph(part, f"{whole.name}, in part", target=target, evaluation=whole.evaluation).source
+    with tempfile.TemporaryDirectory(prefix="fusegen_") as folder:
+        path = Path(folder) / "part.py"
+        write_atomic(path, source)
+        subject = part_subject(whole, part, path)
+        return _run_sets(subject, device, has_convolution(part)).sets

@@ -104,13 +104,22 @@ def compile_file(
             text = model.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelFileError(f"cannot read {model}: {error}") from error
-        return _finish(from_json(text, model.name), None, model.name, target, evaluation, progress, started)
+        graph = from_json(text, model.name)
+        return compile_graph(graph, model.name, target=target, evaluation=evaluation, progress=progress)
     progress("trace")
     loaded = load_model_file(model)
     module, inputs = instantiate(loaded)
     module.train(not evaluation)
     traced = trace(module, inputs, loaded.path)
     return _finish(traced, loaded.source, model.name, target, evaluation, progress, started)
+
+
+def compile_graph(
+    graph: Graph, title: str, *, target: str = DEFAULT_TARGET, evaluation: bool = False, progress: Progress = _silent
+) -> Compiled:
+    """Compile an operator graph. The generated ``ModelNew`` declares its parameters itself."""
+    machine(target)
+    return _finish(graph, None, title, target, evaluation, progress, time.perf_counter())
 
 
 def compile_model(model: nn.Module, example_inputs: tuple[object, ...], *, target: str = DEFAULT_TARGET) -> Compiled:

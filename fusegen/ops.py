@@ -47,11 +47,13 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class OpRow:
     """``infer(op, operand types, declared type)``; ``torch(op, operand texts)`` is a Python expression;
-    ``flops(op, operand shapes, result shape)`` counts additions and multiplications."""
+    ``flops(op, operand shapes, result shape)`` counts additions and multiplications. ``flattens(op)``:
+    large differences between operands can become small ones between results."""
 
     infer: Callable[[Any, Types, TensorType], TensorType]
     torch: Callable[[Any, Sequence[str]], str]
     flops: Callable[[Any, Sequence[Shape], Shape], int] = lambda op, operands, result: 0
+    flattens: Callable[[Any], bool] = lambda op: False
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:
@@ -339,6 +341,7 @@ ROWS: dict[str, OpRow] = {
         _infer_pointwise,
         lambda op, args: POINTWISE[op.fn].torch.format(*args),
         lambda op, operands, result: POINTWISE[op.fn].flops * math.prod(result),
+        lambda op: POINTWISE[op.fn].flattens or POINTWISE[op.fn].boolean,
     ),
     "reduce": OpRow(
         _infer_reduce,
@@ -349,6 +352,7 @@ ROWS: dict[str, OpRow] = {
         _infer_softmax,
         lambda op, args: f"torch.{'log_' if op.log else ''}softmax({args[0]}, dim={op.axis})",
         lambda op, operands, result: 8 * math.prod(result),
+        lambda op: not op.log,
     ),
     "normalize": OpRow(_infer_normalize, _torch_normalize, lambda op, operands, result: 8 * math.prod(result)),
     "conv": OpRow(_infer_conv, _torch_conv, _flops_conv),
@@ -400,6 +404,11 @@ def infer(op: Op, types: Types, declared: TensorType) -> TensorType:
 def torch_expr(op: Op, args: Sequence[str]) -> str:
     """A Python expression for ``op`` on operand texts ``args`` (names x0.., params, windows in scope)."""
     return ROWS[op.kind].torch(op, args)
+
+
+def flattens(op: Op) -> bool:
+    """True when ``op`` can hide an error of its operand: softmax, bounded functions, clamps."""
+    return ROWS[op.kind].flattens(op)
 
 
 def is_leaf(op: Op) -> bool:

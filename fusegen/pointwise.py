@@ -17,7 +17,7 @@ class PointwiseRow:
 
     ``aten``: overloads whose positional arguments are exactly the operands. ``helpers``: device
     functions that ``cuda`` calls (templates/_math.cu.j2). ``boolean``: the result is a truth value.
-    ``bounded``: range of the result for finite inputs, where it has one.
+    ``flattens``: large differences between operands can become small ones, or none.
     """
 
     arity: int
@@ -28,6 +28,7 @@ class PointwiseRow:
     special: int = 0
     helpers: tuple[str, ...] = ()
     boolean: bool = False
+    flattens: bool = False
 
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -53,10 +54,20 @@ POINTWISE: dict[str, PointwiseRow] = {
     "rsqrt": PointwiseRow(1, "torch.rsqrt({0})", "rsqrtf({0})", ("rsqrt.default",), special=1),
     "square": PointwiseRow(1, "torch.square({0})", "{0} * {0}", ("square.default",)),
     "maximum": PointwiseRow(
-        2, "torch.clamp({0}, min={1})", "nan_max({0}, {1})", ("maximum.default", "max.other"), helpers=("nan_max",)
+        2,
+        "torch.clamp({0}, min={1})",
+        "nan_max({0}, {1})",
+        ("maximum.default", "max.other"),
+        helpers=("nan_max",),
+        flattens=True,
     ),
     "minimum": PointwiseRow(
-        2, "torch.clamp({0}, max={1})", "nan_min({0}, {1})", ("minimum.default", "min.other"), helpers=("nan_min",)
+        2,
+        "torch.clamp({0}, max={1})",
+        "nan_min({0}, {1})",
+        ("minimum.default", "min.other"),
+        helpers=("nan_min",),
+        flattens=True,
     ),
     "sign": PointwiseRow(
         1,
@@ -64,11 +75,12 @@ POINTWISE: dict[str, PointwiseRow] = {
         "static_cast<float>(({0} > 0.0f) - ({0} < 0.0f))",
         ("sign.default", "sgn.default"),
         2,
+        flattens=True,
     ),
-    "floor": PointwiseRow(1, "torch.floor({0})", "floorf({0})", ("floor.default",)),
-    "ceil": PointwiseRow(1, "torch.ceil({0})", "ceilf({0})", ("ceil.default",)),
-    "round": PointwiseRow(1, "torch.round({0})", "rintf({0})", ("round.default",)),
-    "trunc": PointwiseRow(1, "torch.trunc({0})", "truncf({0})", ("trunc.default", "fix.default")),
+    "floor": PointwiseRow(1, "torch.floor({0})", "floorf({0})", ("floor.default",), flattens=True),
+    "ceil": PointwiseRow(1, "torch.ceil({0})", "ceilf({0})", ("ceil.default",), flattens=True),
+    "round": PointwiseRow(1, "torch.round({0})", "rintf({0})", ("round.default",), flattens=True),
+    "trunc": PointwiseRow(1, "torch.trunc({0})", "truncf({0})", ("trunc.default", "fix.default"), flattens=True),
     # exponentials and logarithms
     "exp": PointwiseRow(1, "torch.exp({0})", "expf({0})", ("exp.default",), 4, 1),
     "expm1": PointwiseRow(1, "torch.expm1({0})", "expm1f({0})", ("expm1.default",), 12, 1),
@@ -77,18 +89,25 @@ POINTWISE: dict[str, PointwiseRow] = {
     "log2": PointwiseRow(1, "torch.log2({0})", "log2f({0})", ("log2.default",), 8, 1),
     "log10": PointwiseRow(1, "torch.log10({0})", "log10f({0})", ("log10.default",), 8, 1),
     "log1p": PointwiseRow(1, "torch.log1p({0})", "log1pf({0})", ("log1p.default",), 12, 1),
-    "sin": PointwiseRow(1, "torch.sin({0})", "sinf({0})", ("sin.default",), 12),
-    "cos": PointwiseRow(1, "torch.cos({0})", "cosf({0})", ("cos.default",), 12),
+    "sin": PointwiseRow(1, "torch.sin({0})", "sinf({0})", ("sin.default",), 12, flattens=True),
+    "cos": PointwiseRow(1, "torch.cos({0})", "cosf({0})", ("cos.default",), 12, flattens=True),
     "tan": PointwiseRow(1, "torch.tan({0})", "tanf({0})", ("tan.default",), 24),
-    "atan": PointwiseRow(1, "torch.atan({0})", "atanf({0})", ("atan.default", "arctan.default"), 16, 1),
+    "atan": PointwiseRow(1, "torch.atan({0})", "atanf({0})", ("atan.default", "arctan.default"), 16, 1, flattens=True),
     "sinh": PointwiseRow(1, "torch.sinh({0})", "sinhf({0})", ("sinh.default",), 16, 2),
     "cosh": PointwiseRow(1, "torch.cosh({0})", "coshf({0})", ("cosh.default",), 12, 2),
     "asinh": PointwiseRow(1, "torch.asinh({0})", "asinhf({0})", ("asinh.default", "arcsinh.default"), 24, 2),
     "erfc": PointwiseRow(1, "torch.erfc({0})", "erfcf({0})", ("erfc.default",), 24, 2),
-    "erf": PointwiseRow(1, "torch.erf({0})", "erff({0})", ("erf.default",), 16, 1),
-    "tanh": PointwiseRow(1, "torch.tanh({0})", "tanhf({0})", ("tanh.default",), 10, 2),
+    "erf": PointwiseRow(1, "torch.erf({0})", "erff({0})", ("erf.default",), 16, 1, flattens=True),
+    "tanh": PointwiseRow(1, "torch.tanh({0})", "tanhf({0})", ("tanh.default",), 10, 2, flattens=True),
     "sigmoid": PointwiseRow(
-        1, "torch.sigmoid({0})", "sigmoid({0})", ("sigmoid.default", "special_expit.default"), 6, 2, ("sigmoid",)
+        1,
+        "torch.sigmoid({0})",
+        "sigmoid({0})",
+        ("sigmoid.default", "special_expit.default"),
+        6,
+        2,
+        ("sigmoid",),
+        flattens=True,
     ),
     # activations
     "relu": PointwiseRow(1, "torch.relu({0})", "nan_max({0}, 0.0f)", ("relu.default",), helpers=("nan_max",)),
@@ -150,6 +169,7 @@ POINTWISE: dict[str, PointwiseRow] = {
         ("hardsigmoid.default",),
         5,
         helpers=("nan_max", "nan_min"),
+        flattens=True,
     ),
     # truth values
     "gt": PointwiseRow(2, "({0} > {1})", "{0} > {1}", _overloads("gt", "greater"), boolean=True),

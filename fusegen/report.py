@@ -229,14 +229,16 @@ def print_check(report: CheckReport) -> None:
     for column in ("max: generated", "eager", "allowed", "RMS: generated", "eager", "ratio"):
         table.add_column(column, justify="right")
     table.add_column("")
-    for group in report.sets:
+    groups = [(group.name, group) for group in report.sets]
+    groups += [(f"contraction alone: {group.name}", group) for group in report.alone]
+    for name, group in groups:
         for o in group.outputs:
             ratio = "-" if o.ratio is None else f"{o.ratio:.2g}"
             verdict = "[green]ok[/]" if o.passed else "[red]MISMATCH[/]"
             if o.wrong_specials:
                 verdict += f" ({o.wrong_specials} NaN/Inf)"
             figures = (o.max_generated, o.max_eager, o.max_allowed, o.rms_generated, o.rms_eager)
-            table.add_row(group.name, o.output, *(f"{f:.2e}" for f in figures), ratio, verdict)
+            table.add_row(name, o.output, *(f"{f:.2e}" for f in figures), ratio, verdict)
     out.print(table)
     if report.eager_class:
         kind = "TF32" if report.eager_class.uses_tf32 else "fp32"

@@ -134,6 +134,25 @@ def graph_subject(graph: Graph, generated: Path, name: str, evaluation: bool = F
     return Subject(name=name, reference=reference, generated=model_new, inputs=inputs, evaluation=evaluation)
 
 
+def part_subject(whole: Subject, graph: Graph, generated: Path) -> Subject:
+    """The subject of ``graph``, a part of the model of ``whole``: its parameters, its inputs."""
+    model_new = load_generated(generated)
+
+    def with_parameters(factory: Callable[[], nn.Module]) -> nn.Module:
+        known = whole.reference().state_dict()  # first, so that it draws the same numbers for both
+        module = factory()
+        module.load_state_dict({path: known[path] for path in module.state_dict()})
+        return module
+
+    return Subject(
+        name=whole.name,
+        reference=lambda: with_parameters(lambda: GraphModule(graph)),
+        generated=lambda: with_parameters(model_new),
+        inputs=whole.inputs,
+        evaluation=whole.evaluation,
+    )
+
+
 def open_subject(model: Path, generated: Path, graph: Graph, evaluation: bool = False) -> Subject:
     """The subject of a model file or, for ``.json``, of the graph it describes."""
     if model.suffix == ".json":

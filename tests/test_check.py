@@ -14,8 +14,13 @@ from torch import nn
 
 from fusegen import check, report
 from fusegen.check import EPS, CheckReport, ProofResult, check_numerics, compare, oracle
+from fusegen.compiler import compile_file, compile_graph
 from fusegen.errors import MismatchError, ToolchainError
-from fusegen.subject import Subject
+from fusegen.ir import Graph
+from fusegen.subject import Subject, part_subject
+from fusegen.trace import load_model_file
+from fusegen.truncate import before_flattening
+from tests.models import traced, write
 
 PROOF = ProofResult(rounds=3, worst=1e-15)
 CPU = torch.device("cpu")
@@ -280,3 +285,58 @@ def test_json_has_the_verdict_of_every_output() -> None:
     assert dumped["passed"] is False
     assert all(output["passed"] is False for group in dumped["sets"] for output in group["outputs"])
     assert dumped["sets"][0]["outputs"][0]["ratio"] > 100
+
+
+def cut(body: str, tmp_path: Path) -> Graph | None:
+    layers = "self.conv = nn.Conv2d(3, 4, 3)\nself.linear = nn.Linear(5, 5)"
+    return before_flattening(traced(write(tmp_path, body, layers)).graph)
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("return torch.softmax(self.conv(x) * 2, 1).sigmoid()", [["conv", "pointwise"]]),
+        ("y = self.conv(x).view(x.shape[0], -1)\nreturn y.tanh(), y.sum(1)", [["conv", "reshape"]]),
+        ("y = self.conv(x)\nreturn torch.clamp(y + 1, 0, 1) * y.sigmoid()", [["conv", "pointwise"], ["conv"]]),
+        ("return self.conv(x.sigmoid()).relu()", None),
+        ("return self.conv(x).logsumexp(1)", None),
+        ("return (x * 2).sigmoid()", None),
+        ("return torch.where(self.linear(x) > 0, x, 1.0)", [["matmul"]]),
+    ],
+)
+def test_models_are_cut_before_what_flattens(body: str, kinds: list[list[str]] | None, tmp_path: Path) -> None:
+    part = cut(body, tmp_path)
+    assert (part is None) == (kinds is None)
+    if part is None or kinds is None:
+        return
+    assert part.tuple_output == (len(kinds) > 1)
+    for name, expected in zip(part.outputs, kinds, strict=True):
+        made = part.replace(outputs=(name,), tuple_output=False).prune().nodes
+        assert [n.op.kind for n in made if n.op.kind not in ("input", "param", "const")] == expected
+
+
+def test_the_part_has_the_parameters_and_inputs_of_the_whole(tmp_path: Path) -> None:
+    path = write(tmp_path, "return self.linear(x).flatten(1).sigmoid()", "self.linear = nn.Linear(5, 5)")
+    part = before_flattening(compile_file(path).program.before)
+    assert part is not None
+    generated = tmp_path / "generated.py"
+    generated.write_text(compile_graph(part, "part").source)
+    loaded = load_model_file(path)
+    whole = Subject(
+        name="m", reference=loaded.model_class, generated=loaded.model_class, inputs=lambda: tuple(loaded.get_inputs())
+    )
+    found = part_subject(whole, part, generated)
+    (x,) = found.inputs_on("cpu")
+    results = [found.build(factory, "cpu")(x) for factory in (found.reference, found.generated)]
+    expected = whole.build(whole.reference, "cpu").linear(x).flatten(1)
+    for result in results:
+        torch.testing.assert_close(result, expected)
+
+
+def test_a_part_that_fails_fails_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = numerics(Reference), numerics(variant(lambda m, x: truth(m, x) + 1))
+    assert good.replace(alone=good.sets).passed
+    failed = good.replace(alone=bad.sets)
+    assert not failed.passed
+    report.print_check(failed)
+    assert "contraction alone" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from fusegen.carry import CarriedModel, attribute_path, carry_graph, carry_model
 from fusegen.emit.render import render
 from fusegen.emit.structure import snapshot_modules
 from fusegen.errors import EmitError
-from fusegen.interpret import python_lines
+from fusegen.interpret import python_lines, size_lines
 from fusegen.ir import Graph, TapSumOp, WindowSumOp
 from fusegen.plan.types import Program
 
@@ -25,6 +25,7 @@ def reference_source(graph: Graph) -> str:
         if isinstance(node.op, (WindowSumOp, TapSumOp)):
             raise EmitError("a graph description may not use the compiler's own ops", node=node.name)
     lines = python_lines(graph, param=attribute_path)
+    lines = [*size_lines(graph, "\n".join(lines)), *lines]
     lines += [f"{attribute_path(path)}.copy_(v_{name})" for path, name in graph.updates]
     results = ", ".join(f"v_{name}" for name in graph.outputs)
     return "\n".join([*lines, f"return {results}" + ("," if graph.tuple_output and len(graph.outputs) == 1 else "")])
