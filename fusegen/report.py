@@ -277,7 +277,6 @@ def print_bench(report: BenchReport) -> None:
     out.print("host time per call, grad mode on: " + ", ".join(f"{k} {v:.1f} µs" for k, v in report.host_us.items()))
     if report.first_use:
         out.print(f"first use: {report.first_use.cold:.2f} s cold, {report.first_use.cached:.2f} s cached")
-        out.print(f"host time per call in that fresh process: {report.first_use.host_us:.1f} µs")
 
 
 def print_doctor(diagnosis: Diagnosis) -> None:

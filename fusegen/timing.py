@@ -169,22 +169,11 @@ spec.loader.exec_module(module)
 imported = time.perf_counter()
 new = module.ModelNew(**arguments) if isinstance(arguments, dict) else module.ModelNew(*arguments)
 new = new.cuda().train(not evaluation)
-built = time.perf_counter()
 with torch.no_grad():
     new(*inputs)
 torch.cuda.synchronize()
 end = time.perf_counter()
-import gc, statistics
-gc.disable()
-hosts = []
-for repeat in range(20):
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for call in range(20):
-        new(*inputs)
-    hosts.append((time.perf_counter() - begin) / 20 * 1e6)
-print(json.dumps({"total": end - start, "import": imported - start, "construct": built - imported,
-                  "call": end - built, "host_us": statistics.median(hosts)}))
+print(json.dumps({"total": end - start, "import": imported - start}))
 """
 
 
@@ -197,15 +186,13 @@ class FirstUse(Frozen):
     """With the kernels already built; the median of three processes."""
     cached_import: float
     """The import alone."""
-    host_us: float
-    """Host microseconds of a later forward call, grad mode on: nothing else in the process takes its time."""
 
 
 def first_use(generated: Path, model: Path, inputs: tuple[Any, ...], evaluation: bool) -> FirstUse:
-    """Measure the first use of ``generated`` on inputs of two rows each (the kernels are the same)."""
+    """Measure the first use of ``generated``, a file compiled from ``model``, on ``inputs``."""
     with tempfile.TemporaryDirectory(prefix="fusegen_first_use_") as folder:
         stored = Path(folder) / "inputs.pt"
-        torch.save([x[:2].cpu().clone() if isinstance(x, torch.Tensor) and x.dim() else x for x in inputs], stored)
+        torch.save([x.cpu().clone() if isinstance(x, torch.Tensor) else x for x in inputs], stored)
         mode = "eval" if evaluation else "train"
         command = [sys.executable, "-c", FIRST_USE, str(generated), str(model), str(SEED), mode, str(stored)]
         environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(Path(folder) / "cache"), "FUSEGEN_STRICT": "1"}
@@ -221,7 +208,6 @@ def first_use(generated: Path, model: Path, inputs: tuple[Any, ...], evaluation:
         cold=cold["total"],
         cached=statistics.median(run["total"] for run in cached),
         cached_import=statistics.median(run["import"] for run in cached),
-        host_us=statistics.median(run["host_us"] for run in cached),
     )
 
 

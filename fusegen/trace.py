@@ -7,13 +7,15 @@ the model allows it. Nothing of the inputs' size is allocated.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
+import itertools
 import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -157,7 +159,7 @@ def _export(
         return decomposed
 
 
-def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, ones: set[str]) -> tuple[torch.Tensor, ...]:
+def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, ones: Collection[str]) -> tuple[torch.Tensor, ...]:
     """Fake inputs like ``inputs`` with the sizes in ``ones`` set to 1."""
     sizes = {name: 1 if name in ones else value for name, value in graph.sizes.items()}
     with FakeTensorMode():
@@ -192,19 +194,29 @@ def _ops_of(graph: Graph) -> list[str]:
 def _size_one_constraints(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, path: Path) -> tuple[str, ...]:
     """Export takes every dynamic size to be at least 2; find the sizes where 1 changes the model.
 
-    The model is traced again with a size of 1: where the ops differ (a branch on the size, a squeeze)
-    or tracing fails, the graph stands for the model only above 1.
+    The model is traced again with every size at 1, which settles most models. Where the ops then differ
+    (a branch on a size, a squeeze) or tracing fails, the least groups of sizes that do it are looked for:
+    the graph stands for the model only where a size of each group is above 1.
     """
-    found = []
-    for size in graph.sizes:
+
+    @functools.cache
+    def same(ones: frozenset[str]) -> bool:
         try:
-            again = convert(_export(model, _resized(inputs, graph, {size}), dynamic=False), model, path)
-            same = _ops_of(again) == _ops_of(graph)
+            again = convert(_export(model, _resized(inputs, graph, ones), dynamic=False), model, path)
         except Exception:
-            same = False
-        if not same:
-            found.append(f"{size} > 1")
-    return tuple(found)
+            return False
+        return _ops_of(again) == _ops_of(graph)
+
+    at_fault: list[frozenset[str]] = []
+    left = list(graph.sizes)
+    for count in range(1, len(left) + 1):
+        if same(frozenset(left)):
+            break
+        for group in map(frozenset, itertools.combinations(left, count)):
+            if not any(fault <= group for fault in at_fault) and not same(group):
+                at_fault.append(group)
+        left = [size for size in left if frozenset({size}) not in at_fault]
+    return tuple(f"{'*'.join(sorted(group))} > 1" for group in at_fault)
 
 
 def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:

@@ -107,6 +107,16 @@ def test_a_branch_on_batch_one_becomes_a_constraint(tmp_path: Path) -> None:
     assert plain.constraints == ()
 
 
+def test_a_branch_on_several_sizes_of_one_becomes_a_constraint(tmp_path: Path) -> None:
+    """Each size alone may be 1, both together not, whatever the batch."""
+    body = "return x * 2 if x.shape[2] * x.shape[3] > 1 else x.relu()"
+    graph = traced(write(tmp_path, body)).graph
+    assert kinds(graph) == ["mul"]
+    assert graph.constraints == ("x0_2*x0_3 > 1",)
+    body = "if x.shape[0] == 1:\n    return -x\n" + body
+    assert traced(write(tmp_path, body)).graph.constraints == ("x0_0 > 1", "x0_2*x0_3 > 1")
+
+
 def test_in_place_buffer_writes_are_updates(tmp_path: Path) -> None:
     graph = traced(write(tmp_path, "return self.bn(x)", "self.bn = nn.BatchNorm2d(3)")).graph
     assert sorted(path for path, _ in graph.updates) == ["bn.num_batches_tracked", "bn.running_mean", "bn.running_var"]
