@@ -11,16 +11,20 @@ from typing import TypeAlias
 
 from torch import nn
 
-from fusegen import passes, proof
+from fusegen import dims, passes, proof
 from fusegen.emit import emit_module
-from fusegen.errors import ModelFileError
+from fusegen.errors import GraphError, ModelFileError
+from fusegen.generalise import generalise
 from fusegen.ir import Graph, RuleApplied, RuleRefused
 from fusegen.machines import DEFAULT_TARGET, machine
+from fusegen.passes import library
 from fusegen.plan import make_program
 from fusegen.plan.types import Program
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
 from fusegen.verify import from_json
 
+AFFORDABLE = 1 << 22
+"""Parameter elements that a proof evaluates as they are."""
 Progress: TypeAlias = Callable[[str], None]
 
 
@@ -50,13 +54,18 @@ def _silent(stage: str) -> None:
     pass
 
 
-def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) -> tuple[Program, tuple[Stage, ...]]:
-    """Run the pipeline and plan. Raises ``GraphError`` when a pass breaks its contract."""
+def _run_passes(graph: Graph, target: str, progress: Progress = _silent) -> tuple[Stage, ...]:
     stages = [Stage("trace", graph)]
     for step in passes.PIPELINE:
         progress(step.name)
         outcome = passes.apply(step, stages[-1].graph, target)
         stages.append(Stage(step.name, outcome.graph, outcome.applied, outcome.refused))
+    return tuple(stages)
+
+
+def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) -> tuple[Program, tuple[Stage, ...]]:
+    """Run the pipeline and plan. Raises ``GraphError`` when a pass breaks its contract."""
+    stages = _run_passes(graph, target, progress)
     progress("plan")
     program = make_program(
         graph,
@@ -66,7 +75,23 @@ def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) ->
         target=target,
         evaluation=evaluation,
     )
-    return program, tuple(stages)
+    return program, stages
+
+
+def _prove(program: Program) -> proof.Proof:
+    """The proof of a program's rewrites; with large parameters, that of the same rewrites at general sizes."""
+    parameters = sum(dims.numel(node.type.shape, program.before.sizes) for node in program.before.params)
+    if parameters > AFFORDABLE:
+        general = generalise(program.before)
+        try:
+            stages = _run_passes(general, program.target)
+        except GraphError:  # a rule that wants a number where there is a symbol now
+            return proof.prove(program.before, program.after)
+        rewrites = [event for stage in stages for event in stage.applied]
+        own = [event for event in program.rewrites if event.identity not in library.IDENTITIES]
+        if [event for event in rewrites if event.identity not in library.IDENTITIES] == own:
+            return proof.prove(general, stages[-1].graph)
+    return proof.prove(program.before, program.after)
 
 
 def _finish(
@@ -81,7 +106,7 @@ def _finish(
     graph = traced if isinstance(traced, Graph) else traced.graph
     program, stages = optimise(graph, target, evaluation, progress)
     progress("prove")
-    proven = proof.prove(program.before, program.after)
+    proven = _prove(program)
     progress("emit")
     text = emit_module(program, traced, source_text, title)
     notes = traced.notes if isinstance(traced, TracedModel) else ()

@@ -72,13 +72,19 @@ def _compile(graph: Graph) -> _Function:
     return function
 
 
-def run(graph: Graph, inputs: Sequence[torch.Tensor], params: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def run(
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    params: Mapping[str, torch.Tensor],
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[torch.Tensor, ...]:
     """The values of ``graph.results``: outputs, then buffer updates.
 
-    ``inputs`` by position, ``params`` by state_dict path; arithmetic is in their dtype.
+    ``inputs`` by position, ``params`` by state_dict path; arithmetic is in their dtype. ``sizes``: of
+    symbols, where no input axis has exactly that size.
     """
-    sizes = {size: inputs[position].shape[axis] for size, (position, axis) in bound_sizes(graph).items()}
-    return _compile(graph)(inputs, params, sizes)
+    found = {size: inputs[position].shape[axis] for size, (position, axis) in bound_sizes(graph).items()}
+    return _compile(graph)(inputs, params, {**found, **(sizes or {})})
 
 
 def input_shapes(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:

@@ -127,7 +127,7 @@ def prove(before: Graph, after: Graph, seed: int = 0) -> Proof:
             copies = {path: value.clone() for path, value in params.items()}
             try:
                 with torch.no_grad():
-                    results.append(interpret.run(graph, [value.clone() for value in inputs], copies))
+                    results.append(interpret.run(graph, [value.clone() for value in inputs], copies, sizes))
             except FusegenError:
                 raise
             except Exception as error:

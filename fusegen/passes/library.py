@@ -36,6 +36,8 @@ RULES = tuple(
     )
     for name, kind in (("conv", ConvOp), ("matmul", MatmulOp))
 )
+IDENTITIES = frozenset(rule.identity for rule in RULES)
+"""What depends on how fusion turned out, not on the model's algebra."""
 
 
 def run(graph: Graph) -> Outcome:
