@@ -315,6 +315,8 @@ class _Converter:
             op: Op = InputOp(position=inputs.index(node))
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             op = ParamOp(path=str(spec.target), buffer=spec.kind is InputKind.BUFFER)
+        elif spec.kind is InputKind.CONSTANT_TENSOR and value.dim() == 0:  # torch.tensor(0.5) in forward
+            op = ConstOp(value=float(self.program.constants[str(spec.target)]))
         else:
             self.env[node] = self.constant(node, str(spec.target))
             return

@@ -51,6 +51,7 @@ def test_spellings_of_a_mean_are_one_op(body: str, tmp_path: Path) -> None:
         ("return x.flatten(1).softmax(-1)", ["reshape", "softmax"]),
         ("return x.permute(0, 2, 3, 1).contiguous()", ["permute"]),
         ("return F.dropout(x, 0.3, training=False)", []),
+        ("return torch.min(x, torch.tensor(0.25))", ["minimum"]),
     ],
 )
 def test_ops(body: str, expected: list[str], tmp_path: Path) -> None:
