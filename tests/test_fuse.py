@@ -127,3 +127,16 @@ def test_an_unknown_target_is_refused_before_tracing(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="sm_70") as raised:
         compile_file(tmp_path / "not_even_there.py", target="sm_70")
     assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = self.c(x)\nreturn y - y.mean((0, 2, 3), keepdim=True)",  # the convolution is computed anyway
+        "return self.c(x).mean((0, 2, 3))",
+    ],
+)
+def test_a_mean_over_batch_and_space_reaches_a_fixpoint(body: str, tmp_path: Path) -> None:
+    found = program(tmp_path, body, "self.c = nn.Conv2d(8, 16, 9)", "torch.rand(2, 8, 12, 12)")
+    assert all("window" not in event.identity for event in found.rewrites)
+    assert prove(found.before, found.after).worst < 1e-9

@@ -270,7 +270,7 @@ def test_every_rule_has_a_builder() -> None:
 def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = RULES[identity]
     # Cost says when a collapse pays, not when it is right: small cases must go through it.
-    monkeypatch.setattr(algebra, "_pays", lambda match, count: None)
+    monkeypatch.setattr(algebra, "_pays", lambda graph, conv, count: None)
     applied = 0
     for seed in range(chunk, CONFIGURATIONS, CHUNKS):
         draw = Draw(seed)

@@ -95,22 +95,23 @@ def _same_reduction(m: Match) -> str | None:
     return None if inner.fn == _reduce(m).fn and m.only_user("inner") else ""
 
 
-def _reaches_conv(graph: Graph, node: Node) -> ConvOp | None:
-    """The convolution under ``node`` through additions and scalings, if there is one."""
-    by_name = graph.by_name
+def _conv_below(graph: Graph, node: Node) -> Node | None:
+    """The convolution under ``node`` through additions and scalings that nothing else reads, if there is one."""
+    by_name, users = graph.by_name, graph.users()
     while isinstance(node.op, PointwiseOp) and node.op.fn in ("add", "sub", "mul", "div", "neg"):
         same = [by_name[name] for name in node.inputs if by_name[name].type.shape == node.type.shape]
-        if not same:
+        if len(users[node.name]) > 1 or not same:
             return None
         node = same[0]
-    return node.op if isinstance(node.op, ConvOp) else None
+    return node if isinstance(node.op, ConvOp) else None
 
 
 def _more_than_spatial(m: Match) -> str | None:
-    conv = _reaches_conv(m.graph, m["x"])
-    if conv is None:
-        return ""
-    spatial = set(range(2, 2 + conv.rank))
+    conv = _conv_below(m.graph, m["x"])
+    if conv is None or _collapse_obstacle(m.graph, conv) is not None:
+        return ""  # a spatial mean that would not collapse is better left in one reduction
+    assert isinstance(conv.op, ConvOp)
+    spatial = set(range(2, 2 + conv.op.rank))
     return None if spatial < set(_reduce(m).axes) else ""
 
 
@@ -179,22 +180,28 @@ def _can_collapse(m: Match) -> str | None:
     if reduce.axes != spatial:
         part = f"axes {reduce.axes} of the spatial axes {spatial}"
         return f"only {part} are reduced: no template sums windows along part of them"
-    if not m.only_user("conv"):
+    return _collapse_obstacle(m.graph, m["conv"])
+
+
+def _collapse_obstacle(graph: Graph, conv: Node) -> str | None:
+    """Why a convolution cannot collapse under a mean over all its spatial axes, or None."""
+    assert isinstance(conv.op, ConvOp)
+    x, w = (graph.node(name) for name in conv.inputs[:2])
+    if len(graph.users()[conv.name]) > 1 or conv.name in graph.results:
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
-    if m["x"].type.dtype is not DType.FLOAT32:
-        return f"window sums are float32 only, not {m['x'].type.dtype.value}"
-    kernel = ops.kernel_size(m["w"].type)
-    count = windows.window_count(conv, kernel)
+    if x.type.dtype is not DType.FLOAT32:
+        return f"window sums are float32 only, not {x.type.dtype.value}"
+    kernel = ops.kernel_size(w.type)
+    count = windows.window_count(conv.op, kernel)
     if count > MAX_WINDOWS:
         return f"{count} distinct tap windows; a kernel keeps at most {MAX_WINDOWS}"
-    return _pays(m, count)
+    return _pays(graph, conv, count)
 
 
-def _pays(m: Match, count: int) -> str | None:
+def _pays(graph: Graph, conv: Node, count: int) -> str | None:
     """None when the window sums and their contraction take fewer operations than the convolution."""
-    conv = m["conv"].op
-    x, w, y = (m.graph.shape(m[name].name) for name in ("x", "w", "conv"))
-    direct = ops.ROWS["conv"].flops(conv, (x, w), y)
+    x, w = (graph.shape(name) for name in conv.inputs[:2])
+    direct = ops.ROWS["conv"].flops(conv.op, (x, w), graph.shape(conv.name))
     collapsed = math.prod(x) * max(1, count // 4) + x[0] * x[1] * math.prod(w[1:])
     return None if collapsed < direct else f"{collapsed} operations collapsed, {direct} direct"
 
