@@ -12,6 +12,7 @@
 #   %view: float32[x0_0, 128] = reshape(%adaptive_avg_pool2d, [x0_0, 128])
 #   %softmax: float32[x0_0, 128] = softmax(%view, axis=1)
 #   return %softmax
+#   where x0_2*x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
@@ -36,6 +37,7 @@
 #       %softmax: float32[x0_0, 128] = softmax(%view, axis=1)
 #       return %softmax
 #   return %softmax
+#   where x0_2*x0_3 > 1
 #
 # Steps:
 #   k0_window_sum: generated window_sum kernel, 537 MB, 139 MFLOP
@@ -1045,6 +1047,7 @@ _fusegen_global_hooks = (
     _fusegen_torch.nn.modules.module._global_backward_pre_hooks,
 )
 _fusegen_ops = ()  # the operators, once loaded
+_fusegen_calls = ()  # the same without the Python wrapper that torch.compile wants
 _fusegen_devices = frozenset()  # CUDA devices that the loaded kernels run on
 _fusegen_problem = None  # why there are no kernels; None until the first CUDA call
 _fusegen_noted = set()  # reasons already warned about
@@ -1105,7 +1108,7 @@ def _fusegen_build(folder, name, capabilities):
 
 def _fusegen_register():
     """Load the operators (from the cache, or building them) for every device that can run them."""
-    global _fusegen_ops, _fusegen_devices
+    global _fusegen_ops, _fusegen_calls, _fusegen_devices
     torch = _fusegen_torch
     devices = {index: torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
     devices = {index: capability for index, capability in devices.items() if capability >= (8, 0)}
@@ -1130,6 +1133,7 @@ def _fusegen_register():
         for operator, fake in _fusegen_fakes.items():
             torch.library.register_fake(f"{_fusegen_NAMESPACE}::{operator}", fake)
     _fusegen_ops = tuple(getattr(namespace, operator).default for operator in _fusegen_fakes)
+    _fusegen_calls = tuple(operator._op for operator in _fusegen_ops)
     _fusegen_devices = frozenset(devices)
 
 
@@ -1168,9 +1172,9 @@ _fusegen_fakes = {
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
-def _fusegen_fused(v_x, v_p_conv_weight, v_p_conv_bias):
+def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
     """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
-    v_softmax = _fusegen_ops[0](v_p_conv_bias, v_x, v_p_conv_weight)
+    v_softmax = ops[0](v_p_conv_bias, v_x, v_p_conv_weight)
     return v_softmax
 
 
@@ -1189,8 +1193,12 @@ def _fusegen_operands(module, x0):
     x0_shape = x0.shape
     if len(x0_shape) != 4 or x0_shape[1] != 64:
         return f"input x has shape {tuple(x0_shape)}, compiled for [*, 64, *, *]"
-    if x0.numel() == 0:
+    x0_2 = x0_shape[2]
+    x0_3 = x0_shape[3]
+    if 0 in x0_shape:
         return ""
+    if not (x0_2*x0_3 > 1):
+        return "sizes do not satisfy x0_2*x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):
@@ -1204,14 +1212,14 @@ def _fusegen_operands(module, x0):
     m1 = module._modules.get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv2d"
-    if len(m1._modules) != 0 or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
         return "submodule conv has hooks, or parts that it had not when compiled"
     if m1.in_channels != 64 or m1.out_channels != 128 or m1.kernel_size != (3, 3) or m1.stride != (2, 2) or m1.padding != (1, 1) or m1.dilation != (1, 1) or m1.transposed is not False or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1):
         return f"submodule conv is {m1}, compiled for Conv2d(64, 128, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))"
     m2 = module._modules.get('pool')
     if m2.__class__ is not _fusegen_torch.nn.modules.pooling.AdaptiveAvgPool2d:
         return f"submodule pool is a {type(m2).__qualname__}, compiled as AdaptiveAvgPool2d"
-    if len(m2._modules) != 0 or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
         return "submodule pool has hooks, or parts that it had not when compiled"
     if m2.output_size != 1:
         return f"submodule pool is {m2}, compiled for AdaptiveAvgPool2d(output_size=1)"
@@ -1229,6 +1237,8 @@ def _fusegen_operands(module, x0):
         return f"conv.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[128]"
     if p1.get_device() != device:
         return "conv.bias is on another device than the first input"
+    if compiling and _fusegen_torch.is_grad_enabled() and (x0.requires_grad or p0.requires_grad or p1.requires_grad):
+        return ""
     if (compiling or device not in _fusegen_devices) and _fusegen_load(device):
         return _fusegen_load(device)
     return (x0, p0, p1)
@@ -1306,7 +1316,7 @@ class _fusegen_Function(_fusegen_torch.autograd.Function):
     def forward(ctx, module, x0, p0, p1):
         ctx.module = module
         ctx.save_for_backward(x0, p0, p1)
-        return _fusegen_fused(x0, p0, p1)
+        return _fusegen_fused(_fusegen_calls, x0, p0, p1)
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -1322,10 +1332,9 @@ def _fusegen_forward(module, x0, p0, p1):
     if _fusegen_torch.is_grad_enabled() and (
         x0.requires_grad or p0.requires_grad or p1.requires_grad
     ):
-        if _fusegen_torch.compiler.is_compiling():
-            return module._fusegen_reference(x0)
         return _fusegen_apply(module, x0, p0, p1)
-    return _fusegen_fused(x0, p0, p1)
+    ops = _fusegen_ops if _fusegen_torch.compiler.is_compiling() else _fusegen_calls
+    return _fusegen_fused(ops, x0, p0, p1)
 
 
 # ---- the module ----------------------------------------------------------------------------------------------------

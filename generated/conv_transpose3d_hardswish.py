@@ -379,6 +379,7 @@ _fusegen_global_hooks = (
     _fusegen_torch.nn.modules.module._global_backward_pre_hooks,
 )
 _fusegen_ops = ()  # the operators, once loaded
+_fusegen_calls = ()  # the same without the Python wrapper that torch.compile wants
 _fusegen_devices = frozenset()  # CUDA devices that the loaded kernels run on
 _fusegen_problem = None  # why there are no kernels; None until the first CUDA call
 _fusegen_noted = set()  # reasons already warned about
@@ -439,7 +440,7 @@ def _fusegen_build(folder, name, capabilities):
 
 def _fusegen_register():
     """Load the operators (from the cache, or building them) for every device that can run them."""
-    global _fusegen_ops, _fusegen_devices
+    global _fusegen_ops, _fusegen_calls, _fusegen_devices
     torch = _fusegen_torch
     devices = {index: torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
     devices = {index: capability for index, capability in devices.items() if capability >= (8, 0)}
@@ -464,6 +465,7 @@ def _fusegen_register():
         for operator, fake in _fusegen_fakes.items():
             torch.library.register_fake(f"{_fusegen_NAMESPACE}::{operator}", fake)
     _fusegen_ops = tuple(getattr(namespace, operator).default for operator in _fusegen_fakes)
+    _fusegen_calls = tuple(operator._op for operator in _fusegen_ops)
     _fusegen_devices = frozenset(devices)
 
 
@@ -503,11 +505,11 @@ _fusegen_fakes = {
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
-def _fusegen_fused(v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
+def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
     """The graph after rewriting: 1 generated kernel, 1 call to torch."""
     # %conv_transpose3d_r2: float32[x0_0, 64, 2*x0_2 - 1, 2*x0_3 - 1, 2*x0_4 - 1] = conv_transpose3d(%x, %p_conv_transpose_weight, stride=(2, 2, 2), padding=(1, 1, 1))
     v_conv_transpose3d_r2 = _fusegen_torch.nn.functional.conv_transpose3d(v_x, v_p_conv_transpose_weight, None, stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(0, 0, 0), groups=1, dilation=(1, 1, 1))
-    v_hardswish = _fusegen_ops[0](v_p_conv_transpose_bias, v_conv_transpose3d_r2)
+    v_hardswish = ops[0](v_p_conv_transpose_bias, v_conv_transpose3d_r2)
     return v_hardswish
 
 
@@ -526,7 +528,7 @@ def _fusegen_operands(module, x0):
     x0_shape = x0.shape
     if len(x0_shape) != 5 or x0_shape[1] != 32:
         return f"input x has shape {tuple(x0_shape)}, compiled for [*, 32, *, *, *]"
-    if x0.numel() == 0:
+    if 0 in x0_shape:
         return ""
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
@@ -541,7 +543,7 @@ def _fusegen_operands(module, x0):
     m1 = module._modules.get('conv_transpose')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.ConvTranspose3d:
         return f"submodule conv_transpose is a {type(m1).__qualname__}, compiled as ConvTranspose3d"
-    if len(m1._modules) != 0 or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
         return "submodule conv_transpose has hooks, or parts that it had not when compiled"
     if m1.in_channels != 32 or m1.out_channels != 64 or m1.kernel_size != (3, 3, 3) or m1.stride != (2, 2, 2) or m1.padding != (1, 1, 1) or m1.dilation != (1, 1, 1) or m1.transposed is not True or m1.output_padding != (0, 0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1, 1, 1):
         return f"submodule conv_transpose is {m1}, compiled for ConvTranspose3d(32, 64, kernel_size=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1))"
@@ -559,6 +561,8 @@ def _fusegen_operands(module, x0):
         return f"conv_transpose.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[64]"
     if p1.get_device() != device:
         return "conv_transpose.bias is on another device than the first input"
+    if compiling and _fusegen_torch.is_grad_enabled() and (x0.requires_grad or p0.requires_grad or p1.requires_grad):
+        return ""
     if (compiling or device not in _fusegen_devices) and _fusegen_load(device):
         return _fusegen_load(device)
     return (x0, p0, p1)
@@ -636,7 +640,7 @@ class _fusegen_Function(_fusegen_torch.autograd.Function):
     def forward(ctx, module, x0, p0, p1):
         ctx.module = module
         ctx.save_for_backward(x0, p0, p1)
-        return _fusegen_fused(x0, p0, p1)
+        return _fusegen_fused(_fusegen_calls, x0, p0, p1)
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -652,10 +656,9 @@ def _fusegen_forward(module, x0, p0, p1):
     if _fusegen_torch.is_grad_enabled() and (
         x0.requires_grad or p0.requires_grad or p1.requires_grad
     ):
-        if _fusegen_torch.compiler.is_compiling():
-            return module._fusegen_reference(x0)
         return _fusegen_apply(module, x0, p0, p1)
-    return _fusegen_fused(x0, p0, p1)
+    ops = _fusegen_ops if _fusegen_torch.compiler.is_compiling() else _fusegen_calls
+    return _fusegen_fused(ops, x0, p0, p1)
 
 
 # ---- the module ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ RESERVED = frozenset(
     {
         *("contextlib", "hashlib", "os", "pathlib", "queue", "shutil", "sys", "tempfile", "warnings", "torch"),
         *("CUDA_SOURCE", "GLUE_SOURCE", "NAMESPACE", "FLAGS", "TENSORS", "DEFAULTS"),
-        *("forward_ad", "global_hooks", "ops", "devices", "problem", "noted", "lock", "fakes"),
+        *("forward_ad", "global_hooks", "ops", "calls", "devices", "problem", "noted", "lock", "fakes"),
         *(
             "apply",
             "build",

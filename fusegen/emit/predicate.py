@@ -18,6 +18,8 @@ from fusegen.emit.structure import ModuleSnapshot, class_expression
 from fusegen.errors import EmitError
 from fusegen.ir import Graph, Node, ParamOp
 
+FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+
 
 @dataclass(frozen=True)
 class Check:
@@ -101,7 +103,7 @@ def _input_checks(inputs: Sequence[Operand], names: Sequence[str], graph: Graph)
         yield from _shape_checks(x, name, operand.node, known, needed)
     for operand in inputs:
         if operand.node.type.shape:
-            yield Check(f"{operand.variable}.numel() == 0", '""')
+            yield Check(f"0 in {operand.variable}_shape", '""')
     for constraint in graph.constraints:
         yield Check(f"not ({constraint})", text(f"sizes do not satisfy {constraint}"))
 
@@ -155,7 +157,7 @@ def _module_checks(
         checks.append(
             Check(wrong, f'f"{label} is a {{type({variable}).__qualname__}}, compiled as {module.class_name}"', setup)
         )
-        conditions = [] if module.children is None else [f"len({variable}._modules) != {module.children}"]
+        conditions = [] if module.children is None else [_children(variable, module.children)]
         if module.path:
             hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
             conditions += [f"{variable}.{hook}" for hook in hooks]
@@ -171,6 +173,10 @@ def _module_checks(
             )
         checks += _attribute_checks(module, variable, label)
     return checks, variables
+
+
+def _children(variable: str, count: int) -> str:
+    return f"len({variable}._modules) != {count}" if count else f"{variable}._modules"
 
 
 def _attribute_checks(module: ModuleSnapshot, variable: str, label: str) -> Iterator[Check]:
@@ -264,9 +270,21 @@ def covered(
         *_environment_checks(),
         *module_checks,
         *_parameter_checks(params, variables, bool(inputs)),
+        *_compiled_gradients([*inputs, *params]),
         # Under torch.compile the load is a constant call: a guard on what it changes would never hold.
         Check("(compiling or device not in _fusegen_devices) and _fusegen_load(device)", "_fusegen_load(device)"),
     ]
+
+
+def _compiled_gradients(operands: Sequence[Operand]) -> Iterator[Check]:
+    """Under torch.compile the reference runs where a gradient may be asked for."""
+    if wanted := [f"{o.variable}.requires_grad" for o in differentiable(operands)]:
+        yield Check(f"compiling and _fusegen_torch.is_grad_enabled() and ({_any(wanted)})", '""')
+
+
+def differentiable(operands: Sequence[Operand]) -> list[Operand]:
+    """The operands of floating-point types."""
+    return [o for o in operands if o.node.type.dtype.value in FLOATS]
 
 
 def parameter_operands(program_graphs: Sequence[Graph], updates: Sequence[str]) -> list[Operand]:

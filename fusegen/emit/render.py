@@ -18,15 +18,13 @@ from fusegen.carry.clean import escape_words
 from fusegen.emit import kernels
 from fusegen.emit.header import header_lines
 from fusegen.emit.kernels import kernel_plans
-from fusegen.emit.predicate import Operand, covered, is_literal, parameter_operands
+from fusegen.emit.predicate import FLOATS, Operand, covered, differentiable, is_literal, parameter_operands
 from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
 from fusegen.ir import ConstOp, EagerOp, Graph
 from fusegen.plan.types import KernelPlan, KernelStep, Program
-
-_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
 def fake_results(plan: KernelPlan) -> str:
@@ -124,7 +122,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
             targets = ", ".join(variable[name] for name in step.outputs)
             arguments = [variable[name] for name in step.inputs]
             arguments += [f"_fusegen_tf32_{step.plan.tf32}()"] if step.plan.tf32 else []
-            lines.append(f"{targets} = _fusegen_ops[{kernel}]({', '.join(arguments)})")
+            lines.append(f"{targets} = ops[{kernel}]({', '.join(arguments)})")
             kernel += 1
             continue
         if step.comment:
@@ -252,8 +250,8 @@ def render(
         saved=", ".join(saved),
         updated_positions=tuple(i for i, o in enumerate(operands) if o.path in updated),
         paths=tuple(f"model.{o.path}" for o in params),
-        differentiable=[o for o in operands if o.node.type.dtype.value in _FLOATS],
-        integer_outputs=any(graph.node(n).type.dtype.value not in _FLOATS for n in graph.outputs),
+        differentiable=differentiable(operands),
+        integer_outputs=any(graph.node(n).type.dtype.value not in FLOATS for n in graph.outputs),
         many_outputs=graph.tuple_output or len(graph.outputs) > 1,
         mode_dependent=mode_dependent,
         random=random,

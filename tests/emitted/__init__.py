@@ -128,7 +128,8 @@ def simulated(compiled: Compiled, name: str = "generated") -> types.ModuleType:
 
         return call
 
-    module.__dict__["_fusegen_ops"] = tuple(map(counted, operators(compiled.program)))
+    ops = tuple(map(counted, operators(compiled.program)))
+    module.__dict__.update(_fusegen_ops=ops, _fusegen_calls=ops)
     module.__dict__["_fusegen_devices"] = frozenset({-1})
     module.__dict__["_fusegen_problem"] = ""  # loaded: nothing to build
     module.__dict__["calls"] = calls
