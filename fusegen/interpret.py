@@ -63,9 +63,10 @@ def _compile(graph: Graph) -> _Function:
     scope: dict[str, Any] = {"torch": torch, "windows": windows}
     scope.update({name: getattr(ir, name) for name in ("ConvOp", "WindowSumOp", "TapSumOp")})
     scope.update({f"region_{n.name}": _compile(n.op.body) for n in graph.nodes if isinstance(n.op, RegionOp)})
-    body = [f"{size} = sizes[{size!r}]" for size in graph.sizes]
+    lines = python_lines(graph)
+    body = [f"{size} = sizes[{size!r}]" for size in graph.sizes if re.search(rf"\b{size}\b", "\n".join(lines))]
     body += [f"x{i} = inputs[{i}]" for i in range(len(graph.inputs))]
-    body += python_lines(graph)
+    body += lines
     body.append(f"return ({''.join(f'v_{name}, ' for name in graph.results)})")
     exec("def function(inputs, params, sizes):\n" + "\n".join("    " + line for line in body), scope)
     function: _Function = scope["function"]
