@@ -293,7 +293,7 @@ class RegionOp(Frozen):
     """A fused group: ``body``'s inputs are this node's inputs, in order; one kernel computes it."""
 
     kind: Literal["region"] = "region"
-    template: Literal["window_sum", "contraction", "row_reduce", "pointwise"]
+    template: Literal["window_sum", "contraction", "pool", "row_reduce", "pointwise"]
     body: Graph
 
 

@@ -124,10 +124,10 @@ def _choose_source(body: Graph, by_name: dict[str, Node]) -> Node:
     return max(inputs, key=lambda node: dims.numel(node.type.shape, body.sizes))
 
 
-def analyze(body: Graph) -> RowSpace:
-    """The row space of a candidate kernel. Raises ``NotFusable`` with the reason."""
+def analyze(body: Graph, source_name: str | None = None) -> RowSpace:
+    """The row space of a candidate kernel, over ``source_name`` if given. Raises ``NotFusable`` with the reason."""
     by_name = body.by_name
-    source = _choose_source(body, by_name)
+    source = by_name[source_name] if source_name else _choose_source(body, by_name)
     whole: AxisMap = tuple(i if s != 1 else None for i, s in enumerate(source.type.shape))
     axes = {source.name: whole}
     if isinstance(source.op, InputOp):  # other inputs of the full shape are rows too

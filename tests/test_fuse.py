@@ -68,6 +68,27 @@ def test_a_lone_bias_is_added_by_the_library(init: str, body: str, expected: lis
     assert templates(program(tmp_path, body, init)) == expected
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return F.max_pool2d((x * self.s).relu(), 2).tanh() + self.s", ["pool"]),  # a chain on either side
+        ("return F.avg_pool2d(x, 3, 1, 1) * x", ["pool"]),  # a tensor of the result's shape after it
+        ("y = x + 1\nreturn F.max_pool2d(y, 2), y", ["pointwise", "pool"]),  # what is written anyway is read back
+        ("return F.max_pool2d(F.gelu(x), 3, 1, 1)", ["pointwise", "pool"]),  # costly to evaluate for every window
+        ("return F.max_pool2d(F.gelu(x), 2)", ["pool"]),
+        ("return F.avg_pool2d(F.max_pool2d(x, 2), 3, 1)", ["pool", "pool"]),
+        ("return F.max_pool2d(x, 2).softmax(1)", ["pool", "row_reduce"]),
+        ("return F.adaptive_avg_pool2d(x, (3, 4)).relu()", ["pool"]),
+        ("return F.max_pool1d(x[0], 2, ceil_mode=True)", ["torch", "torch", "pool"]),
+        ("return F.avg_pool3d(x.unsqueeze(1), 2)", ["torch", "pool"]),
+        ("return F.max_pool2d(self.c(x).relu(), 2)", ["torch", "pool"]),
+    ],
+)
+def test_what_shares_a_kernel_with_a_pooling(body: str, expected: list[str], tmp_path: Path) -> None:
+    init = "self.s = nn.Parameter(torch.ones(8, 1, 1))\nself.c = nn.Conv2d(8, 12, 3, 2)"
+    assert templates(program(tmp_path, body, init, "torch.rand(4, 8, 12, 17)")) == expected
+
+
 def test_bias_and_activation_run_along_the_channels(tmp_path: Path) -> None:
     found = program(tmp_path, "return self.c(x).relu()", "self.c = nn.Conv2d(8, 16, 3)")
     assert templates(found) == ["torch", "row_reduce"]

@@ -24,6 +24,7 @@ from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
 from fusegen.ir import ConstOp, EagerOp, Graph
+from fusegen.literals import hex_float
 from fusegen.plan.types import KernelPlan, KernelStep, Program
 
 
@@ -76,6 +77,7 @@ def environment() -> jinja2.Environment:
         mentioned=kernels.mentioned,
         row_text=kernels.row_text,
         in_double=kernels.in_double,
+        hex_float=hex_float,
         reword=reword,
         wrapped=lambda value, before, after: f"{before}{value}{after}",
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import contractions, ops
+from fusegen import contractions, ops, poolspace
 from fusegen.ir import (
+    AdaptivePoolOp,
     ConstOp,
     ConvOp,
     Graph,
@@ -19,6 +20,7 @@ from fusegen.ir import (
     ParamOp,
     PermuteOp,
     PointwiseOp,
+    PoolOp,
     ReduceOp,
     RegionOp,
     ReshapeOp,
@@ -30,9 +32,10 @@ from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.rewrite import Outcome
 from fusegen.rowspace import NotFusable, analyze
 
-Template = Literal["window_sum", "contraction", "row_reduce", "pointwise"]
-_WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp)
-_JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp)
+Template = Literal["window_sum", "contraction", "pool", "row_reduce", "pointwise"]
+_POOLS = (PoolOp, AdaptivePoolOp)
+_WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp, *_POOLS)
+_JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp, *_POOLS)
 FUSION = "fuse into one kernel"
 
 
@@ -62,6 +65,9 @@ def _unit(node: Node, by_name: dict[str, Node]) -> set[str] | None:
 def _refusal(graph: Graph, members: set[str], machine: Machine) -> str | None:
     body, _ = region_body(graph, members)
     try:
+        if _template(body) == "pool":
+            poolspace.split(body)
+            return None
         space = analyze(body)
     except NotFusable as error:
         return str(error)
@@ -100,6 +106,8 @@ def _template(body: Graph) -> Template:
         return "window_sum"
     if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
         return "contraction"
+    if any(isinstance(node.op, _POOLS) for node in body.nodes):
+        return "pool"
     return "row_reduce" if analyze(body).row_axes else "pointwise"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fusegen import dims, ops, windows
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp, Graph, Node, RegionOp, WindowSumOp
-from fusegen.plan import contraction
+from fusegen.plan import contraction, pool
 from fusegen.plan.region import Region
 from fusegen.plan.rows import Style
 from fusegen.plan.types import (
@@ -158,6 +158,7 @@ def _pointwise(region: Region, name: str) -> KernelPlan:
 _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "window_sum": _window_sum,
     "contraction": contraction.plan,
+    "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
     "pointwise": _pointwise,
 }

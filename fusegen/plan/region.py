@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from fusegen.dims import Dim
@@ -19,7 +20,6 @@ class Region:
     def __init__(self, graph: Graph, node: Node):
         assert isinstance(node.op, RegionOp)
         self.node, self.body = node, node.op.body
-        self.space = analyze(self.body)
         counts = {"p": 0, "x": 0}
         self.args: dict[str, TensorArg] = {}
         for inside, outside in zip(self.body.inputs, node.inputs, strict=True):
@@ -27,6 +27,10 @@ class Region:
             self.args[inside.name] = TensorArg(name=f"{letter}{counts[letter]}", node=outside, type=inside.type)
             counts[letter] += 1
         self.sizes = Sizes(tuple(self.args.values()))
+
+    @cached_property
+    def space(self) -> RowSpace:
+        return analyze(self.body)
 
     @property
     def output(self) -> OutputArg:

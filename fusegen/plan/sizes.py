@@ -29,6 +29,7 @@ class Sizes:
     def __init__(self, args: Sequence[TensorArg]):
         self.bindings: list[Binding] = []
         self._names: dict[Dim, str] = {}
+        self._defined: dict[str, Dim] = {}
         taken: set[str] = set()
         for position, arg in enumerate(args):
             axis_names = _AXIS_NAMES.get(arg.type.rank, ())
@@ -56,10 +57,17 @@ class Sizes:
             solved[free] = bound if (slope, offset) == (1, 0) else FloorDiv(bound - offset, slope)
         return solved
 
+    def define(self, size: Dim, local: Dim) -> None:
+        """Let ``size`` be ``local``, an expression over binding names: rounding hides what it came from."""
+        if isinstance(size, str):
+            self._defined.setdefault(size, local)
+
     def local(self, size: Dim) -> Dim:
         """``size`` over binding names. Raises ``UnboundSize``."""
         if isinstance(size, int):
             return size
+        if size in self._defined:
+            return self._defined[size]
         if size in self._names:
             return self._names[size]
         expr = dims.parse(size)

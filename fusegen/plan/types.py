@@ -234,8 +234,49 @@ class ContractionPlan(Frozen):
     rows: RowProgram
 
 
+class PoolAxis(Frozen):
+    """One pooled axis; ``size`` and ``output`` are its lengths over binding names."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    size: Dim
+    output: Dim
+    clipped: bool
+    """Some window may reach past the input."""
+
+
+class PoolPlan(Frozen):
+    """Maximum or mean over windows, with the chains before and after it.
+
+    ``before`` runs on every element read, ``after`` on every result; their texts are over ``plane``, the
+    position along the axes before the pooled ones, and ``inner``, the position within a plane.
+    """
+
+    template: Literal["pool"] = "pool"
+    fn: Literal["max", "mean"]
+    adaptive: bool
+    """Windows that cover the axis, of lengths known at run time."""
+    axes: tuple[PoolAxis, PoolAxis, PoolAxis]
+    planes: Dim
+    rows_are_planes: bool
+    """One pooled axis: the middle axis is the planes."""
+    count_include_pad: bool
+    fixed_count: int | None
+    """What every sum is divided by, where that is one number."""
+    outputs: int
+    """Results of a thread, one below the other."""
+    vector: int
+    """Neighbouring elements of a window that one aligned load reads."""
+    unrolled: bool
+    source: str
+    before: RowProgram
+    after: RowProgram
+
+
 Detail: TypeAlias = Annotated[
-    PointwisePlan | WindowSumPlan | ContractionPlan | RowReducePlan, Field(discriminator="template")
+    PointwisePlan | PoolPlan | WindowSumPlan | ContractionPlan | RowReducePlan, Field(discriminator="template")
 ]
 
 

@@ -29,6 +29,14 @@ BODIES = {
     "permuted": "return x.softmax(1).permute(0, 2, 3, 1)",
     "clamped": "return (x * self.channel).clamp(-0.3, 0.4).amax(1)",
     "shared": "y = x.exp()\nreturn y.sum(1, keepdim=True) * y.flip(1)",
+    "pool": "return F.max_pool2d((x * self.channel).relu(), 2).tanh() + self.channel",
+    "pool_overlap": "return F.avg_pool2d(x, 3, 2, 1, count_include_pad=False) * F.max_pool2d(x.sigmoid(), 3, 2, 1)",
+    "pool_ceil": "return F.avg_pool2d(x, 3, 2, 1, ceil_mode=True) + F.max_pool2d(x, 2, 2, ceil_mode=True)[..., :1, :1]",
+    "pool_dilated": "return F.max_pool2d(x, (2, 3), (1, 2), (1, 1), (3, 2)) - F.max_pool2d(x, 5, 2, 2).amax()",
+    "pool_wide": "return F.avg_pool2d(F.pad(x, (30, 30, 30, 30)), 11, 5)",
+    "pool_adaptive": "return F.adaptive_avg_pool2d(x, (3, 5)).exp() + F.adaptive_max_pool2d(x, (3, 5))",
+    "pool_1d": "return F.max_pool1d(x.flatten(2), 3, 2) + 1, F.avg_pool1d(x.flatten(2), 2)",
+    "pool_3d": "return F.avg_pool3d(x.unsqueeze(1), 3, 2, 1) * 2, F.max_pool3d(x.unsqueeze(1), 2)",
 }
 INIT = """
 self.row = nn.Parameter(torch.randn(7))

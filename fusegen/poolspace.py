@@ -1,0 +1,124 @@
+"""Regions around a pooling: what happens to every element before it and to every result after it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fusegen import dims
+from fusegen.dims import Dim
+from fusegen.ir import AdaptivePoolOp, ConstOp, DType, Graph, InputOp, Node, PointwiseOp, PoolOp
+from fusegen.pointwise import POINTWISE
+from fusegen.rowspace import NotFusable, RowSpace, analyze
+
+MAX_REPEATED = 64
+"""Operations per element that overlapping windows may repeat: about what writing and reading it again costs."""
+_SPECIAL = 4
+"""Operations in the time of one special function."""
+
+
+@dataclass(frozen=True)
+class PlaneSpace(RowSpace):
+    """Elementwise, with the axes before the pooled ones (``planes`` of them) apart from those within a plane."""
+
+    planes: int = 1
+
+    @property
+    def outer_axes(self) -> tuple[int, ...]:
+        return tuple(range(self.planes))
+
+    @property
+    def inner_axes(self) -> tuple[int, ...]:
+        return tuple(range(self.planes, len(self.shape)))
+
+
+@dataclass(frozen=True)
+class PoolRegion:
+    """A region's parts: the chain up to the pooling and the chain after it, each a graph with its space.
+
+    The pooling is an input of ``after``.
+    """
+
+    pool: Node
+    before: Graph
+    after: Graph
+    before_space: PlaneSpace
+    after_space: PlaneSpace
+
+    @property
+    def op(self) -> PoolOp | AdaptivePoolOp:
+        assert isinstance(self.pool.op, (PoolOp, AdaptivePoolOp))
+        return self.pool.op
+
+
+def output_size(op: PoolOp | AdaptivePoolOp, axis: int, size: Dim) -> Dim:
+    """The result's length on a pooled axis of length ``size``."""
+    if isinstance(op, AdaptivePoolOp):
+        return op.size[axis]
+    reach = op.dilation[axis] * (op.kernel[axis] - 1) + 1
+    stride, padding = op.stride[axis], op.padding[axis]
+    spare = dims.add(size, 2 * padding - reach)
+    if not op.ceil:
+        return dims.add(dims.floordiv(spare, stride), 1)
+    begin_inside = dims.add(dims.floordiv(dims.add(size, padding - 1), stride), 1)
+    return dims.minimum(dims.add(dims.floordiv(dims.add(spare, stride - 1), stride), 1), begin_inside)
+
+
+def _elementwise(part: Graph, source: str, planes: int) -> PlaneSpace:
+    """The space of a chain whose result has the shape of ``source``. Raises ``NotFusable``."""
+    space = analyze(part, source)
+    if space.row_axes:
+        raise NotFusable("a reduction reads the pooling")
+    shape, result = part.node(source).type.shape, part.node(part.outputs[0])
+    whole = tuple(axis if size != 1 else None for axis, size in enumerate(shape))
+    if result.type.shape != shape or space.axes[result.name] != whole:
+        raise NotFusable(f"{result.name} does not have the axes of the pooling")
+    if result.type.dtype is not DType.FLOAT32:
+        raise NotFusable(f"{result.name} is {result.type.dtype.value}")
+    return PlaneSpace(space.shape, space.source, (), space.axes, planes)
+
+
+def _repeated(op: PoolOp | AdaptivePoolOp) -> float:
+    """How many windows an element is in, on average."""
+    if isinstance(op, AdaptivePoolOp):
+        return 2.0 ** len(op.size)
+    return math.prod(max(1.0, kernel / stride) for kernel, stride in zip(op.kernel, op.stride, strict=True))
+
+
+def split(body: Graph) -> PoolRegion:
+    """The parts of a region with a pooling. Raises ``NotFusable``."""
+    by_name = body.by_name
+    pools = [node for node in body.nodes if isinstance(node.op, (PoolOp, AdaptivePoolOp))]
+    if len(pools) != 1:
+        raise NotFusable("two poolings that do not compose")
+    (pool,) = pools
+    assert isinstance(pool.op, (PoolOp, AdaptivePoolOp))
+    pooled = pool.inputs[0]
+    needed = {pooled}
+    for node in reversed(body.nodes):
+        if node.name in needed:
+            needed.update(node.inputs)
+    before = body.replace(name=pooled, nodes=tuple(n for n in body.nodes if n.name in needed), outputs=(pooled,))
+    as_input = pool.replace(op=InputOp(position=0), inputs=())
+    rest = [as_input if n is pool else n for n in body.nodes if n is pool or n.name not in needed or _leaf(n)]
+    read = {name for node in rest for name in node.inputs} | {pool.name}
+    after = body.replace(nodes=tuple(n for n in rest if n.name in read or not _leaf(n)))
+    inputs = [
+        node for node in before.nodes if isinstance(node.op, InputOp) and node.type.shape == by_name[pooled].type.shape
+    ]
+    if not inputs:
+        raise NotFusable(f"no operand has the shape of {pooled}")
+    for node in after.nodes:
+        if any(name not in after.by_name for name in node.inputs):
+            raise NotFusable(f"{node.name} reads what {pool.name} pools")
+    planes = pool.type.rank - pool.op.rank
+    rows = [POINTWISE[node.op.fn] for node in before.nodes if isinstance(node.op, PointwiseOp)]
+    if sum(row.flops + _SPECIAL * row.special for row in rows) * (_repeated(pool.op) - 1) > MAX_REPEATED:
+        raise NotFusable(f"{pooled} would be computed again for every window that it is in")
+    return PoolRegion(
+        pool, before, after, _elementwise(before, inputs[0].name, planes), _elementwise(after, pool.name, planes)
+    )
+
+
+def _leaf(node: Node) -> bool:
+    return isinstance(node.op, (InputOp, ConstOp))
