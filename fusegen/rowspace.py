@@ -115,7 +115,9 @@ def _choose_source(body: Graph, by_name: dict[str, Node]) -> Node:
     for node in body.nodes:
         if isinstance(node.op, (ConvOp, MatmulOp)):
             operands = [by_name[name] for name in node.inputs]
-            if any(not isinstance(operand.op, (InputOp, WindowSumOp, TapSumOp)) for operand in operands):
+            sums = [operand for operand in operands if isinstance(operand.op, (WindowSumOp, TapSumOp))]
+            operands = [o for o in operands if o not in sums] + [by_name[n] for o in sums for n in o.inputs]
+            if any(not isinstance(operand.op, InputOp) for operand in operands):
                 raise NotFusable(f"an operand of {node.name} is computed before it")
             return node
     inputs = [node for node in body.inputs if node.type.rank]

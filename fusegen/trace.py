@@ -155,8 +155,21 @@ def _export(
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log():
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
-        decomposed: torch.export.ExportedProgram = program.run_decompositions({})
-        return decomposed
+        if not _is_functional(program):
+            decomposed: torch.export.ExportedProgram = program.run_decompositions({})
+            return decomposed
+        program.graph.eliminate_dead_code()  # as run_decompositions does, which takes longer than the export
+        return program
+
+
+_WRITES_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
+"""Ops that write to running statistics, which their schemas do not say."""
+
+
+def _is_functional(program: torch.export.ExportedProgram) -> bool:
+    """True when no op writes to an operand."""
+    ops = [node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    return not any(op._schema.is_mutable or op._schema.name in _WRITES_STATISTICS for op in ops)
 
 
 def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, ones: Collection[str]) -> tuple[torch.Tensor, ...]:

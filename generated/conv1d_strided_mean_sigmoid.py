@@ -12,6 +12,7 @@
 #   %sigmoid: float32[x0_0, 64] = sigmoid(%squeeze)
 #   return %sigmoid
 #   where x0_2 >= 3
+#   where ((x0_2 - 3) // 4) + 1 != 1
 #   where x0_2 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
@@ -32,6 +33,7 @@
 #       return %sigmoid
 #   return %sigmoid
 #   where x0_2 >= 3
+#   where ((x0_2 - 3) // 4) + 1 != 1
 #   where x0_2 > 1
 #
 # Steps:
@@ -1135,6 +1137,8 @@ def _fusegen_operands(module, x0):
         return ""
     if not (x0_2 >= 3):
         return "sizes do not satisfy x0_2 >= 3"
+    if not (((x0_2 - 3) // 4) + 1 != 1):
+        return "sizes do not satisfy ((x0_2 - 3) // 4) + 1 != 1"
     if not (x0_2 > 1):
         return "sizes do not satisfy x0_2 > 1"
     if _fusegen_torch.is_autocast_enabled():

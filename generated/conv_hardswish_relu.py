@@ -13,8 +13,8 @@
 #   return %relu
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 > 1
-#   where x0_2 - 2 > 1
+#   where x0_3 - 2 != 1
+#   where x0_2 - 2 != 1
 #   where x0_2 > 1
 #   where x0_3 > 1
 #
@@ -37,8 +37,8 @@
 #   return %relu
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 > 1
-#   where x0_2 - 2 > 1
+#   where x0_3 - 2 != 1
+#   where x0_2 - 2 != 1
 #   where x0_2 > 1
 #   where x0_3 > 1
 #
@@ -550,10 +550,10 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_2 >= 3"
     if not (x0_3 >= 3):
         return "sizes do not satisfy x0_3 >= 3"
-    if not (x0_3 - 2 > 1):
-        return "sizes do not satisfy x0_3 - 2 > 1"
-    if not (x0_2 - 2 > 1):
-        return "sizes do not satisfy x0_2 - 2 > 1"
+    if not (x0_3 - 2 != 1):
+        return "sizes do not satisfy x0_3 - 2 != 1"
+    if not (x0_2 - 2 != 1):
+        return "sizes do not satisfy x0_2 - 2 != 1"
     if not (x0_2 > 1):
         return "sizes do not satisfy x0_2 > 1"
     if not (x0_3 > 1):

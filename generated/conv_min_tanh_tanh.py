@@ -14,8 +14,8 @@
 #   return %tanh_1
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 > 1
-#   where x0_2 - 2 > 1
+#   where x0_3 - 2 != 1
+#   where x0_2 - 2 != 1
 #   where x0_2 > 1
 #   where x0_3 > 1
 #
@@ -39,8 +39,8 @@
 #   return %tanh_1
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 > 1
-#   where x0_2 - 2 > 1
+#   where x0_3 - 2 != 1
+#   where x0_2 - 2 != 1
 #   where x0_2 > 1
 #   where x0_3 > 1
 #
@@ -587,10 +587,10 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_2 >= 3"
     if not (x0_3 >= 3):
         return "sizes do not satisfy x0_3 >= 3"
-    if not (x0_3 - 2 > 1):
-        return "sizes do not satisfy x0_3 - 2 > 1"
-    if not (x0_2 - 2 > 1):
-        return "sizes do not satisfy x0_2 - 2 > 1"
+    if not (x0_3 - 2 != 1):
+        return "sizes do not satisfy x0_3 - 2 != 1"
+    if not (x0_2 - 2 != 1):
+        return "sizes do not satisfy x0_2 - 2 != 1"
     if not (x0_2 > 1):
         return "sizes do not satisfy x0_2 > 1"
     if not (x0_3 > 1):

@@ -9,9 +9,11 @@
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
 #   %conv2d: float32[x0_0, 128, ((x0_2 - 1) // 2) + 1, ((x0_3 - 1) // 2) + 1] = conv2d(%x, %p_conv_weight, %p_conv_bias, stride=(2, 2), padding=(1, 1))
 #   %adaptive_avg_pool2d: float32[x0_0, 128, 1, 1] = reduce.mean(%conv2d, axes=(2, 3), keepdim=True)
-#   %view: float32[x0_0, 128] = reshape(%adaptive_avg_pool2d, [x0_0, 128])
-#   %softmax: float32[x0_0, 128] = softmax(%view, axis=1)
+#   %flatten: float32[x0_0, 128] = reshape(%adaptive_avg_pool2d, [x0_0, 128])
+#   %softmax: float32[x0_0, 128] = softmax(%flatten, axis=1)
 #   return %softmax
+#   where ((x0_3 - 1) // 2) + 1 != 1
+#   where ((x0_2 - 1) // 2) + 1 != 1
 #   where x0_2*x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
@@ -33,10 +35,12 @@
 #       %adaptive_avg_pool2d_r1_r3: float32[x0_0, 128, 1] = conv1d(%adaptive_avg_pool2d_r1_r1, %adaptive_avg_pool2d_r1_r2)
 #       %adaptive_avg_pool2d_r1: float32[x0_0, 128, 1, 1] = reshape(%adaptive_avg_pool2d_r1_r3, [x0_0, 128, 1, 1])
 #       %adaptive_avg_pool2d: float32[x0_0, 128, 1, 1] = add(%adaptive_avg_pool2d_r1, %conv2d_r1)
-#       %view: float32[x0_0, 128] = reshape(%adaptive_avg_pool2d, [x0_0, 128])
-#       %softmax: float32[x0_0, 128] = softmax(%view, axis=1)
+#       %flatten: float32[x0_0, 128] = reshape(%adaptive_avg_pool2d, [x0_0, 128])
+#       %softmax: float32[x0_0, 128] = softmax(%flatten, axis=1)
 #       return %softmax
 #   return %softmax
+#   where ((x0_3 - 1) // 2) + 1 != 1
+#   where ((x0_2 - 1) // 2) + 1 != 1
 #   where x0_2*x0_3 > 1
 #
 # Steps:
@@ -105,8 +109,8 @@ __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
 //   %adaptive_avg_pool2d_r1_r3: float32[x0_0, 128, 1] = conv1d(%adaptive_avg_pool2d_r1_r1, %adaptive_avg_pool2d_r1_r2)
 //   %adaptive_avg_pool2d_r1: float32[x0_0, 128, 1, 1] = reshape(%adaptive_avg_pool2d_r1_r3, [x0_0, 128, 1, 1])
 //   %adaptive_avg_pool2d: float32[x0_0, 128, 1, 1] = add(%adaptive_avg_pool2d_r1, %conv2d_r1)
-//   %view: float32[x0_0, 128] = reshape(%adaptive_avg_pool2d, [x0_0, 128])
-//   %softmax: float32[x0_0, 128] = softmax(%view, axis=1)
+//   %flatten: float32[x0_0, 128] = reshape(%adaptive_avg_pool2d, [x0_0, 128])
+//   %softmax: float32[x0_0, 128] = softmax(%flatten, axis=1)
 
 namespace k0_window_sum_kernel {
 
@@ -723,7 +727,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
 
     // 5. Row program: v[j] is output thread + j * THREADS of this sample.
     float t0[OUT_PER_THREAD];
-    float r1 = -INFINITY;   // %softmax: float32[x0_0, 128] = softmax(%view, axis=1)
+    float r1 = -INFINITY;   // %softmax: float32[x0_0, 128] = softmax(%flatten, axis=1)
 #pragma unroll
     for (int j = 0; j < OUT_PER_THREAD; ++j) {
         const int l = thread + j * THREADS;
@@ -745,7 +749,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
 #pragma unroll
     for (int j = 0; j < OUT_PER_THREAD; ++j) {
         const int l = thread + j * THREADS;
-        const float t6 = t3[j] * t5;   // %softmax: float32[x0_0, 128] = softmax(%view, axis=1)
+        const float t6 = t3[j] * t5;   // %softmax: float32[x0_0, 128] = softmax(%flatten, axis=1)
         if (l < OUTPUTS) a.y0[outer * 128 + l] = t6;
     }
 }
@@ -1025,16 +1029,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_45d7e58d5e1c363a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b4c720fee8d9e3fb, m) {
     m.def("k0_window_sum(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_45d7e58d5e1c363a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b4c720fee8d9e3fb, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_45d7e58d5e1c363a"
+_fusegen_NAMESPACE = "fusegen_b4c720fee8d9e3fb"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1197,6 +1201,10 @@ def _fusegen_operands(module, x0):
     x0_3 = x0_shape[3]
     if 0 in x0_shape:
         return ""
+    if not (((x0_3 - 1) // 2) + 1 != 1):
+        return "sizes do not satisfy ((x0_3 - 1) // 2) + 1 != 1"
+    if not (((x0_2 - 1) // 2) + 1 != 1):
+        return "sizes do not satisfy ((x0_2 - 1) // 2) + 1 != 1"
     if not (x0_2*x0_3 > 1):
         return "sizes do not satisfy x0_2*x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():

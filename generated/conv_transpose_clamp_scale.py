@@ -9,14 +9,14 @@
 #   %p_conv_transpose_bias: float32[64] = param('conv_transpose.bias')
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
 #   %conv_transpose2d: float32[x0_0, 64, 2*x0_2, 2*x0_3] = conv_transpose2d(%x, %p_conv_transpose_weight, %p_conv_transpose_bias, stride=(2, 2), padding=(1, 1), output_padding=(1, 1))
-#   %add_5: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d, %p_bias)
+#   %add: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d, %p_bias)
 #   %scalar: float32[] = const(0.0)
-#   %clamp: float32[x0_0, 64, 2*x0_2, 2*x0_3] = maximum(%add_5, %scalar)
+#   %clamp: float32[x0_0, 64, 2*x0_2, 2*x0_3] = maximum(%add, %scalar)
 #   %scalar_1: float32[] = const(1.0)
 #   %clamp_2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = minimum(%clamp, %scalar_1)
 #   %scalar_3: float32[] = const(2.0)
-#   %mul_12: float32[x0_0, 64, 2*x0_2, 2*x0_3] = mul(%clamp_2, %scalar_3)
-#   return %mul_12
+#   %mul: float32[x0_0, 64, 2*x0_2, 2*x0_3] = mul(%clamp_2, %scalar_3)
+#   return %mul
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv_transpose2d  (exact)
@@ -27,7 +27,7 @@
 #   %p_conv_transpose_bias: float32[64] = param('conv_transpose.bias')
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
 #   %conv_transpose2d_r2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = conv_transpose2d(%x, %p_conv_transpose_weight, stride=(2, 2), padding=(1, 1), output_padding=(1, 1))
-#   %mul_12: float32[x0_0, 64, 2*x0_2, 2*x0_3] = region.pointwise(%p_conv_transpose_bias, %conv_transpose2d_r2, %p_bias)
+#   %mul: float32[x0_0, 64, 2*x0_2, 2*x0_3] = region.pointwise(%p_conv_transpose_bias, %conv_transpose2d_r2, %p_bias)
 #       %p_conv_transpose_bias: float32[64] = input(0)
 #       %conv_transpose2d_r2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = input(1)
 #       %p_bias: float32[64, 1, 1] = input(2)
@@ -36,12 +36,12 @@
 #       %scalar_3: float32[] = const(2.0)
 #       %conv_transpose2d_r1: float32[64, 1, 1] = reshape(%p_conv_transpose_bias, [64, 1, 1])
 #       %conv_transpose2d: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d_r2, %conv_transpose2d_r1)
-#       %add_5: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d, %p_bias)
-#       %clamp: float32[x0_0, 64, 2*x0_2, 2*x0_3] = maximum(%add_5, %scalar)
+#       %add: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d, %p_bias)
+#       %clamp: float32[x0_0, 64, 2*x0_2, 2*x0_3] = maximum(%add, %scalar)
 #       %clamp_2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = minimum(%clamp, %scalar_1)
-#       %mul_12: float32[x0_0, 64, 2*x0_2, 2*x0_3] = mul(%clamp_2, %scalar_3)
-#       return %mul_12
-#   return %mul_12
+#       %mul: float32[x0_0, 64, 2*x0_2, 2*x0_3] = mul(%clamp_2, %scalar_3)
+#       return %mul
+#   return %mul
 #
 # Steps:
 #   %conv_transpose2d_r2: torch, 1.23 GB, 70.8 GFLOP (the library's convolution: no template computes it)
@@ -161,10 +161,10 @@ __device__ __forceinline__ void store_streaming(float* p, const float* v, int st
 //   %scalar_3: float32[] = const(2.0)
 //   %conv_transpose2d_r1: float32[64, 1, 1] = reshape(%p_conv_transpose_bias, [64, 1, 1])
 //   %conv_transpose2d: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d_r2, %conv_transpose2d_r1)
-//   %add_5: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d, %p_bias)
-//   %clamp: float32[x0_0, 64, 2*x0_2, 2*x0_3] = maximum(%add_5, %scalar)
+//   %add: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d, %p_bias)
+//   %clamp: float32[x0_0, 64, 2*x0_2, 2*x0_3] = maximum(%add, %scalar)
 //   %clamp_2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = minimum(%clamp, %scalar_1)
-//   %mul_12: float32[x0_0, 64, 2*x0_2, 2*x0_3] = mul(%clamp_2, %scalar_3)
+//   %mul: float32[x0_0, 64, 2*x0_2, 2*x0_3] = mul(%clamp_2, %scalar_3)
 
 namespace k0_row_reduce_kernel {
 
@@ -254,10 +254,10 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
             const float v_p0 = live(j) ? v_p0_row[l] : 0.0f;
             const float v_p1 = live(j) ? v_p1_row[l] : 0.0f;
             const float t0 = v[i][j] + v_p0;   // %conv_transpose2d: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d_r2, %conv_transpose2d_r1)
-            const float t1 = t0 + v_p1;   // %add_5: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d, %p_bias)
-            const float t2 = nan_max(t1, 0.0f);   // %clamp: float32[x0_0, 64, 2*x0_2, 2*x0_3] = maximum(%add_5, %scalar)
+            const float t1 = t0 + v_p1;   // %add: float32[x0_0, 64, 2*x0_2, 2*x0_3] = add(%conv_transpose2d, %p_bias)
+            const float t2 = nan_max(t1, 0.0f);   // %clamp: float32[x0_0, 64, 2*x0_2, 2*x0_3] = maximum(%add, %scalar)
             const float t3 = nan_min(t2, 1.0f);   // %clamp_2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = minimum(%clamp, %scalar_1)
-            const float t4 = t3 * 2.0f;   // %mul_12: float32[x0_0, 64, 2*x0_2, 2*x0_3] = mul(%clamp_2, %scalar_3)
+            const float t4 = t3 * 2.0f;   // %mul: float32[x0_0, 64, 2*x0_2, 2*x0_3] = mul(%clamp_2, %scalar_3)
             v[i][j] = t4;
         }
     }
@@ -390,16 +390,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_efe21c1bbf70471f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3cfd66f872674e37, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_efe21c1bbf70471f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3cfd66f872674e37, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_efe21c1bbf70471f"
+_fusegen_NAMESPACE = "fusegen_3cfd66f872674e37"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -541,8 +541,8 @@ def _fusegen_fused(ops, v_x, v_p_bias, v_p_conv_transpose_weight, v_p_conv_trans
     """The graph after rewriting: 1 generated kernel, 1 call to torch."""
     # %conv_transpose2d_r2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = conv_transpose2d(%x, %p_conv_transpose_weight, stride=(2, 2), padding=(1, 1), output_padding=(1, 1))
     v_conv_transpose2d_r2 = _fusegen_torch.nn.functional.conv_transpose2d(v_x, v_p_conv_transpose_weight, None, stride=(2, 2), padding=(1, 1), output_padding=(1, 1), groups=1, dilation=(1, 1))
-    v_mul_12 = ops[0](v_p_conv_transpose_bias, v_conv_transpose2d_r2, v_p_bias)
-    return v_mul_12
+    v_mul = ops[0](v_p_conv_transpose_bias, v_conv_transpose2d_r2, v_p_bias)
+    return v_mul
 
 
 def _fusegen_operands(module, x0):

@@ -10,12 +10,12 @@
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
 #   %conv_transpose2d: float32[x0_0, 128, x0_2 + 2, x0_3 + 2] = conv_transpose2d(%x, %p_conv_transpose_weight, %p_conv_transpose_bias)
 #   %mean: float32[x0_0, 128, 1, 1] = reduce.mean(%conv_transpose2d, axes=(2, 3), keepdim=True)
-#   %add_10: float32[x0_0, 128, 1, 1] = add(%mean, %p_bias)
-#   %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add_10, axes=(1,), keepdim=True)
+#   %add: float32[x0_0, 128, 1, 1] = add(%mean, %p_bias)
+#   %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add, axes=(1,), keepdim=True)
 #   %sum_1: float32[x0_0, 1] = reduce.sum(%logsumexp, axes=(2, 3), keepdim=False)
 #   %scalar: float32[] = const(10.0)
-#   %mul_10: float32[x0_0, 1] = mul(%sum_1, %scalar)
-#   return %mul_10
+#   %mul: float32[x0_0, 1] = mul(%sum_1, %scalar)
+#   return %mul
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv_transpose2d  (exact)
@@ -28,7 +28,7 @@
 #   %p_conv_transpose_weight: float32[64, 128, 3, 3] = param('conv_transpose.weight')
 #   %p_conv_transpose_bias: float32[128] = param('conv_transpose.bias')
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
-#   %mul_10: float32[x0_0, 1] = region.window_sum(%p_conv_transpose_bias, %x, %p_conv_transpose_weight, %p_bias)
+#   %mul: float32[x0_0, 1] = region.window_sum(%p_conv_transpose_bias, %x, %p_conv_transpose_weight, %p_bias)
 #       %p_conv_transpose_bias: float32[128] = input(0)
 #       %x: float32[x0_0, 64, x0_2, x0_3] = input(1)
 #       %p_conv_transpose_weight: float32[64, 128, 3, 3] = input(2)
@@ -40,12 +40,12 @@
 #       %mean_r1_r3: float32[x0_0, 128, 1] = conv1d(%mean_r1_r1, %mean_r1_r2)
 #       %mean_r1: float32[x0_0, 128, 1, 1] = reshape(%mean_r1_r3, [x0_0, 128, 1, 1])
 #       %mean: float32[x0_0, 128, 1, 1] = add(%mean_r1, %conv_transpose2d_r1)
-#       %add_10: float32[x0_0, 128, 1, 1] = add(%mean, %p_bias)
-#       %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add_10, axes=(1,), keepdim=True)
+#       %add: float32[x0_0, 128, 1, 1] = add(%mean, %p_bias)
+#       %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add, axes=(1,), keepdim=True)
 #       %sum_1: float32[x0_0, 1] = reshape(%logsumexp, [x0_0, 1])
-#       %mul_10: float32[x0_0, 1] = mul(%sum_1, %scalar)
-#       return %mul_10
-#   return %mul_10
+#       %mul: float32[x0_0, 1] = mul(%sum_1, %scalar)
+#       return %mul
+#   return %mul
 #
 # Steps:
 #   k0_window_sum: generated window_sum kernel, 1.07 GB, 269 MFLOP
@@ -114,10 +114,10 @@ __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
 //   %mean_r1_r3: float32[x0_0, 128, 1] = conv1d(%mean_r1_r1, %mean_r1_r2)
 //   %mean_r1: float32[x0_0, 128, 1, 1] = reshape(%mean_r1_r3, [x0_0, 128, 1, 1])
 //   %mean: float32[x0_0, 128, 1, 1] = add(%mean_r1, %conv_transpose2d_r1)
-//   %add_10: float32[x0_0, 128, 1, 1] = add(%mean, %p_bias)
-//   %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add_10, axes=(1,), keepdim=True)
+//   %add: float32[x0_0, 128, 1, 1] = add(%mean, %p_bias)
+//   %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add, axes=(1,), keepdim=True)
 //   %sum_1: float32[x0_0, 1] = reshape(%logsumexp, [x0_0, 1])
-//   %mul_10: float32[x0_0, 1] = mul(%sum_1, %scalar)
+//   %mul: float32[x0_0, 1] = mul(%sum_1, %scalar)
 
 namespace k0_window_sum_kernel {
 
@@ -741,12 +741,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
 
     // 5. Row program: v[j] is output thread + j * THREADS of this sample.
     float t1[OUT_PER_THREAD];
-    float r2 = -INFINITY;   // %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add_10, axes=(1,), keepdim=True)
+    float r2 = -INFINITY;   // %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add, axes=(1,), keepdim=True)
 #pragma unroll
     for (int j = 0; j < OUT_PER_THREAD; ++j) {
         const int l = thread + j * THREADS;
         const float t0 = v[j] + v_p0[j];   // %mean: float32[x0_0, 128, 1, 1] = add(%mean_r1, %conv_transpose2d_r1)
-        t1[j] = t0 + v_p2[j];   // %add_10: float32[x0_0, 128, 1, 1] = add(%mean, %p_bias)
+        t1[j] = t0 + v_p2[j];   // %add: float32[x0_0, 128, 1, 1] = add(%mean, %p_bias)
         if (l < OUTPUTS) r2 = nan_max(r2, t1[j]);
     }
     r2 = reduce_block(r2, scratch, nan_max);
@@ -759,8 +759,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
         if (l < OUTPUTS) r5 += t4;
     }
     r5 = reduce_block(r5, scratch, [](auto a, auto b) { return a + b; });
-    const double t6 = log(r5) + t3;   // %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add_10, axes=(1,), keepdim=True)
-    const double t7 = t6 * 10.0f;   // %mul_10: float32[x0_0, 1] = mul(%sum_1, %scalar)
+    const double t6 = log(r5) + t3;   // %logsumexp: float32[x0_0, 1, 1, 1] = reduce.logsumexp(%add, axes=(1,), keepdim=True)
+    const double t7 = t6 * 10.0f;   // %mul: float32[x0_0, 1] = mul(%sum_1, %scalar)
     if (thread == 0) a.y0[outer] = t7;
 }
 
@@ -1041,16 +1041,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_776c263921bd6cb3, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c19e870286ddf944, m) {
     m.def("k0_window_sum(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_776c263921bd6cb3, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c19e870286ddf944, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_776c263921bd6cb3"
+_fusegen_NAMESPACE = "fusegen_c19e870286ddf944"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1190,8 +1190,8 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_bias, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
     """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
-    v_mul_10 = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, v_p_bias)
-    return v_mul_10
+    v_mul = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, v_p_bias)
+    return v_mul
 
 
 def _fusegen_operands(module, x0):

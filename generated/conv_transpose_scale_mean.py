@@ -9,8 +9,8 @@
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
 #   %conv_transpose2d: float32[x0_0, 128, 2*x0_2, 2*x0_3] = conv_transpose2d(%x, %p_conv_transpose_weight, %p_conv_transpose_bias, stride=(2, 2), padding=(1, 1), output_padding=(1, 1))
 #   %scalar: float32[] = const(0.5)
-#   %mul_4: float32[x0_0, 128, 2*x0_2, 2*x0_3] = mul(%conv_transpose2d, %scalar)
-#   %mean: float32[x0_0, 128, 1, 1] = reduce.mean(%mul_4, axes=(2, 3), keepdim=True)
+#   %mul: float32[x0_0, 128, 2*x0_2, 2*x0_3] = mul(%conv_transpose2d, %scalar)
+#   %mean: float32[x0_0, 128, 1, 1] = reduce.mean(%mul, axes=(2, 3), keepdim=True)
 #   %mean_1: float32[x0_0, 128, 1, 1] = reduce.mean(%mean, axes=(2, 3), keepdim=True)
 #   return %mean_1
 #

@@ -10,10 +10,10 @@
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
 #   %conv_transpose2d: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = conv_transpose2d(%x, %p_conv_transpose_weight, %p_conv_transpose_bias, stride=(2, 2), padding=(1, 1), output_padding=(1, 1))
 #   %softmax: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = softmax(%conv_transpose2d, axis=1)
-#   %add_10: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
+#   %add: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
 #   %scalar: float32[] = const(2.0)
-#   %mul_12: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add_10, %scalar)
-#   %sigmoid: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = sigmoid(%mul_12)
+#   %mul: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add, %scalar)
+#   %sigmoid: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = sigmoid(%mul)
 #   return %sigmoid
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
@@ -33,9 +33,9 @@
 #       %conv_transpose2d_r1: float32[128, 1, 1] = reshape(%p_conv_transpose_bias, [128, 1, 1])
 #       %conv_transpose2d: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%conv_transpose2d_r2, %conv_transpose2d_r1)
 #       %softmax: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = softmax(%conv_transpose2d, axis=1)
-#       %add_10: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
-#       %mul_12: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add_10, %scalar)
-#       %sigmoid: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = sigmoid(%mul_12)
+#       %add: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
+#       %mul: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add, %scalar)
+#       %sigmoid: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = sigmoid(%mul)
 #       return %sigmoid
 #   return %sigmoid
 #
@@ -155,9 +155,9 @@ __device__ __forceinline__ void store_streaming(float* p, const float* v, int st
 //   %conv_transpose2d_r1: float32[128, 1, 1] = reshape(%p_conv_transpose_bias, [128, 1, 1])
 //   %conv_transpose2d: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%conv_transpose2d_r2, %conv_transpose2d_r1)
 //   %softmax: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = softmax(%conv_transpose2d, axis=1)
-//   %add_10: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
-//   %mul_12: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add_10, %scalar)
-//   %sigmoid: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = sigmoid(%mul_12)
+//   %add: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
+//   %mul: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add, %scalar)
+//   %sigmoid: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = sigmoid(%mul)
 
 namespace k0_row_reduce_kernel {
 
@@ -313,9 +313,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
             const int l = position(j);
             const float v_p1 = live(j) ? v_p1_row[l] : 0.0f;
             const float t6 = t3[i][j] * t5[i];   // %softmax: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = softmax(%conv_transpose2d, axis=1)
-            const float t7 = t6 + v_p1;   // %add_10: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
-            const float t8 = t7 * 2.0f;   // %mul_12: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add_10, %scalar)
-            const float t9 = sigmoid(t8);   // %sigmoid: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = sigmoid(%mul_12)
+            const float t7 = t6 + v_p1;   // %add: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = add(%softmax, %p_bias)
+            const float t8 = t7 * 2.0f;   // %mul: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = mul(%add, %scalar)
+            const float t9 = sigmoid(t8);   // %sigmoid: float32[x0_0, 128, 2*x0_2 + 1, 2*x0_3 + 1] = sigmoid(%mul)
             v[i][j] = t9;
         }
     }
@@ -448,16 +448,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e1288569e8141f01, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3233754f98e1b6df, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e1288569e8141f01, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3233754f98e1b6df, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e1288569e8141f01"
+_fusegen_NAMESPACE = "fusegen_3233754f98e1b6df"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

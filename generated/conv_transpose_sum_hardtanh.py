@@ -11,13 +11,13 @@
 #   %conv_transpose2d: float32[x0_0, 96, x0_2 + 2, 2*x0_3 + 3] = conv_transpose2d(%x, %p_conv_transpose_weight, %p_conv_transpose_bias, stride=(1, 2))
 #   %sum_1: float32[x0_0, 96] = reduce.sum(%conv_transpose2d, axes=(2, 3), keepdim=False)
 #   %scalar: float32[] = const(0.0001)
-#   %mul_6: float32[x0_0, 96] = mul(%sum_1, %scalar)
+#   %mul: float32[x0_0, 96] = mul(%sum_1, %scalar)
 #   %scalar_1: float32[] = const(-1.0)
-#   %clamp: float32[x0_0, 96] = maximum(%mul_6, %scalar_1)
+#   %clamp: float32[x0_0, 96] = maximum(%mul, %scalar_1)
 #   %scalar_2: float32[] = const(1.0)
 #   %clamp_3: float32[x0_0, 96] = minimum(%clamp, %scalar_2)
-#   %sub_6: float32[x0_0, 96] = sub(%clamp_3, %p_threshold)
-#   %abs_1: float32[x0_0, 96] = abs(%sub_6)
+#   %sub: float32[x0_0, 96] = sub(%clamp_3, %p_threshold)
+#   %abs_1: float32[x0_0, 96] = abs(%sub)
 #   return %abs_1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
@@ -47,11 +47,11 @@
 #       %sum_1_r4_r3: float32[x0_0, 96, 1] = conv1d(%sum_1_r4_r1, %sum_1_r4_r2)
 #       %sum_1_r4: float32[x0_0, 96] = reshape(%sum_1_r4_r3, [x0_0, 96])
 #       %sum_1: float32[x0_0, 96] = add(%sum_1_r4, %sum_1_r3)
-#       %mul_6: float32[x0_0, 96] = mul(%sum_1, %scalar)
-#       %clamp: float32[x0_0, 96] = maximum(%mul_6, %scalar_1)
+#       %mul: float32[x0_0, 96] = mul(%sum_1, %scalar)
+#       %clamp: float32[x0_0, 96] = maximum(%mul, %scalar_1)
 #       %clamp_3: float32[x0_0, 96] = minimum(%clamp, %scalar_2)
-#       %sub_6: float32[x0_0, 96] = sub(%clamp_3, %p_threshold)
-#       %abs_1: float32[x0_0, 96] = abs(%sub_6)
+#       %sub: float32[x0_0, 96] = sub(%clamp_3, %p_threshold)
+#       %abs_1: float32[x0_0, 96] = abs(%sub)
 #       return %abs_1
 #   return %abs_1
 #
@@ -131,11 +131,11 @@ __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
 //   %sum_1_r4_r3: float32[x0_0, 96, 1] = conv1d(%sum_1_r4_r1, %sum_1_r4_r2)
 //   %sum_1_r4: float32[x0_0, 96] = reshape(%sum_1_r4_r3, [x0_0, 96])
 //   %sum_1: float32[x0_0, 96] = add(%sum_1_r4, %sum_1_r3)
-//   %mul_6: float32[x0_0, 96] = mul(%sum_1, %scalar)
-//   %clamp: float32[x0_0, 96] = maximum(%mul_6, %scalar_1)
+//   %mul: float32[x0_0, 96] = mul(%sum_1, %scalar)
+//   %clamp: float32[x0_0, 96] = maximum(%mul, %scalar_1)
 //   %clamp_3: float32[x0_0, 96] = minimum(%clamp, %scalar_2)
-//   %sub_6: float32[x0_0, 96] = sub(%clamp_3, %p_threshold)
-//   %abs_1: float32[x0_0, 96] = abs(%sub_6)
+//   %sub: float32[x0_0, 96] = sub(%clamp_3, %p_threshold)
+//   %abs_1: float32[x0_0, 96] = abs(%sub)
 
 namespace k0_window_sum_kernel {
 
@@ -751,11 +751,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
         const int l = thread + j * THREADS;
         const float t0 = v_p0[j] * static_cast<float>(3*height + 4*width + 2*height*width + 6);   // %sum_1_r3: float32[96] = mul(%p_conv_transpose_bias, %sum_1_r2)
         const float t1 = v[j] + t0;   // %sum_1: float32[x0_0, 96] = add(%sum_1_r4, %sum_1_r3)
-        const float t2 = t1 * 0x1.a36e2ep-14f;   // %mul_6: float32[x0_0, 96] = mul(%sum_1, %scalar)
-        const float t3 = nan_max(t2, -1.0f);   // %clamp: float32[x0_0, 96] = maximum(%mul_6, %scalar_1)
+        const float t2 = t1 * 0x1.a36e2ep-14f;   // %mul: float32[x0_0, 96] = mul(%sum_1, %scalar)
+        const float t3 = nan_max(t2, -1.0f);   // %clamp: float32[x0_0, 96] = maximum(%mul, %scalar_1)
         const float t4 = nan_min(t3, 1.0f);   // %clamp_3: float32[x0_0, 96] = minimum(%clamp, %scalar_2)
-        const float t5 = t4 - v_p2[j];   // %sub_6: float32[x0_0, 96] = sub(%clamp_3, %p_threshold)
-        const float t6 = fabsf(t5);   // %abs_1: float32[x0_0, 96] = abs(%sub_6)
+        const float t5 = t4 - v_p2[j];   // %sub: float32[x0_0, 96] = sub(%clamp_3, %p_threshold)
+        const float t6 = fabsf(t5);   // %abs_1: float32[x0_0, 96] = abs(%sub)
         if (l < OUTPUTS) a.y0[outer * 96 + l] = t6;
     }
 }
@@ -1037,16 +1037,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_07728a1ff63e93e9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_38c8bbbb458d4524, m) {
     m.def("k0_window_sum(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_07728a1ff63e93e9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_38c8bbbb458d4524, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_07728a1ff63e93e9"
+_fusegen_NAMESPACE = "fusegen_38c8bbbb458d4524"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -79,7 +79,7 @@ def _needed_sizes(inputs: Sequence[Operand], graph: Graph) -> set[str]:
 
 
 def _input_checks(inputs: Sequence[Operand], names: Sequence[str], graph: Graph) -> Iterator[Check]:
-    known: set[str] = set()
+    known: dict[str, tuple[str, int]] = {}
     needed = _needed_sizes(inputs, graph)
     first = inputs[0].variable if inputs else None
     for operand, name in zip(inputs, names, strict=True):
@@ -101,6 +101,8 @@ def _input_checks(inputs: Sequence[Operand], names: Sequence[str], graph: Graph)
             f"{x}.layout is not _fusegen_torch.strided or {x}.is_nested", text(f"input {name} is not a strided tensor")
         )
         yield from _shape_checks(x, name, operand.node, known, needed)
+    for operand, name in zip(inputs, names, strict=True):  # now that every size has a name
+        yield from _size_checks(operand, name, known)
     for operand in inputs:
         if operand.node.type.shape:
             yield Check(f"0 in {operand.variable}_shape", '""')
@@ -108,30 +110,38 @@ def _input_checks(inputs: Sequence[Operand], names: Sequence[str], graph: Graph)
         yield Check(f"not ({constraint})", text(f"sizes do not satisfy {constraint}"))
 
 
-def _shape_checks(x: str, name: str, node: Node, known: set[str], needed: set[str]) -> Iterator[Check]:
-    """Rank, constant sizes and sizes shared between axes; own symbols are bound for later checks."""
+def _shape_checks(
+    x: str, name: str, node: Node, known: dict[str, tuple[str, int]], needed: set[str]
+) -> Iterator[Check]:
+    """Rank and constant sizes; the first axis of a size binds its symbol for later checks."""
     type_ = node.type
     shape = f"[{', '.join('*' if isinstance(d, str) else str(d) for d in type_.shape)}]"
     conditions = [f"len({x}_shape) != {type_.rank}"]
-    bound: dict[int, str] = {}
+    setup: list[str] = []
     for axis, size in enumerate(type_.shape):
         if isinstance(size, int):
             conditions.append(f"{x}_shape[{axis}] != {size}")
         elif size.isidentifier() and size not in known:
-            known.add(size)
-            bound[axis] = f"{size} = {x}_shape[{axis}]"
+            known[size] = (x, axis)
+            setup += [f"{size} = {x}_shape[{axis}]"] if size in needed else []
     reason = f'f"input {name} has shape {{tuple({x}_shape)}}, compiled for {shape}"'
     yield Check(_any(conditions), reason, (f"{x}_shape = {x}.shape",))
-    later = []
-    for axis, size in enumerate(type_.shape):
-        if isinstance(size, str) and axis not in bound:
-            missing = [s for s in dims.symbols((size,)) if s not in known]
-            if missing:
-                raise EmitError(f"size {missing[0]!r} is not the size of an input axis", node=node.name)
-            later.append(f"{x}_shape[{axis}] != {size}")
-    setup = tuple(line for axis, line in bound.items() if type_.shape[axis] in needed)
-    if later or setup:
-        yield Check(_any(later) if later else None, text(f"input {name} has sizes that do not fit together"), setup)
+    if setup:
+        yield Check(None, "", tuple(setup))
+
+
+def _size_checks(operand: Operand, name: str, known: Mapping[str, tuple[str, int]]) -> Iterator[Check]:
+    """Sizes that are another axis's, or arithmetic over others."""
+    x, conditions = operand.variable, []
+    for axis, size in enumerate(operand.node.type.shape):
+        if isinstance(size, int) or known.get(size) == (x, axis):
+            continue
+        missing = [s for s in dims.symbols((size,)) if s not in known]
+        if missing:
+            raise EmitError(f"size {missing[0]!r} is not the size of an input axis", node=operand.node.name)
+        conditions.append(f"{x}_shape[{axis}] != {size}")
+    if conditions:
+        yield Check(_any(conditions), text(f"input {name} has sizes that do not fit together"))
 
 
 def _module_checks(
