@@ -149,6 +149,16 @@ floordiv = _lift(FloorDiv, operator.floordiv)
 minimum = _lift(sympy.Min, min)
 
 
+def exact_quotient(a: Dim, b: Dim) -> Dim | None:
+    """``a / b`` where it is a whole number whatever the symbols, else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    quotient = sympy.cancel(parse(a) / parse(b))
+    if not quotient.is_polynomial() or any(not c.is_Integer for c in quotient.as_coefficients_dict().values()):
+        return None
+    return canonical(quotient)
+
+
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of ``dims`` (1 when there are none)."""
     result: Dim = 1

@@ -38,7 +38,8 @@ def python_lines(graph: Graph, param: Callable[[str], str] = lambda path: f"para
             case ParamOp(path=path):
                 text = param(path)
             case RegionOp():
-                text = f"region_{node.name}(({', '.join(operands)},), {{}}, sizes)[0]"
+                text = f"region_{node.name}(({', '.join(operands)},), {{}}, sizes)"
+                text += "[0]" if len(node.op.body.outputs) == 1 else ""
             case op:
                 text = ops.torch_expr(op, operands)
         lines.append(f"v_{node.name} = {text}")

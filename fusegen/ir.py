@@ -283,17 +283,20 @@ class EagerOp(Frozen):
 
 
 class GetItemOp(Frozen):
-    """One tensor of an eager op that returns several."""
+    """One tensor of an eager op or region that returns several."""
 
     kind: Literal["getitem"] = "getitem"
     index: int
 
 
 class RegionOp(Frozen):
-    """A fused group: ``body``'s inputs are this node's inputs, in order; one kernel computes it."""
+    """A fused group: ``body``'s inputs are this node's inputs, in order; one kernel computes it.
+
+    Several outputs are read through ``getitem`` nodes; the region's type is that of the first.
+    """
 
     kind: Literal["region"] = "region"
-    template: Literal["window_sum", "contraction", "pool", "row_reduce", "pointwise"]
+    template: Literal["window_sum", "contraction", "pool", "row_reduce", "row_stream", "pointwise"]
     body: Graph
 
 

@@ -70,8 +70,8 @@ def _elementwise(part: Graph, source: str, planes: int) -> PlaneSpace:
     if space.row_axes:
         raise NotFusable("a reduction reads the pooling")
     shape, result = part.node(source).type.shape, part.node(part.outputs[0])
-    whole = tuple(axis if size != 1 else None for axis, size in enumerate(shape))
-    if result.type.shape != shape or space.axes[result.name] != whole:
+    whole = tuple((axis,) if size != 1 else () for axis, size in enumerate(shape))
+    if space.shape != shape or result.type.shape != shape or space.axes[result.name] != whole:
         raise NotFusable(f"{result.name} does not have the axes of the pooling")
     if result.type.dtype is not DType.FLOAT32:
         raise NotFusable(f"{result.name} is {result.type.dtype.value}")

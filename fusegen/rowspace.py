@@ -1,8 +1,10 @@
-"""Iteration spaces: can a set of nodes run in one kernel, each row of data held on chip?
+"""Iteration spaces: can a set of nodes run in one kernel, row by row of data?
 
-A row space is [outer, length, inner]: the axes that reductions run along, in the middle, and the
-axes before and after them. Every value is mapped to the axes of one base tensor; a value that has
-the row axes is an *element* value (one per position of the row), one without is a *row* value.
+A row space is [outer, row, inner]: the axes that reductions run along, in the middle, and the axes
+before and after them; a row may leave axes out (the channels of batch statistics), which then are
+[outer, row, middle, row, inner]. Every value is mapped to the axes of one base tensor, whose axes are
+split as finely as some reshape asks for; a value that has the row axes is an *element* value (one per
+position of the row), one without is a *row* value.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusegen import dims
-from fusegen.dims import Dims
+from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     ConstOp,
     ConvOp,
@@ -30,8 +32,8 @@ from fusegen.ir import (
     WindowSumOp,
 )
 
-AxisMap = tuple[int | None, ...]
-"""For each axis of a value: the base axis it is, or None for a size-1 axis."""
+AxisMap = tuple[tuple[int, ...], ...]
+"""For each axis of a value: the base axes that it is made of, outermost first; none for a size-1 axis."""
 
 MAX_CONTIGUOUS_ROW = 32_768
 MAX_STRIDED_ROW = 1_024
@@ -41,9 +43,17 @@ class NotFusable(Exception):
     """Why a set of nodes cannot be one kernel."""
 
 
+class _Split(Exception):
+    """A reshape splits base axis ``axis`` into these sizes."""
+
+    def __init__(self, axis: int, sizes: Dims):
+        super().__init__()
+        self.axis, self.sizes = axis, sizes
+
+
 @dataclass(frozen=True)
 class RowSpace:
-    """The base tensor's shape, its row axes (empty: elementwise), and every value's axes.
+    """The base shape, its row axes (empty: elementwise), and every value's axes.
 
     ``source`` is the node that supplies one value per element: an input of the body, or the
     contraction of window sums. Nodes absent from ``axes`` are operands, mapped where they are used.
@@ -64,15 +74,37 @@ class RowSpace:
         return tuple(range(self.row_axes[-1] + 1, len(self.shape))) if self.row_axes else ()
 
     @property
-    def length(self) -> int:
+    def middle_axes(self) -> tuple[int, ...]:
+        """Axes between those of the row that are not part of it."""
+        first, last = (self.row_axes[0], self.row_axes[-1]) if self.row_axes else (0, 0)
+        return tuple(axis for axis in range(first, last) if axis not in self.row_axes)
+
+    @property
+    def row_size(self) -> Dim:
         """Elements per row."""
-        length = dims.product(self.shape[axis] for axis in self.row_axes)
-        assert isinstance(length, int)
-        return length
+        return dims.product(self.shape[axis] for axis in self.row_axes)
+
+    @property
+    def length(self) -> int:
+        """Elements per row, 0 when known only at run time."""
+        size = self.row_size
+        return size if isinstance(size, int) else 0
+
+    def base_axes(self, name: str) -> tuple[int, ...]:
+        """The base axes of a value, in its own order."""
+        return tuple(axis for axes in self.axes[name] for axis in axes)
 
     def is_element(self, name: str) -> bool:
         """True for values with one entry per element of a row (always, without row axes)."""
-        return all(axis in self.axes[name] for axis in self.row_axes)
+        return set(self.row_axes) <= set(self.base_axes(name))
+
+    @property
+    def on_chip(self) -> bool:
+        """True for rows of one run of axes, of a length that a few threads' registers hold."""
+        if self.middle_axes or not isinstance(self.row_size, int):
+            return False
+        inner = [self.shape[axis] for axis in self.inner_axes if self.shape[axis] != 1]
+        return self.row_size <= (MAX_STRIDED_ROW if inner else MAX_CONTIGUOUS_ROW)
 
 
 def aligned(rank: int, node: Node) -> Iterator[tuple[int, int]]:
@@ -83,10 +115,10 @@ def aligned(rank: int, node: Node) -> Iterator[tuple[int, int]]:
 
 def _pointwise_axes(node: Node, operands: list[Node], known: dict[str, AxisMap]) -> AxisMap:
     rank = node.type.rank
-    mapped: list[set[int]] = [set() for _ in range(rank)]
+    mapped: list[set[tuple[int, ...]]] = [set() for _ in range(rank)]
     for operand in operands:
         for target, axis in aligned(rank, operand):
-            if operand.name in known and (base := known[operand.name][axis]) is not None:
+            if operand.name in known and (base := known[operand.name][axis]):
                 mapped[target].add(base)
     for operand in operands:
         for target, axis in aligned(rank, operand):
@@ -94,20 +126,32 @@ def _pointwise_axes(node: Node, operands: list[Node], known: dict[str, AxisMap])
                 raise NotFusable(f"{node.name} broadcasts up to an axis that the data does not have")
     if any(len(bases) > 1 for bases in mapped):
         raise NotFusable(f"{node.name} pairs different axes of the data")
-    return tuple(next(iter(bases), None) for bases in mapped)
+    return tuple(next(iter(bases), ()) for bases in mapped)
 
 
-def _reshaped(node: Node, operand: Node, axes: AxisMap) -> AxisMap:
-    """Axes after a reshape that only inserts or removes size-1 axes."""
-    kept = [(size, base) for size, base in zip(operand.type.shape, axes, strict=True) if size != 1]
-    result: list[int | None] = []
-    for size in node.type.shape:
-        if size == 1:
-            result.append(None)
-        elif kept and kept[0][0] == size:
-            result.append(kept.pop(0)[1])
-        else:
-            raise NotFusable(f"{node.name} regroups axes")
+def _reshaped(node: Node, axes: AxisMap, shape: Dims) -> AxisMap:
+    """Axes after a reshape, which merges and splits base axes of the sizes ``shape``."""
+    left = [axis for bases in axes for axis in bases]
+    result: list[tuple[int, ...]] = []
+    for wanted in node.type.shape:
+        taken: list[int] = []
+        size: Dim = 1
+        while size != wanted:
+            if not left:
+                raise NotFusable(f"{node.name} regroups axes")
+            base, part = shape[left[0]], dims.exact_quotient(wanted, size)
+            if part is None:
+                raise NotFusable(f"{node.name} regroups axes")
+            if dims.exact_quotient(part, base) is None:  # the axis goes further than this one
+                rest = dims.exact_quotient(base, part)
+                if rest is None:
+                    raise NotFusable(f"{node.name} regroups axes")
+                raise _Split(left[0], (part, rest))
+            size = dims.mul(size, base)
+            taken.append(left.pop(0))
+        result.append(tuple(taken))
+    if left:
+        raise NotFusable(f"{node.name} regroups axes")
     return tuple(result)
 
 
@@ -128,16 +172,34 @@ def _choose_source(body: Graph, by_name: dict[str, Node]) -> Node:
 
 def analyze(body: Graph, source_name: str | None = None) -> RowSpace:
     """The row space of a candidate kernel, over ``source_name`` if given. Raises ``NotFusable`` with the reason."""
+    source = body.node(source_name) if source_name else _choose_source(body, body.by_name)
+    parts: list[list[Dim]] = [[size] for size in source.type.shape]
+    while True:
+        try:
+            return _analyze(body, source, parts)
+        except _Split as split:
+            if not isinstance(source.op, InputOp):
+                raise NotFusable("a reshape splits the axes of the contraction's result") from None
+            places = [(axis, i) for axis, sizes in enumerate(parts) for i in range(len(sizes))]
+            axis, i = places[split.axis]
+            parts[axis][i : i + 1] = split.sizes
+
+
+def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
+    """The row space whose base axes are those of ``source``, each in ``parts``. Raises ``_Split`` too."""
     by_name = body.by_name
-    source = by_name[source_name] if source_name else _choose_source(body, by_name)
-    whole: AxisMap = tuple(i if s != 1 else None for i, s in enumerate(source.type.shape))
+    shape = tuple(size for sizes in parts for size in sizes)
+    numbers = iter(range(len(shape)))
+    whole: AxisMap = tuple(
+        tuple(axis for axis in [next(numbers) for _ in sizes] if shape[axis] != 1) for sizes in parts
+    )
     axes = {source.name: whole}
     if isinstance(source.op, InputOp):  # other inputs of the full shape are rows too
         axes.update({node.name: whole for node in body.inputs if node.type.shape == source.type.shape})
     row_axes: set[int] = set()
 
-    def reduce_over(node: Node, reduced: set[int | None]) -> None:
-        run = {axis for axis in reduced if axis is not None}
+    def reduce_over(node: Node, reduced: list[tuple[int, ...]]) -> None:
+        run = {axis for bases in reduced for axis in bases}
         if row_axes and run != row_axes:
             raise NotFusable(f"{node.name} reduces other axes than the rest of the kernel")
         row_axes.update(run)
@@ -160,14 +222,14 @@ def analyze(body: Graph, source_name: str | None = None) -> RowSpace:
             raise NotFusable(f"{node.name} rearranges an operand")
         match node.op:
             case ReduceOp(axes=reduced, keepdim=keepdim):
-                reduce_over(node, {first[axis] for axis in reduced})
-                left = [None if i in reduced else base for i, base in enumerate(first) if keepdim or i not in reduced]
+                reduce_over(node, [first[axis] for axis in reduced])
+                left = [() if i in reduced else base for i, base in enumerate(first) if keepdim or i not in reduced]
                 axes[node.name] = tuple(left)
             case SoftmaxOp(axis=axis):
-                reduce_over(node, {first[axis]})
+                reduce_over(node, [first[axis]])
                 axes[node.name] = first
             case ReshapeOp():
-                axes[node.name] = _reshaped(node, operands[0], first)
+                axes[node.name] = _reshaped(node, first, shape)
             case PermuteOp(order=order):
                 axes[node.name] = tuple(first[axis] for axis in order)
             case ExpandOp():
@@ -176,7 +238,7 @@ def analyze(body: Graph, source_name: str | None = None) -> RowSpace:
                 axes[node.name] = first
             case _:
                 raise NotFusable(f"{node.name} ({node.op.kind}) is not elementwise or a reduction")
-    space = RowSpace(source.type.shape, source.name, tuple(sorted(row_axes)), axes)
+    space = RowSpace(shape, source.name, tuple(sorted(row_axes)), axes)
     _check(space, body, source)
     return space
 
@@ -210,24 +272,16 @@ def feature_axis(contraction: Node) -> int:
 def _check(space: RowSpace, body: Graph, source: Node) -> None:
     contraction = isinstance(source.op, (ConvOp, MatmulOp))
     _check_sizes(body)
-    if body.outputs[0] not in space.axes:
+    if any(name not in space.axes for name in body.outputs):
         raise NotFusable("the result depends on operands only")
     if contraction and not set(space.row_axes) <= {feature_axis(source)}:
         raise NotFusable("a reduction runs over other axes than the contraction's channels")
     rows = space.row_axes
-    if rows and rows != tuple(range(rows[0], rows[-1] + 1)):
-        raise NotFusable(f"the reduced axes {rows} are not adjacent")
-    if any(isinstance(space.shape[axis], str) for axis in rows):
-        raise NotFusable("the length of the reduced axis is known only at run time")
-    for node in body.nodes:
-        mapped = space.axes.get(node.name)
-        if mapped is not None and any(a in mapped for a in rows) and not space.is_element(node.name):
-            raise NotFusable(f"{node.name} has only part of the reduced axes")
-    if rows and not contraction:
-        inner = [space.shape[axis] for axis in space.inner_axes if space.shape[axis] != 1]
-        limit = MAX_STRIDED_ROW if inner else MAX_CONTIGUOUS_ROW
-        if space.length > limit:
-            raise NotFusable(f"a row of {space.length} elements is more than the {limit} kept on chip")
+    if sum(axis + 1 not in rows for axis in rows) > 2:
+        raise NotFusable(f"the reduced axes {rows} are in more than two runs")
+    for name in space.axes:
+        if set(rows) & set(space.base_axes(name)) and not space.is_element(name):
+            raise NotFusable(f"{name} has only part of the reduced axes")
 
 
 def with_rows(space: RowSpace, row_axes: tuple[int, ...]) -> RowSpace:

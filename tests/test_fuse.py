@@ -33,7 +33,7 @@ def templates(found: Program) -> list[str]:
         ("return torch.logsumexp(x, 1).tanh()", ["row_reduce"]),
         ("return x.exp() + x.flip(1)", ["torch", "pointwise"]),
         ("return x.relu() * 2 + 1", ["pointwise"]),
-        ("y = x.exp()\nreturn y, y.sum(1)", ["pointwise", "row_reduce"]),
+        ("y = x.exp()\nreturn y, y.sum(1)", ["row_reduce"]),  # two results of one kernel
         ("return x.max(1)[0].softmax(2)", ["row_reduce", "row_reduce"]),  # rows along two different axes
         ("return x.flatten(1)", ["torch"]),
     ],
@@ -44,13 +44,44 @@ def test_what_shares_a_kernel(body: str, expected: list[str], tmp_path: Path) ->
 
 def test_a_value_that_is_read_outside_stays_outside(tmp_path: Path) -> None:
     found = program(tmp_path, "y = x.exp()\nreturn y.sum(1), y.flip(1)")
-    assert templates(found) == ["pointwise", "row_reduce", "torch"]
+    assert templates(found) == ["row_reduce", "torch"]
+    step = found.steps[0]
+    assert isinstance(step, KernelStep)
+    assert step.outputs == ("exp", "sum_1")
 
 
-def test_a_row_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_kernel_does_not_read_what_follows_from_its_own_results(tmp_path: Path) -> None:
+    found = program(tmp_path, "y = x.exp()\nreturn y.sum(1, keepdim=True) * y.flip(1)")
+    assert templates(found) == ["pointwise", "torch", "row_reduce"]
+
+
+def test_rows_too_long_for_registers_are_streamed(tmp_path: Path) -> None:
     found = program(tmp_path, "return x.softmax(1)", inputs="torch.rand(2, 5000, 3)")
-    assert templates(found) == ["torch"]
-    assert any("5000 elements" in refusal.reason for refusal in found.refusals)
+    assert templates(found) == ["row_stream"]
+
+
+@pytest.mark.parametrize(
+    ("body", "init", "expected"),
+    [
+        ("return F.relu(self.n(x * 2)) + 1", "self.n = nn.GroupNorm(2, 8)", ["row_stream"]),
+        ("y = x.relu()\nreturn self.n(y) + y", "self.n = nn.InstanceNorm2d(8)", ["row_stream"]),
+        # the count of batches is an integer; both running statistics are the kernel's further results
+        ("return self.n(x.tanh()).relu()", "self.n = nn.BatchNorm2d(8)", ["torch", "row_stream"]),
+        # statistics over other axes than the mean after it: two kernels read x, none writes the norm's result
+        ("return self.n(x.tanh()).relu().mean((2, 3))", "self.n = nn.BatchNorm2d(8)", ["torch", *["row_stream"] * 2]),
+        ("return self.n(x.relu()).sigmoid().mean((2, 3))", "self.n = nn.GroupNorm(2, 8)", ["row_stream"] * 2),
+        ("return x.flatten(2).softmax(-1).view_as(x) * x", "pass", ["row_stream"]),
+        ("return F.normalize(x.flatten(1), dim=1)", "pass", ["row_stream"]),
+        ("return self.n(x.flatten(2).mean(2)).relu()", "self.n = nn.GroupNorm(2, 8)", ["row_stream", "row_reduce"]),
+    ],
+)
+def test_norms_and_what_is_around_them_share_kernels(body: str, init: str, expected: list[str], tmp_path: Path) -> None:
+    assert templates(program(tmp_path, body, init)) == expected
+
+
+def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> None:
+    found = program(tmp_path, "return (x.relu() + 1).permute(0, 2, 3, 1)")
+    assert templates(found) == ["pointwise", "torch"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Groups nodes into regions, one kernel each, by iteration space and data dependence.
 
-A region grows from a sink towards its producers. A producer joins when everything that reads it is
-already inside (so it never has to be written) and the whole still fits one row space.
+A region grows from a sink towards its producers. A producer joins when the whole still fits one row
+space and everything that reads it is already inside, so that it never has to be written; or as a copy,
+where computing it again costs no more traffic than reading it; or as a further result of the kernel.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from fusegen.ir import (
     AdaptivePoolOp,
     ConstOp,
     ConvOp,
+    DType,
+    GetItemOp,
     Graph,
     InputOp,
     MatmulOp,
@@ -29,26 +32,17 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
+from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
 from fusegen.rowspace import NotFusable, analyze
 
-Template = Literal["window_sum", "contraction", "pool", "row_reduce", "pointwise"]
+Template = Literal["window_sum", "contraction", "pool", "row_reduce", "row_stream", "pointwise"]
 _POOLS = (PoolOp, AdaptivePoolOp)
 _WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp, *_POOLS)
 _JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp, *_POOLS)
+_SMALL = (PointwiseOp, ReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
-
-
-def region_body(graph: Graph, members: set[str]) -> tuple[Graph, tuple[str, ...]]:
-    """The body of a region over ``members`` (one result: the last member), and its operands in order."""
-    nodes = [node for node in graph.nodes if node.name in members]
-    by_name = graph.by_name
-    external = dict.fromkeys(name for node in nodes for name in node.inputs if name not in members)
-    constants = [by_name[name] for name in external if isinstance(by_name[name].op, ConstOp)]
-    operands = tuple(name for name in external if not isinstance(by_name[name].op, ConstOp))
-    inputs = [by_name[name].replace(op=InputOp(position=i), inputs=()) for i, name in enumerate(operands)]
-    body = Graph(name=nodes[-1].name, nodes=(*inputs, *constants, *nodes), outputs=(nodes[-1].name,), sizes=graph.sizes)
-    return body, operands
+_SHARED = "it is read outside the kernel too"
 
 
 def _unit(node: Node, by_name: dict[str, Node]) -> set[str] | None:
@@ -62,43 +56,98 @@ def _unit(node: Node, by_name: dict[str, Node]) -> set[str] | None:
     return None
 
 
-def _refusal(graph: Graph, members: set[str], machine: Machine) -> str | None:
-    body, _ = region_body(graph, members)
+def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
+    body, _ = grouping.body(group)
     try:
-        if _template(body) == "pool":
+        template = _template(body)
+        if template == "pool":
             poolspace.split(body)
-            return None
+            return None if len(body.outputs) == 1 else _SHARED
         space = analyze(body)
     except NotFusable as error:
         return str(error)
-    return contractions.refusal(body, space, machine) if _template(body) == "contraction" else None
+    if template == "pointwise" and any(space.base_axes(n) != space.base_axes(space.source) for n in body.outputs):
+        return "its result is laid out in another way than the data: a view is free"
+    if template.startswith("row") and any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
+        return "its result is no float32 tensor"
+    if template == "contraction" and (reason := contractions.refusal(body, space, machine)):
+        return reason
+    return _SHARED if template in ("contraction", "window_sum") and len(body.outputs) > 1 else None
 
 
-def _grow(graph: Graph, sink: Node, free: set[str], refused: dict[str, str], machine: Machine) -> set[str] | None:
+def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
     """The largest region that ends in ``sink``, or None when the sink itself is no kernel."""
-    by_name, users, results = graph.by_name, graph.users(), set(graph.results)
-    members = _unit(sink, by_name)
-    if members is None or not members <= free:
+    graph, by_name, users = grouping.graph, grouping.by_name, grouping.users
+    unit = _unit(sink, by_name)
+    if unit is None or not unit <= free:
         return None
-    if reason := _refusal(graph, members, machine):
+    group = Group(frozenset(unit))
+    if reason := _refusal(grouping, group, machine):
         refused[sink.name] = reason
         return None
     for node in reversed(graph.nodes):  # every reader of a node is decided before the node
         name = node.name
-        if name in members or ops.is_leaf(node.op) or not members & set(users[name]):
+        if name in group.members or ops.is_leaf(node.op) or not group.members & set(users[name]):
             continue
         unit = _unit(node, by_name)
         if unit is None or not unit <= free:
             continue
-        if name in results:
-            refused[name] = "it is an output of the model, so it is written anyway"
-        elif not set(users[name]) <= members:
-            refused[name] = "it is read outside the kernel too"
-        elif reason := _refusal(graph, members | unit, machine):
+        alone = name not in grouping.results and set(users[name]) <= group.owned
+        candidates = [group.plus(unit)]
+        if not alone and grouping.can_copy(node):
+            candidates.insert(0, group.plus(unit, copied=True))
+        more = _up_to_data(grouping, unit, free) if alone else unit
+        if more != unit:
+            candidates.append(group.plus(more))
+        for candidate in candidates:
+            reason = _refusal(grouping, candidate, machine)
+            if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
+                reason = "what reads it outside the kernel comes before the kernel"
+            if reason is None:
+                group = candidate
+                break
             refused[name] = f"with {sink.name}: {reason}"
+    return _absorb(grouping, group, free, machine)
+
+
+def _up_to_data(grouping: Grouping, unit: set[str], free: set[str]) -> set[str]:
+    """``unit`` and what it comes from, up to a reduction: a kernel that has the data knows its sizes."""
+    found, pending = set(unit), list(unit)
+    while pending:
+        for name in grouping.by_name[pending.pop()].inputs:
+            producer = grouping.by_name[name]
+            if name in free and name not in found and isinstance(producer.op, (PointwiseOp, ReshapeOp, ReduceOp)):
+                found.add(name)
+                pending += [] if isinstance(producer.op, ReduceOp) else [name]
+    return found
+
+
+def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) -> Group:
+    """``group`` with the row values that follow from it or from its data: running statistics, a second mean."""
+    body, operands = grouping.body(group)
+    if not _template(body).startswith("row"):
+        return group
+    for node in grouping.graph.nodes:
+        if node.name in group.members or node.name not in free or not isinstance(node.op, _SMALL):
+            continue
+        unit = {node.name}
+        pending = [name for name in node.inputs if name not in group.members]
+        while pending:  # small values that only parameters and scalars go into
+            producer = grouping.by_name[pending.pop()]
+            if ops.is_leaf(producer.op) or producer.name in operands:
+                continue
+            if not isinstance(producer.op, (PointwiseOp, ReshapeOp)) or producer.name not in free:
+                break
+            unit.add(producer.name)
+            pending.extend(producer.inputs)
         else:
-            members |= unit
-    return members
+            related = any(name in group.members for name in node.inputs) or isinstance(node.op, ReduceOp)
+            candidate = group.plus(unit)
+            if related and _refusal(grouping, candidate, machine) is None and not grouping.is_cyclic(candidate):
+                space = analyze(grouping.body(candidate)[0])
+                if space.row_axes and node.name in space.axes and not space.is_element(node.name):
+                    group = candidate
+    return group
 
 
 def _template(body: Graph) -> Template:
@@ -108,7 +157,22 @@ def _template(body: Graph) -> Template:
         return "contraction"
     if any(isinstance(node.op, _POOLS) for node in body.nodes):
         return "pool"
-    return "row_reduce" if analyze(body).row_axes else "pointwise"
+    space = analyze(body)
+    if not space.row_axes:
+        return "pointwise"
+    many = sum(space.is_element(name) for name in body.outputs) > 1
+    return "row_reduce" if space.on_chip and not many else "row_stream"
+
+
+def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
+    """The region node in place of the group that ends in ``node``, and a node for each of several results."""
+    op = RegionOp(template=_template(body), body=body)
+    outputs = [body.node(name) for name in body.outputs]
+    if len(outputs) == 1:
+        return [outputs[0].replace(op=op, inputs=operands)]
+    name = f"{node.name}_kernel"
+    region = node.replace(name=name, op=op, inputs=operands, type=outputs[0].type)
+    return [region, *(n.replace(op=GetItemOp(index=i), inputs=(name,)) for i, n in enumerate(outputs))]
 
 
 def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
@@ -116,27 +180,27 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
         return Outcome(graph)
     free = {node.name for node in graph.nodes if not isinstance(node.op, (InputOp, ParamOp, ConstOp))}
-    regions: dict[str, set[str]] = {}
+    grouping = Grouping(graph)
     refused: dict[str, str] = {}
     for sink in reversed(graph.nodes):
-        if sink.name not in free:
+        if sink.name not in free or not grouping.is_read(sink.name):
             continue
-        members = _grow(graph, sink, free, refused, machine(target))
-        if members is None:
+        group = _grow(grouping, sink, free, refused, machine(target))
+        if group is None:
             continue
-        if not any(isinstance(graph.node(name).op, _WORK) for name in members):
+        if not any(isinstance(graph.node(name).op, _WORK) for name in group.members):
             continue  # a lone reshape is a view, not a kernel
-        regions[sink.name] = members
-        free -= members
+        grouping.groups[sink.name] = group
+        free -= group.owned
+    inside = {name for group in grouping.groups.values() for name in group.owned}
     nodes: list[Node] = []
-    inside = set().union(*regions.values()) if regions else set()
     for node in graph.nodes:
-        if node.name in regions:
-            body, operands = region_body(graph, regions[node.name])
-            nodes.append(node.replace(op=RegionOp(template=_template(body), body=body), inputs=operands))
+        if node.name in grouping.groups:
+            nodes += _region(node, *grouping.body(grouping.groups[node.name]))
         elif node.name not in inside:
             nodes.append(node)
+    known = {name for group in grouping.groups.values() for name in group.members}
     refusals = tuple(
-        RuleRefused(identity=FUSION, node=name, reason=reason) for name, reason in refused.items() if name not in inside
+        RuleRefused(identity=FUSION, node=name, reason=reason) for name, reason in refused.items() if name not in known
     )
-    return Outcome(graph.replace(nodes=tuple(nodes)).prune(), (), refusals)
+    return Outcome(graph.replace(nodes=in_order(nodes)).prune(), (), refusals)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen import ops
-from fusegen.ir import EagerOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
+from fusegen.ir import EagerOp, GetItemOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
 from fusegen.passes.fuse import FUSION
 from fusegen.plan import cost
 from fusegen.plan.kernels import plan_region
@@ -34,13 +34,15 @@ def make_program(
     """The program of a fused graph: a kernel per region, a torch call for every other op."""
     steps: list[Step] = []
     for node in after.nodes:
-        if ops.is_leaf(node.op):
+        if ops.is_leaf(node.op) or cost.is_result_of_kernel(after, node):
             continue
         moved, flops = cost.node_bytes(after, node), cost.node_flops(after, node)
         if isinstance(node.op, RegionOp):
             number = sum(isinstance(step, KernelStep) for step in steps)
             plan = plan_region(after, node, number)
-            steps.append(KernelStep(plan=plan, inputs=node.inputs, outputs=(node.name,), bytes=moved, flops=flops))
+            steps.append(
+                KernelStep(plan=plan, inputs=node.inputs, outputs=_results(after, node), bytes=moved, flops=flops)
+            )
             continue
         operands = [_operand(after, name) for name in node.inputs]
         steps.append(
@@ -67,6 +69,15 @@ def make_program(
         target=target,
         evaluation=evaluation,
     )
+
+
+def _results(graph: Graph, region: Node) -> tuple[str, ...]:
+    """The nodes that hold a kernel's results, in order."""
+    assert isinstance(region.op, RegionOp)
+    if len(region.op.body.outputs) == 1:
+        return (region.name,)
+    found = {n.op.index: n.name for n in graph.nodes if isinstance(n.op, GetItemOp) and region.name in n.inputs}
+    return tuple(found[index] for index in range(len(region.op.body.outputs)))
 
 
 def _is_const(graph: Graph, name: str) -> bool:

@@ -6,17 +6,25 @@ import math
 from collections.abc import Iterable
 
 from fusegen import dims, ops
-from fusegen.ir import ConstOp, ConvOp, Graph, Node, ParamOp, RegionOp, ReshapeOp
+from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, Node, ParamOp, RegionOp, ReshapeOp
 from fusegen.machines import Machine, machine
 from fusegen.plan.types import ContractionPlan, EagerStep, KernelStep, Program, Step
 
 
+def is_result_of_kernel(graph: Graph, node: Node) -> bool:
+    """True for one of several results of a region, which the region's node stands for."""
+    return isinstance(node.op, GetItemOp) and isinstance(graph.node(node.inputs[0]).op, RegionOp)
+
+
 def node_bytes(graph: Graph, node: Node) -> int:
     """Bytes that a node moves when it runs alone: operands read once, result written once."""
-    if ops.is_leaf(node.op) or isinstance(node.op, ReshapeOp):
+    if ops.is_leaf(node.op) or isinstance(node.op, ReshapeOp) or is_result_of_kernel(graph, node):
         return 0
     names = [name for name in dict.fromkeys(node.inputs) if not isinstance(graph.node(name).op, ConstOp)]
-    return sum(_size(graph, graph.node(name)) for name in names) + _size(graph, node)
+    outputs = [node]
+    if isinstance(node.op, RegionOp):
+        outputs = [node.op.body.node(name) for name in node.op.body.outputs]
+    return sum(_size(graph, graph.node(name)) for name in names) + sum(_size(graph, output) for output in outputs)
 
 
 def _size(graph: Graph, node: Node) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fusegen import dims, ops, windows
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp, Graph, Node, RegionOp, WindowSumOp
-from fusegen.plan import contraction, pool
+from fusegen.plan import contraction, pool, stream
 from fusegen.plan.region import Region
 from fusegen.plan.rows import Style
 from fusegen.plan.types import (
@@ -125,7 +125,7 @@ def _channel_axis(region: Region) -> int | None:
             if operand.name in space.axes or operand.type.rank == 0:
                 continue
             offset = node.type.rank - operand.type.rank
-            varies = {axes[axis + offset] for axis, size in enumerate(operand.type.shape) if size != 1}
+            varies = {base for axis, size in enumerate(operand.type.shape) if size != 1 for base in axes[axis + offset]}
             if len(varies) == 1:
                 found |= varies
             elif operand.type.shape != space.shape:
@@ -138,8 +138,7 @@ def _channel_axis(region: Region) -> int | None:
 
 def _pointwise(region: Region, name: str) -> KernelPlan:
     axis = _channel_axis(region)
-    result = region.space.axes[region.node.name]
-    if axis is not None and region.space.axes[region.space.source] == result:
+    if axis is not None and len(region.body.outputs) == 1:
         return _row_reduce(region, name, with_rows(region.space, (axis,)))
     source = region.args[region.space.source]
     rows = region.lower(region.space, Style("{}", "{}", outer="index"), f"v_{source.name}")
@@ -160,6 +159,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "contraction": contraction.plan,
     "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
+    "row_stream": stream.plan,
     "pointwise": _pointwise,
 }
 

@@ -34,7 +34,9 @@ def _axis(parts: PoolRegion, axis: int, size: Dim, output: Dim) -> PoolAxis:
 
 def _lower(region: Region, part: Graph, space: PlaneSpace, source: str, output: OutputArg) -> RowProgram:
     style = Style("{}", "{}", outer="plane", moves_rows=True)
-    return RowLowering(part, space, region.args, region.sizes, style, source).program(output)
+    return RowLowering(part, space, region.args, region.sizes, style, source).program(
+        (output.replace(node=part.outputs[0]),)
+    )
 
 
 def _loads(axes: tuple[PoolAxis, PoolAxis, PoolAxis], outputs: int) -> int:
@@ -99,7 +101,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         outputs=outputs,
         unrolled=unrolled,
         source=region.args[parts.before_space.source].name,
-        before=_lower(region, parts.before, parts.before_space, "v", region.output),
-        after=_lower(region, parts.after, parts.after_space, "pooled", region.output),
+        before=_lower(region, parts.before, parts.before_space, "v", region.outputs[0]),
+        after=_lower(region, parts.after, parts.after_space, "pooled", region.outputs[0]),
     )
     return region.plan(f"{name}_pool", detail)

@@ -33,16 +33,20 @@ class Region:
         return analyze(self.body)
 
     @property
-    def output(self) -> OutputArg:
-        shape = tuple(map(self.sizes.local, self.node.type.shape))
-        return OutputArg(name="y0", node=self.node.name, dtype=self.node.type.dtype, shape=shape)
+    def outputs(self) -> tuple[OutputArg, ...]:
+        found = []
+        for i, node in enumerate(map(self.body.node, self.body.outputs)):
+            shape = tuple(map(self.sizes.local, node.type.shape))
+            found.append(OutputArg(name=f"y{i}", node=node.name, dtype=node.type.dtype, shape=shape))
+        return tuple(found)
 
     def product(self, axes: tuple[int, ...]) -> Dim:
         return self.sizes.product(self.space.shape[axis] for axis in axes)
 
-    def lower(self, space: RowSpace, style: Style, source: str) -> RowProgram:
-        lowering = RowLowering(self.body, space, self.args, self.sizes, style, source)
-        return lowering.program(self.output)
+    def lower(
+        self, space: RowSpace, style: Style, source: str, lowering: type[RowLowering] = RowLowering
+    ) -> RowProgram:
+        return lowering(self.body, space, self.args, self.sizes, style, source).program(self.outputs)
 
     def plan(
         self,
@@ -60,7 +64,7 @@ class Region:
             args=args,
             bindings=tuple(self.sizes.bindings),
             checks=self.sizes.checks(args),
-            outputs=(self.output,),
+            outputs=self.outputs,
             detail=detail,
             computes=tuple(format_node(n) for n in self.body.nodes if not isinstance(n.op, InputOp)),
             counters=counters,

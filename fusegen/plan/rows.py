@@ -32,6 +32,8 @@ from fusegen.pointwise import POINTWISE
 from fusegen.printer import format_node
 from fusegen.rowspace import AxisMap, RowSpace
 
+_Reduction = Literal["sum", "max", "min", "prod", "var", "exponentials"]
+
 
 @dataclass(frozen=True)
 class Style:
@@ -51,7 +53,7 @@ class Style:
 
 
 @dataclass
-class _Value:
+class Value:
     """A value on its way to text: where it is known (phase) and how often later phases read it."""
 
     name: str
@@ -62,22 +64,23 @@ class _Value:
 
 
 @dataclass
-class _Draft:
+class Draft:
     """A statement before its operands are turned into text."""
 
-    value: _Value
+    value: Value
     template: str
-    operands: tuple[_Value, ...]
+    operands: tuple[Value, ...]
     ctype: Literal["float", "bool"]
     comment: str
 
 
 @dataclass
-class _DraftReduction:
-    value: _Value
-    fn: Literal["sum", "max", "min", "prod"]
-    operand: _Value
+class DraftReduction:
+    value: Value
+    fn: _Reduction
+    operand: Value
     comment: str
+    second: Value | None = None
 
 
 @dataclass
@@ -90,9 +93,9 @@ class RowLowering:
     sizes: Sizes
     style: Style
     source: str
-    drafts: list[_Draft | _DraftReduction] = field(default_factory=list)
+    drafts: list[Draft | DraftReduction] = field(default_factory=list)
     operands: dict[tuple[str, str], Operand] = field(default_factory=dict)
-    values: dict[str, _Value] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
     special: int = 0
 
@@ -105,16 +108,17 @@ class RowLowering:
     def product(self, sizes: list[Dim]) -> str:
         return dims.cpp(self.sizes.product(sizes))
 
-    def index(self, size_of: dict[int, Dim]) -> tuple[str, bool]:
-        """C++ offset into a contiguous tensor whose axes are base axes, in the given order, of these sizes.
+    def index(self, order: list[int]) -> tuple[str, bool]:
+        """C++ offset into a contiguous tensor whose axes are these base axes, in this order.
 
         Returns the text and whether it varies along the row.
         """
-        order = list(size_of)
+        shape = self.space.shape
         terms: list[str] = []
         groups = (
             (self.style.outer, self.space.outer_axes),
             ("l", self.space.row_axes),
+            ("middle", self.space.middle_axes),
             ("inner", self.space.inner_axes),
         )
         done: set[int] = set()
@@ -122,52 +126,55 @@ class RowLowering:
             if axis in done:
                 continue
             name, group = next((name, group) for name, group in groups if axis in group)
-            whole = [a for a in group if self.space.shape[a] != 1]
+            whole = [a for a in group if shape[a] != 1]
             if order[position : position + len(whole)] == whole:  # the whole group at once: its own coordinate
                 done.update(whole)
-                stride = self.product([size_of[a] for a in order[position + len(whole) :]])
+                stride = self.product([shape[a] for a in order[position + len(whole) :]])
                 terms.append(name if stride == "1" else f"{name} * {_factor(stride)}")
                 continue
             done.add(axis)
-            after = self.product([self.space.shape[a] for a in group if a > axis])
-            coordinate = name if after == "1" else f"{name} / {_factor(after)}"
-            if any(self.space.shape[a] != 1 for a in group if a < axis):
-                coordinate = f"{coordinate} % {_factor(self.text(self.space.shape[axis]))}"
-            stride = self.product([size_of[a] for a in order[position + 1 :]])
+            after = [shape[a] for a in group if a > axis]
+            split = any(shape[a] != 1 for a in group if a < axis)
+            coordinate = self.coordinate(name, after, shape[axis] if split else None)
+            stride = self.product([shape[a] for a in order[position + 1 :]])
             terms.append(f"({coordinate})" if stride == "1" else f"({coordinate}) * {_factor(stride)}")
         return " + ".join(terms) or "0", any(axis in self.space.row_axes for axis in order)
 
+    def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
+        """The position along one axis of a group; ``size`` is given when other axes of the group are before it."""
+        step = self.product(after)
+        text = name if step == "1" else f"{name} / {_factor(step)}"
+        return text if size is None else f"{text} % {_factor(self.text(size))}"
+
     # --- values -------------------------------------------------------------------------------
 
-    def draft(self, template: str, *operands: _Value, element: bool, node: Node, comment: str | None = None) -> _Value:
+    def draft(self, template: str, *operands: Value, element: bool, node: Node, comment: str | None = None) -> Value:
         phase = max([0, *(v.phase + (element and not v.element) for v in operands if v.literal is None)])
         if not element or all(v.literal is not None for v in operands):
             phase = max([0, *(v.phase for v in operands)])
-        value = _Value(f"t{len(self.drafts)}", element, phase)
+        value = Value(f"t{len(self.drafts)}", element, phase)
         ctype: Literal["float", "bool"] = "bool" if node.type.dtype is DType.BOOL else "float"
-        self.drafts.append(_Draft(value, template, operands, ctype, comment or format_node(node)))
+        self.drafts.append(Draft(value, template, operands, ctype, comment or format_node(node)))
         for operand in operands:
             operand.array |= operand.element and operand.phase < phase
         return value
 
-    def reduce(self, fn: Literal["sum", "max", "min", "prod"], operand: _Value, comment: str) -> _Value:
+    def reduce(self, fn: _Reduction, operand: Value, comment: str) -> Value:
         for known in self.drafts:
-            if isinstance(known, _DraftReduction) and (known.fn, known.operand) == (fn, operand):
+            if isinstance(known, DraftReduction) and (known.fn, known.operand) == (fn, operand):
                 return known.value
-        value = _Value(f"r{len(self.drafts)}", False, operand.phase)
-        self.drafts.append(_DraftReduction(value, fn, operand, comment))
+        value = Value(f"r{len(self.drafts)}", False, operand.phase)
+        self.drafts.append(DraftReduction(value, fn, operand, comment))
         return value
 
-    def operand(self, node: Node, axes: AxisMap) -> _Value:
+    def operand(self, node: Node, axes: AxisMap) -> Value:
         """A kernel argument read at the element (or row) that it is broadcast to; ``axes``: of the node."""
         root, by_name = node, self.body.by_name
         while isinstance(root.op, ReshapeOp):
             root = by_name[root.inputs[0]]
         arg = self.args[root.name]
-        size_of = {
-            base: size for size, base in zip(node.type.shape, axes, strict=True) if size != 1 and base is not None
-        }
-        index, per_element = self.index(size_of)
+        order = [axis for bases, size in zip(axes, node.type.shape, strict=True) if size != 1 for axis in bases]
+        index, per_element = self.index(order)
         key = (arg.name, index)
         if key not in self.operands:
             name = (
@@ -176,19 +183,28 @@ class RowLowering:
                 else f"v_{arg.name}_{len(self.operands)}"
             )
             self.operands[key] = Operand(
-                name=name, arg=arg.name, index=index, per_element=per_element, comment=f"%{node.name}: {node.type}"
+                name=name,
+                arg=arg.name,
+                index=index,
+                per_element=per_element,
+                comment=f"%{node.name}: {node.type}",
+                vector=self.vector(order, index),
             )
         found = self.operands[key]
         style = self.style.element_operand if per_element else self.style.scalar
-        return _Value(found.name, found.per_element, 0, literal=style.format(found.name))
+        return Value(found.name, found.per_element, 0, literal=style.format(found.name))
 
-    def constant(self, node: Node) -> _Value:
+    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
+        """How the template reads an operand with these base axes."""
+        return ""
+
+    def constant(self, node: Node) -> Value:
         assert isinstance(node.op, ConstOp)
         value = node.op.value
         text = f"static_cast<float>({self.text(value)})" if isinstance(value, str) else hex_float(value)
-        return _Value(text, False, 0, literal=text)
+        return Value(text, False, 0, literal=text)
 
-    def resolve(self, node: Node, reader: Node, axes: AxisMap) -> _Value:
+    def resolve(self, node: Node, reader: Node, axes: AxisMap) -> Value:
         """The value of an operand node as ``reader``, mapped to ``axes``, reads it."""
         if node.name in self.values:
             return self.values[node.name]
@@ -202,7 +218,7 @@ class RowLowering:
 
     # --- nodes --------------------------------------------------------------------------------
 
-    def statement(self, node: Node, fn: str, operands: tuple[_Value, ...], element: bool) -> _Value:
+    def statement(self, node: Node, fn: str, operands: tuple[Value, ...], element: bool) -> Value:
         row = POINTWISE[fn]
         self.helpers.update(row.helpers)
         self.special += row.special
@@ -229,9 +245,15 @@ class RowLowering:
             norm = self.draft("1.0f / {0}", total, element=False, node=node, comment="one over its denominator")
             self.values[node.name] = self.draft("{0} * {1}", power, norm, element=True, node=node)
 
-    def mean(self, x: _Value, node: Node, comment: str) -> _Value:
-        length = _Value("", False, 0, literal=hex_float(float(self.space.length)))
+    def mean(self, x: Value, node: Node, comment: str) -> Value:
+        size = self.space.row_size
+        text = hex_float(float(size)) if isinstance(size, int) else f"static_cast<float>({self.row_text()})"
+        length = Value("", False, 0, literal=text)
         return self.draft("{0} / {1}", self.reduce("sum", x, comment), length, element=False, node=node)
+
+    def row_text(self) -> str:
+        """C++ of the elements per row."""
+        return self.product([self.space.shape[axis] for axis in self.space.row_axes])
 
     def reduction(self, node: Node, op: ReduceOp) -> None:
         x = self.values[node.inputs[0]]
@@ -256,17 +278,18 @@ class RowLowering:
                 self.helpers.add(f"nan_{op.fn}")
             self.values[node.name] = self.reduce(op.fn, x, comment)
 
+    def data(self, node: Node) -> Value:
+        """A tensor of rows."""
+        if node.name == self.space.source:  # elements in registers from the start, so any phase may read them
+            return Value(self.source, True, 0, array=True)
+        # Another one is read once, into registers if a later phase needs it.
+        return self.draft("{0}", self.operand(node, self.space.axes[node.name]), element=True, node=node)
+
     def lower(self) -> None:
         """Fill ``drafts`` with every node of the body in order."""
         for node in self.body.nodes:
-            if node.name == self.space.source:
-                # Elements in registers from the start, so any phase may read them.
-                self.values[node.name] = _Value(self.source, True, 0, array=True)
-                continue
-            if isinstance(node.op, InputOp) and node.name in self.space.axes:
-                # A second tensor of rows: read once, into registers if a later phase needs it.
-                loaded = self.operand(node, self.space.axes[node.name])
-                self.values[node.name] = self.draft("{0}", loaded, element=True, node=node)
+            if node.name == self.space.source or (isinstance(node.op, InputOp) and node.name in self.space.axes):
+                self.values[node.name] = self.data(node)
                 continue
             if node.name not in self.space.axes:
                 continue  # operands, scalars and the parts of a contraction, resolved where they are read
@@ -282,7 +305,7 @@ class RowLowering:
 
     # --- text ---------------------------------------------------------------------------------
 
-    def reference(self, value: _Value) -> str:
+    def reference(self, value: Value) -> str:
         if value.literal is not None:
             return value.literal
         if value.element:
@@ -290,11 +313,10 @@ class RowLowering:
         return self.style.scalar.format(value.name)
 
     def store(self, output: OutputArg) -> Store:
-        node = self.body.node(self.body.outputs[0])
-        axes = self.space.axes[node.name]
-        size_of = {base: size for base, size in zip(axes, node.type.shape, strict=True) if base is not None}
-        like_source = tuple(size_of) == tuple(a for a in self.space.axes[self.space.source] if a is not None)
-        index, per_element = self.index(size_of)
+        node = self.body.node(output.node)
+        order = self.space.base_axes(node.name)
+        like_source = order == self.space.base_axes(self.space.source)
+        index, per_element = self.index(list(order))
         return Store(
             output=output.name,
             value=self.reference(self.values[node.name]),
@@ -303,13 +325,17 @@ class RowLowering:
             like_source=like_source,
         )
 
-    def program(self, output: OutputArg) -> RowProgram:
-        """The finished row program, storing the body's result in ``output``."""
+    def program(self, outputs: tuple[OutputArg, ...]) -> RowProgram:
+        """The finished row program, storing the body's results in ``outputs``."""
         self.lower()
-        result = self.values[self.body.outputs[0]]
-        count = 1 + max([result.phase, *(draft.value.phase for draft in self.drafts)])
-        if result.element:
-            result.array = result.array or result.phase < count - 1
+        results = [self.values[output.node] for output in outputs]
+        count = 1 + max(value.phase for value in (*results, *(draft.value for draft in self.drafts)))
+        for result in results:
+            result.array |= result.element and result.literal is None and result.phase < count - 1
+        return self.assemble(self.phases(count, results), outputs)
+
+    def phases(self, count: int, results: list[Value]) -> tuple[Phase, ...]:
+        """The drafts by phase, as text."""
         phases: list[Phase] = []
         for number in range(count):
             elements: list[Statement] = []
@@ -319,7 +345,7 @@ class RowLowering:
             for draft in self.drafts:
                 if draft.value.phase != number:
                     continue
-                if isinstance(draft, _DraftReduction):
+                if isinstance(draft, DraftReduction):
                     text = self.reference(draft.operand)
                     reductions.append(Reduction(name=draft.value.name, fn=draft.fn, value=text, comment=draft.comment))
                     continue
@@ -337,17 +363,20 @@ class RowLowering:
                     scalars=tuple(scalars),
                 )
             )
-        store = self.store(output)
-        moved = store.like_source and self.style.moves_rows
+        return tuple(phases)
+
+    def assemble(self, phases: tuple[Phase, ...], outputs: tuple[OutputArg, ...]) -> RowProgram:
+        stores = tuple(map(self.store, outputs))
         texts = [statement.expr for phase in phases for statement in (*phase.elements, *phase.scalars)]
-        texts += [operand.index for operand in self.operands.values()] + ([] if moved else [store.index])
+        texts += [operand.index for operand in self.operands.values()]
+        texts += [store.index for store in stores if not (store.like_source and self.style.moves_rows)]
         words = set(re.findall(r"\w+", " ".join(texts)))
         return RowProgram(
             length=self.space.length,
             source=self.source,
             operands=tuple(self.operands.values()),
-            phases=tuple(phases),
-            stores=(store,),
+            phases=phases,
+            stores=stores,
             sizes=tuple(sorted(b.name for b in self.sizes.bindings if b.name in words)),
             helpers=tuple(sorted(self.helpers)),
             special=self.special,

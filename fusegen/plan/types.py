@@ -43,6 +43,8 @@ class Operand(Frozen):
     index: str
     per_element: bool
     comment: str
+    vector: Literal["", "source", "row"] = ""
+    """Read at the offsets of the source, or at those of the row; ``""``: at offsets of its own."""
 
 
 class Statement(Frozen):
@@ -59,12 +61,16 @@ class Statement(Frozen):
 
 
 class Reduction(Frozen):
-    """``name = fn over the row of value``; ``value`` is C++ text in element scope."""
+    """``name = fn over the row of value``; ``value`` is C++ text in element scope.
+
+    ``exponentials`` has two results: the maximum, and in ``second`` the sum of exp(value - maximum).
+    """
 
     name: str
-    fn: Literal["sum", "max", "min", "prod"]
+    fn: Literal["sum", "max", "min", "prod", "var", "exponentials"]
     value: str
     comment: str
+    second: str = ""
 
 
 class Phase(Frozen):
@@ -92,8 +98,15 @@ class Store(Frozen):
     like_source: bool = False
 
 
+class Divider(Frozen):
+    """``name`` is the position along the row divided by ``divisor`` (over binding names)."""
+
+    name: str
+    divisor: Dim
+
+
 class RowProgram(Frozen):
-    """Statements over one row of ``length`` elements, as a kernel template runs them.
+    """Statements over one row of ``length`` elements (0: known at run time), as a kernel template runs them.
 
     The template defines, in row scope, ``outer`` and ``inner`` (int64 coordinates of the row); in
     element scope ``l``, the position along the row. ``source`` is the array of the row's elements
@@ -108,6 +121,8 @@ class RowProgram(Frozen):
     stores: tuple[Store, ...]
     sizes: tuple[str, ...] = ()
     helpers: tuple[str, ...] = ()
+    dividers: tuple[Divider, ...] = ()
+    """Quotients that some index mentions, where the template divides (see ``plan.stream``)."""
     special: int = 0
     """Special-function operations per element."""
 
@@ -190,6 +205,27 @@ class RowReducePlan(Frozen):
     """Rows side by side in a block, likewise."""
     resident: int
     """Resident threads of a multiprocessor to leave registers for."""
+    rows: RowProgram
+
+
+class RowStreamPlan(Frozen):
+    """Rows of any length in [outer, before, middle, run, inner], a row being [before, run].
+
+    A pass over the row for each phase; element statements are computed again in every phase that needs
+    them. ``kept`` names the operands that several passes read. ``middle`` is 1 where rows are one run.
+    """
+
+    template: Literal["row_stream"] = "row_stream"
+    outer: Dim
+    before: Dim
+    middle: Dim
+    run: Dim
+    inner: Dim
+    strided: bool
+    """True when ``inner`` can exceed 1: threads side by side take neighbouring rows."""
+    kept: tuple[str, ...]
+    unroll: tuple[int, int]
+    """Accesses in flight per thread, scalar and of 16 bytes."""
     rows: RowProgram
 
 
@@ -276,7 +312,8 @@ class PoolPlan(Frozen):
 
 
 Detail: TypeAlias = Annotated[
-    PointwisePlan | PoolPlan | WindowSumPlan | ContractionPlan | RowReducePlan, Field(discriminator="template")
+    PointwisePlan | PoolPlan | WindowSumPlan | ContractionPlan | RowReducePlan | RowStreamPlan,
+    Field(discriminator="template"),
 ]
 
 

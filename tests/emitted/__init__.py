@@ -26,7 +26,7 @@ from fusegen import interpret
 from fusegen.carry import carry_model
 from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import render, snapshot_modules
-from fusegen.ir import RegionOp
+from fusegen.ir import Graph, RegionOp
 from fusegen.plan.types import KernelStep, Program
 from fusegen.trace import instantiate, load_model_file
 
@@ -104,14 +104,22 @@ def reference_from(source: str) -> types.ModuleType:
     return module_from(textwrap.dedent(source), "reference_model")
 
 
-def operators(program: Program) -> list[Callable[..., torch.Tensor]]:
-    """What every kernel computes, by the interpreter."""
-    found: list[Callable[..., torch.Tensor]] = []
+def operators(program: Program) -> list[Callable[..., Any]]:
+    """What every kernel computes, by the interpreter: a tensor, or a tuple of several."""
+
+    def computed(body: Graph) -> Callable[..., Any]:
+        def run(*args: torch.Tensor) -> Any:
+            results = interpret.run(body, args, {})
+            return results if len(results) > 1 else results[0]
+
+        return run
+
+    found: list[Callable[..., Any]] = []
     for step in program.steps:
         if isinstance(step, KernelStep):
             op = program.after.node(step.plan.node).op
             assert isinstance(op, RegionOp)
-            found.append(lambda *args, body=op.body: interpret.run(body, args, {})[0])
+            found.append(computed(op.body))
     return found
 
 
@@ -121,8 +129,8 @@ def simulated(compiled: Compiled, name: str = "generated") -> types.ModuleType:
     module = module_from(text, name)
     calls: list[int] = []
 
-    def counted(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def call(*args: torch.Tensor) -> torch.Tensor:
+    def counted(op: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: torch.Tensor) -> Any:
             calls.append(1)
             return op(*args)
 

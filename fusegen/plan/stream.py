@@ -1,0 +1,155 @@
+"""Rows that no block's registers hold: every phase is a pass over the row, from memory or shared memory.
+
+Element values are not kept from one pass to the next but computed again. Statistics that would take two
+passes are reductions of their own: the variance, and the maximum with the sum of exponentials.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fusegen.dims import Dim
+from fusegen.ir import Node, ReduceOp
+from fusegen.plan.region import Region
+from fusegen.plan.rows import Draft, DraftReduction, RowLowering, Style, Value
+from fusegen.plan.types import (
+    Divider,
+    KernelPlan,
+    OutputArg,
+    Phase,
+    Reduction,
+    RowProgram,
+    RowStreamPlan,
+    Statement,
+)
+from fusegen.printer import format_node
+
+
+@dataclass
+class StreamLowering(RowLowering):
+    """Statements of an element refer to plain names, those of a row to members of ``row``."""
+
+    dividers: dict[str, Divider] = field(default_factory=dict)
+
+    # --- index arithmetic ---------------------------------------------------------------------
+
+    def quotient(self, divisor: Dim) -> str:
+        """The position along the row over ``divisor``, by name: a division costs more than an element."""
+        key = str(divisor)
+        self.dividers.setdefault(key, Divider(name=f"q{len(self.dividers)}", divisor=divisor))
+        return self.dividers[key].name
+
+    def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
+        if name != "l":
+            return super().coordinate(name, after, size)
+        step = self.sizes.product(after)
+        text = "l" if step == 1 else self.quotient(step)
+        if size is None:
+            return text
+        return f"({text} - {self.quotient(self.sizes.product([*after, size]))} * {self.text(size)})"
+
+    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
+        if tuple(order) == self.space.base_axes(self.space.source):
+            return "source"
+        return "row" if index == "l" else ""
+
+    # --- values -------------------------------------------------------------------------------
+
+    def data(self, node: Node) -> Value:
+        return self.operand(node, self.space.axes[node.name])
+
+    def exponentials(self, x: Value, comment: str) -> tuple[Value, Value]:
+        """(maximum, sum of the exponentials of what is left) of the row."""
+        self.helpers.add("nan_max")
+        self.special += 1
+        peak = self.reduce("exponentials", x, comment)
+        draft = next(d for d in self.drafts if d.value is peak)
+        assert isinstance(draft, DraftReduction)
+        draft.second = draft.second or Value(f"{peak.name}s", False, peak.phase)
+        return peak, draft.second
+
+    def softmax(self, node: Node, log: bool) -> None:
+        x = self.values[node.inputs[0]]
+        peak, total = self.exponentials(x, format_node(node))
+        shifted = self.draft("{0} - {1}", x, peak, element=True, node=node, comment="its exponent")
+        if log:
+            norm = self.draft("logf({0})", total, element=False, node=node, comment="log of its denominator")
+            self.values[node.name] = self.draft("{0} - {1}", shifted, norm, element=True, node=node)
+        else:
+            norm = self.draft("1.0f / {0}", total, element=False, node=node, comment="one over its denominator")
+            self.values[node.name] = self.draft("expf({0}) * {1}", shifted, norm, element=True, node=node)
+
+    def reduction(self, node: Node, op: ReduceOp) -> None:
+        x = self.values[node.inputs[0]]
+        if op.fn == "logsumexp":
+            peak, total = self.exponentials(x, format_node(node))
+            template = "(isinf({0}) ? {0} : logf({1}) + {0})"
+            self.values[node.name] = self.draft(template, peak, total, element=False, node=node)
+        elif op.fn == "var":
+            self.values[node.name] = self.reduce("var", x, format_node(node))
+        else:
+            super().reduction(node, op)
+
+    # --- phases -------------------------------------------------------------------------------
+
+    def phases(self, count: int, results: list[Value]) -> tuple[Phase, ...]:
+        return tuple(self.phase(number, results if number == count - 1 else []) for number in range(count))
+
+    def phase(self, number: int, results: list[Value]) -> Phase:
+        """What a pass computes: the element values that its reductions and stores need, however early they are."""
+        mine = [draft for draft in self.drafts if draft.value.phase == number]
+        reductions = [draft for draft in mine if isinstance(draft, DraftReduction)]
+        needed = [draft.operand for draft in reductions] + [value for value in results if value.element]
+        elements: list[Draft] = []
+        for draft in reversed(self.drafts):
+            if isinstance(draft, Draft) and draft.value.element and any(draft.value is value for value in needed):
+                elements.insert(0, draft)
+                needed += draft.operands
+        scalars = [draft for draft in mine if isinstance(draft, Draft) and not draft.value.element]
+        return Phase(
+            loads=tuple(dict.fromkeys(v.name for v in needed if v.element and v.literal is not None)),
+            elements=tuple(map(self.text_of, elements)),
+            reductions=tuple(
+                Reduction(
+                    name=draft.value.name,
+                    fn=draft.fn,
+                    value=self.reference(draft.operand),
+                    comment=draft.comment,
+                    second=draft.second.name if draft.second else "",
+                )
+                for draft in reductions
+            ),
+            scalars=tuple(map(self.text_of, scalars)),
+        )
+
+    def text_of(self, draft: Draft) -> Statement:
+        expr = draft.template.format(*map(self.reference, draft.operands))
+        return Statement(name=draft.value.name, ctype=draft.ctype, expr=expr, comment=draft.comment)
+
+    def assemble(self, phases: tuple[Phase, ...], outputs: tuple[OutputArg, ...]) -> RowProgram:
+        return super().assemble(phases, outputs).replace(dividers=tuple(self.dividers.values()))
+
+
+def plan(region: Region, name: str) -> KernelPlan:
+    """One operator for rows of any length; its launcher chooses, by length and number of rows, how it runs."""
+    space = region.space
+    rows = region.lower(space, Style("{}", "row.{}[i]", moves_rows=True), "v", StreamLowering)
+    split = space.middle_axes[0] if space.middle_axes else 0
+    before = tuple(axis for axis in space.row_axes if axis < split)
+    run = tuple(axis for axis in space.row_axes if axis >= split)
+    inner = region.product(space.inner_axes)
+    passes = [set(phase.loads) for phase in rows.phases]
+    kept = [o.name for o in rows.operands if o.vector == "source" and sum(o.name in loads for loads in passes) > 1]
+    detail = RowStreamPlan(
+        outer=region.product(space.outer_axes),
+        before=region.product(before),
+        middle=region.product(space.middle_axes),
+        run=region.product(run),
+        inner=inner,
+        strided=inner != 1,
+        kept=tuple(kept),
+        unroll=(4, 2) if inner != 1 or sum(bool(o.vector) for o in rows.operands) > 2 else (8, 4),
+        rows=rows,
+    )
+    return region.plan(f"{name}_row_stream", detail, workspace=True)

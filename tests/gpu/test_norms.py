@@ -1,0 +1,82 @@
+"""Norms and reductions over rows of every length: in registers, in shared memory, in a cluster's, streamed."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen.check import compare
+from fusegen.compiler import compile_file
+from fusegen.emit import write_atomic
+from fusegen.subject import load_generated
+from fusegen.trace import load_model_file
+from tests.models import write
+
+pytestmark = pytest.mark.gpu
+
+IMAGES = [(4, 8, 6, 5), (3, 8, 64, 64), (2, 8, 301, 303), (1, 8, 1024, 1030), (64, 8, 33, 30)]
+MATRICES = [(6, 33), (3000, 33), (100_001, 33)]
+BODIES = {
+    "group": ("return F.relu(self.n(x * 2)) + 1", "nn.GroupNorm(2, 8)", IMAGES),
+    "group_residual": ("y = x.relu()\nreturn self.n(y) + y", "nn.GroupNorm(4, 8)", IMAGES),
+    "instance": ("return self.n(x).relu()", "nn.InstanceNorm2d(8)", IMAGES),
+    "batch": ("return self.n(x.tanh()).relu()", "nn.BatchNorm2d(8)", [*IMAGES, (4097, 8, 3, 3)]),
+    "batch_then_mean": ("return self.n(x.tanh()).relu().mean((2, 3))", "nn.BatchNorm2d(8)", IMAGES),
+    "batch_of_features": ("return self.n(x).relu()", "nn.BatchNorm1d(33)", MATRICES),
+    "layer": ("return self.n(x).relu()", "nn.LayerNorm([64, 32, 32])", [(4, 64, 32, 32), (300, 64, 32, 32)]),
+    "spatial_softmax": ("return x.flatten(2).softmax(-1).view_as(x) * x", "nn.Identity()", IMAGES),
+    "spatial_log_softmax": ("return x.flatten(2).log_softmax(-1) * 2", "nn.Identity()", IMAGES),
+    "logsumexp": ("return x.relu().logsumexp((2, 3))", "nn.Identity()", IMAGES),
+    "mean": ("return (x.relu() * 2).mean((2, 3))", "nn.Identity()", IMAGES),
+    "extremes": ("return x.tanh().amax((2, 3)) + x.abs().amin((2, 3))", "nn.Identity()", IMAGES),
+    "everything": ("return x.square().sum()", "nn.Identity()", IMAGES),
+    "long_channels": ("return x.softmax(1)", "nn.Identity()", [(2, 5000, 7), (3, 5000, 64), (1, 5000, 1000)]),
+    "two_runs": ("return x.sum(2).relu(), x.exp().mean((1, 3))", "nn.Identity()", IMAGES),
+    "several_results": ("y = x.exp()\nreturn y, y.sum(1), y.mean((2, 3))", "nn.Identity()", IMAGES),
+    "normalize": ("return F.normalize(x.flatten(1), dim=1)", "nn.Identity()", IMAGES),
+    "variance": ("return x.tanh().var((2, 3)) + x.tanh().mean((2, 3))", "nn.Identity()", IMAGES),
+}
+
+
+def _values(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """The results of a fresh copy, and its floating-point buffers after the call."""
+    fresh = copy.deepcopy(model)
+    with torch.no_grad():
+        y = fresh(x)
+    return [*(y if isinstance(y, tuple) else (y,)), *(b for b in fresh.buffers() if b.is_floating_point())]
+
+
+def _agrees(reference: nn.Module, generated: nn.Module, x: torch.Tensor) -> None:
+    r = _values(copy.deepcopy(reference).double(), x.double())
+    e, y, again = _values(reference, x), _values(generated, x), _values(generated, x)
+    for i, (one, two, three, four) in enumerate(zip(y, e, r, again, strict=True)):
+        assert torch.equal(one.nan_to_num(), four.nan_to_num())
+        owed = (two.isnan() == three.isnan()) & (two.isinf() == three.isinf())
+        found = compare(f"output {i}", *(torch.where(owed, value, 0.0) for value in (one, two, three)))
+        assert found.wrong_specials == 0, found
+        assert found.max_generated <= found.max_allowed, found
+        assert three.numel() < 1024 or found.passed, found
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_agrees_at_every_length(name: str, tmp_path: Path) -> None:
+    body, norm, shapes = BODIES[name]
+    path = write(tmp_path, body, f"self.n = {norm}", f"torch.rand{shapes[0]}")
+    write_atomic(tmp_path / "generated.py", compile_file(path).source)
+    torch.manual_seed(0)
+    reference = load_model_file(path).model_class().cuda()
+    generated = load_generated(tmp_path / "generated.py")().cuda()
+    generated.load_state_dict(reference.state_dict())
+    for shape in shapes:
+        x = torch.randn(shape, device="cuda")
+        _agrees(reference, generated, x)
+        _agrees(reference, generated, 3 * x + 10 * torch.randn(*shape[:2], *(1,) * (len(shape) - 2), device="cuda"))
+        x.view(-1)[x.numel() // 2] = float("nan")
+        _agrees(reference, generated, x)
+        if "batch" not in name:  # a batch norm's running mean of an infinity: eager's is not a number
+            x.view(-1)[x.numel() // 2] = float("inf")
+            _agrees(reference, generated, x)
