@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fusegen import contractions, ops, windows
 from fusegen.ir import ConvOp, MatmulOp, Node
+from fusegen.plan import conv_sm90
 from fusegen.plan.region import Region
 from fusegen.plan.rows import Style
-from fusegen.plan.types import ContractionAxis, ContractionPlan, KernelPlan
+from fusegen.plan.types import ContractionAxis, ContractionPlan, HopperConvPlan, KernelPlan, RowProgram
 from fusegen.rowspace import feature_axis, with_rows
 
 
@@ -26,6 +27,24 @@ def _axes(region: Region, conv: ConvOp, x: Node, w: Node) -> tuple[ContractionAx
     )
 
 
+def hopper_conv(region: Region, node: Node, axes: tuple[ContractionAxis, ...]) -> HopperConvPlan | str:
+    """The plan for Hopper's asynchronous tensor cores, or why there is none."""
+    assert isinstance(node.op, ConvOp)
+    x, w = (region.body.node(operand) for operand in node.inputs)
+    inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
+    space = with_rows(region.space, (feature_axis(node),))
+
+    def lower(split: bool) -> RowProgram:
+        return region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split), "v")
+
+    traced = tuple(zip(region.body.shape(x.name)[2:], region.body.shape(node.name)[2:], strict=True))
+    operands = conv_sm90.Operands(
+        region.args[x.name].name, region.args[w.name].name, region.sizes.local(x.type.shape[0])
+    )
+    reduces = bool(region.space.row_axes)
+    return conv_sm90.plan(node.op, axes, traced, (inputs, outputs), reduces, lower, operands)
+
+
 def plan(region: Region, name: str) -> KernelPlan:
     """One kernel for a contraction and what follows it; rows run along its channels (features)."""
     node = region.body.node(region.space.source)
@@ -34,6 +53,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     source, weight = region.args[x.name].name, region.args[w.name].name
     if isinstance(node.op, ConvOp):
         inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
+        axes = _axes(region, node.op, x, w)
+        precise = not contractions.allows_tf32(region.body, node)
         detail = ContractionPlan(
             head="conv_transpose" if node.op.transposed else "conv",
             source=source,
@@ -42,11 +63,18 @@ def plan(region: Region, name: str) -> KernelPlan:
             inputs=inputs,
             outputs=outputs,
             groups=node.op.groups,
-            axes=_axes(region, node.op, x, w),
-            precise=not contractions.allows_tf32(region.body, node),
+            axes=axes,
+            precise=precise,
             rows=rows,
         )
-        return region.plan(f"{name}_contraction", detail, workspace=True, tf32="conv")
+        hopper = None if precise else hopper_conv(region, node, axes)
+        return region.plan(
+            f"{name}_contraction",
+            detail,
+            hopper=None if isinstance(hopper, str) else hopper,
+            workspace=True,
+            tf32="conv",
+        )
     assert isinstance(node.op, MatmulOp)
     batched = w.type.rank > 2
     detail = ContractionPlan(

@@ -28,11 +28,12 @@ from fusegen.ir import (
 from fusegen.literals import hex_float
 from fusegen.plan.sizes import Sizes
 from fusegen.plan.types import Operand, OutputArg, Phase, Reduction, RowProgram, Statement, Store, TensorArg
-from fusegen.pointwise import POINTWISE
+from fusegen.pointwise import POINTWISE, QUICK
 from fusegen.printer import format_node
 from fusegen.rowspace import AxisMap, RowSpace
 
 _Reduction = Literal["sum", "max", "min", "prod", "var", "exponentials"]
+_LOG2E = hex_float(1.4426950408889634)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Style:
     outer: str = "outer"
     moves_rows: bool = False
     """The template itself stores a result that is laid out like the source."""
+    quick: bool = False
+    """Elements carry TF32 error already: exponentials of the special-function unit are exact enough."""
+    split: bool = False
+    """Several blocks share a row."""
 
 
 @dataclass
@@ -81,6 +86,12 @@ class DraftReduction:
     operand: Value
     comment: str
     second: Value | None = None
+    partial: bool = False
+    shift: Value | None = None
+
+    @property
+    def key(self) -> tuple[str, Value, bool, Value | None]:
+        return self.fn, self.operand, self.partial, self.shift
 
 
 @dataclass
@@ -159,13 +170,19 @@ class RowLowering:
             operand.array |= operand.element and operand.phase < phase
         return value
 
-    def reduce(self, fn: _Reduction, operand: Value, comment: str) -> Value:
+    def reduce(
+        self, fn: _Reduction, operand: Value, comment: str, *, partial: bool = False, shift: Value | None = None
+    ) -> Value:
         for known in self.drafts:
-            if isinstance(known, DraftReduction) and (known.fn, known.operand) == (fn, operand):
+            if isinstance(known, DraftReduction) and known.key == (fn, operand, partial, shift):
                 return known.value
         value = Value(f"r{len(self.drafts)}", False, operand.phase)
-        self.drafts.append(DraftReduction(value, fn, operand, comment))
+        self.drafts.append(DraftReduction(value, fn, operand, comment, partial=partial, shift=shift))
         return value
+
+    @property
+    def exp(self) -> str:
+        return "quick_exp" if self.style.quick else "expf"
 
     def operand(self, node: Node, axes: AxisMap) -> Value:
         """A kernel argument read at the element (or row) that it is broadcast to; ``axes``: of the node."""
@@ -222,7 +239,8 @@ class RowLowering:
         row = POINTWISE[fn]
         self.helpers.update(row.helpers)
         self.special += row.special
-        return self.draft(row.cuda, *operands, element=element, node=node)
+        text = QUICK.get(fn, row.cuda) if self.style.quick and element else row.cuda
+        return self.draft(text, *operands, element=element, node=node)
 
     def pointwise(self, node: Node, fn: str) -> None:
         axes, by_name = self.space.axes[node.name], self.body.by_name
@@ -233,10 +251,25 @@ class RowLowering:
         x = self.values[node.inputs[0]]
         comment = format_node(node)
         self.helpers.add("nan_max")
-        peak = self.reduce("max", x, comment)
-        shifted = self.draft("{0} - {1}", x, peak, element=True, node=node, comment="its exponent")
-        power = self.draft("expf({0})", shifted, element=True, node=node, comment="its numerator")
-        total = self.reduce("sum", power, "its denominator")
+        # Blocks that share a row agree on the denominator alone: each keeps its own peak as the shift.
+        own = self.style.split and not log
+        peak = self.reduce("max", x, comment, partial=own)
+        if own:
+            peak = self.draft("({0} == -INFINITY ? 0.0f : {0})", peak, element=False, node=node, comment="its shift")
+        if self.style.quick and not log:
+            scaled = self.draft(f"{{0}} * {_LOG2E}", peak, element=False, node=node, comment="its shift, base 2")
+            power = self.draft(
+                f"quick_exp2(fmaf({{0}}, {_LOG2E}, -{{1}}))",
+                x,
+                scaled,
+                element=True,
+                node=node,
+                comment="its numerator",
+            )
+        else:
+            shifted = self.draft("{0} - {1}", x, peak, element=True, node=node, comment="its exponent")
+            power = self.draft(f"{self.exp}({{0}})", shifted, element=True, node=node, comment="its numerator")
+        total = self.reduce("sum", power, "its denominator", shift=peak if own else None)
         self.special += 1
         if log:
             norm = self.draft("logf({0})", total, element=False, node=node, comment="log of its denominator")
@@ -263,7 +296,9 @@ class RowLowering:
             self.special += 1
             peak = self.reduce("max", x, comment)
             finite = self.draft("(isinf({0}) ? 0.0f : {0})", peak, element=False, node=node, comment="its shift")
-            power = self.draft("expf({0} - {1})", x, finite, element=True, node=node, comment="shifted exponential")
+            power = self.draft(
+                f"{self.exp}({{0}} - {{1}})", x, finite, element=True, node=node, comment="shifted exponential"
+            )
             total = self.reduce("sum", power, "its sum")
             self.values[node.name] = self.draft("logf({0}) + {1}", total, finite, element=False, node=node)
         elif op.fn == "mean":
@@ -346,8 +381,16 @@ class RowLowering:
                 if draft.value.phase != number:
                     continue
                 if isinstance(draft, DraftReduction):
-                    text = self.reference(draft.operand)
-                    reductions.append(Reduction(name=draft.value.name, fn=draft.fn, value=text, comment=draft.comment))
+                    reductions.append(
+                        Reduction(
+                            name=draft.value.name,
+                            fn=draft.fn,
+                            value=self.reference(draft.operand),
+                            comment=draft.comment,
+                            partial=draft.partial,
+                            shift=draft.shift.name if draft.shift else None,
+                        )
+                    )
                     continue
                 expr = draft.template.format(*(self.reference(v) for v in draft.operands))
                 statement = Statement(

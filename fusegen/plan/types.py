@@ -64,6 +64,10 @@ class Reduction(Frozen):
     """``name = fn over the row of value``; ``value`` is C++ text in element scope.
 
     ``exponentials`` has two results: the maximum, and in ``second`` the sum of exp(value - maximum).
+
+    Where several blocks share a row: a ``partial`` result covers the block's own elements only, and a
+    sum of exponentials with a ``shift`` (a partial maximum, subtracted in each block) is brought to
+    the shift of its own block when the blocks' sums are added.
     """
 
     name: str
@@ -71,6 +75,8 @@ class Reduction(Frozen):
     value: str
     comment: str
     second: str = ""
+    partial: bool = False
+    shift: str | None = None
 
 
 class Phase(Frozen):
@@ -241,6 +247,88 @@ class ContractionAxis(Frozen):
     output: Dim
 
 
+class TapResidue(Frozen):
+    """Taps of a convolution that read the same residue of its strides: ``rows`` tap rows, ``taps`` along x in each."""
+
+    at: tuple[int, int, int]
+    first_row: int
+    rows: int
+    taps: tuple[int, ...]
+
+
+class HopperConvPlan(Frozen):
+    """A convolution in TF32 on the tensor cores of sm_90a: structure along z, y, x and the shape of a tile.
+
+    Input position of slot i is ``in_step * i + in_origin`` (+ residue); output position of base b in
+    phase p is ``out_step * b + out_origin + p``; a tap reads slot b + shift, 0 <= shift <= ``reach``.
+    The epilogue's coordinates are those of a ``ContractionPlan``.
+    """
+
+    template: Literal["conv_sm90"] = "conv_sm90"
+    transposed: bool
+    source: str
+    weight: str
+    batch: Dim
+    groups: int
+    inputs: int
+    outputs: int
+    """Channels of a group."""
+    kernel: tuple[int, int, int]
+    stride: tuple[int, int, int]
+    dilation: tuple[int, int, int]
+    reach: tuple[int, int, int]
+    lead: tuple[int, int, int]
+    in_step: tuple[int, int, int]
+    in_origin: tuple[int, int, int]
+    out_step: tuple[int, int, int]
+    out_origin: tuple[int, int, int]
+    residues: tuple[TapResidue, ...]
+    tap_rows: tuple[tuple[int, int], ...]
+    """Shifts along z and y of every tap row."""
+    phases: tuple[int, int]
+    """Phases along y and x that share a block."""
+    outer_phases: tuple[tuple[int, int, int], ...]
+    """First phase of every kind of tile."""
+    sizes: tuple[tuple[Dim, Dim, Dim], tuple[Dim, Dim, Dim]]
+    """Input and output lengths over binding names."""
+    channels: int
+    """Output channels of a block."""
+    split: int
+    channel_tiles: int
+    cluster: int
+    warpgroups: int
+    chunk: int
+    """Input channels of a stage."""
+    rings: int
+    """Rings of stages: one that all warpgroups read, or one for each."""
+    stages: int
+    """Stages of a ring."""
+    buffers: int
+    """Staging buffers of the results of a warpgroup."""
+    slice: int
+    """Channels of a buffer."""
+    all_rows: bool
+    """A stage holds all tap rows of a residue, at the traced sizes."""
+    slots: int
+    stream: bool
+    ring: int
+    consumer_registers: int
+    producer_registers: int
+    rows: RowProgram
+
+    @property
+    def columns(self) -> int:
+        return self.phases[0] * self.phases[1] * self.channels
+
+    @property
+    def max_taps(self) -> int:
+        return max(len(residue.taps) for residue in self.residues)
+
+    @property
+    def kind_taps(self) -> int:
+        return sum(residue.rows * len(residue.taps) for residue in self.residues)
+
+
 class ContractionPlan(Frozen):
     """Implicit GEMM with an epilogue: rows of ``outputs`` channels (features), one per output position.
 
@@ -312,7 +400,7 @@ class PoolPlan(Frozen):
 
 
 Detail: TypeAlias = Annotated[
-    PointwisePlan | PoolPlan | WindowSumPlan | ContractionPlan | RowReducePlan | RowStreamPlan,
+    PointwisePlan | PoolPlan | WindowSumPlan | ContractionPlan | HopperConvPlan | RowReducePlan | RowStreamPlan,
     Field(discriminator="template"),
 ]
 

@@ -1,0 +1,299 @@
+"""How a convolution runs on Hopper's asynchronous tensor cores: its taps as shifts, and the shape of a tile.
+
+Every axis is brought to one form. The input lies in slots, a grid per residue of the stride; bases
+count output positions (of every phase of a transposed convolution); tap and phase together say
+which slot, base + shift, a base reads:
+
+- convolution: output b, tap k. Input stride * b + k * dilation - padding is slot b + shift of residue r,
+  where k * dilation = stride * shift + r.
+- transposed: output stride * b + phase (up to an offset) gets the taps with k * dilation = phase
+  (mod stride); they read inputs b, b - 1, ..., the more the larger k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from fusegen.dims import Dim
+from fusegen.ir import ConvOp
+from fusegen.plan.types import ContractionAxis, HopperConvPlan, RowProgram, TapResidue
+
+SHARED_BYTES = 232_448
+_BARRIERS = 1024
+MAX_COLUMNS = 128
+REGISTERS = {4: (112, 32), 3: (160, 32)}
+"""Warpgroups of consumers: registers of a thread of theirs and of the producers."""
+RING = 4
+"""Tap rows of streamed weights in shared memory."""
+MAX_TAP_ROWS = 128
+MAX_SLOTS = 1024
+_ABSENT = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_padding=0, size=1, output=1)
+
+Triple = tuple[int, int, int]
+
+
+class Operands(NamedTuple):
+    """Names of the tensors, and the number of samples over binding names."""
+
+    source: str
+    weight: str
+    batch: Dim
+
+
+def _triple(values: list[int]) -> Triple:
+    z, y, x = values
+    return z, y, x
+
+
+class Taps:
+    """The taps of one axis as (residue, shift)."""
+
+    def __init__(self, axis: ContractionAxis, transposed: bool):
+        kernel, stride, dilation, padding = axis.kernel, axis.stride, axis.dilation, axis.padding
+        reach = (kernel - 1) * dilation // stride
+        self.reach = reach
+        if transposed:
+            first = padding // stride  # base 0 is this many strides into the padded output
+            self.in_step, self.in_origin = 1, first - reach
+            self.out_step, self.out_origin = stride, first * stride - padding
+            self.lead = min(max(reach - first, 0), reach)
+            shifts = {reach - k * dilation // stride for k in range(kernel)}
+            self.shifts = {0: tuple(sorted(shifts))}
+            self.phases = stride
+        else:
+            self.in_step, self.in_origin = stride, -padding
+            self.out_step, self.out_origin = 1, 0
+            taps = {divmod(k * dilation, stride) for k in range(kernel)}
+            residues = sorted({residue for _, residue in taps})
+            self.shifts = {r: tuple(sorted(shift for shift, residue in taps if residue == r)) for r in residues}
+            self.lead = min(max(-(-(padding - residues[-1]) // stride), 0), reach)
+            self.phases = 1
+
+
+def absent_taps(count: int) -> list[Taps]:
+    """Of axes that a convolution of lower rank does not have."""
+    return [Taps(_ABSENT, False)] * count
+
+
+def _residues(axes: list[Taps]) -> tuple[tuple[TapResidue, ...], tuple[tuple[int, int], ...]]:
+    z, y, x = axes
+    found: list[TapResidue] = []
+    rows: list[tuple[int, int]] = []
+    for at in product(z.shifts, y.shifts, x.shifts):
+        own = list(product(z.shifts[at[0]], y.shifts[at[1]]))
+        found.append(TapResidue(at=at, first_row=len(rows), rows=len(own), taps=x.shifts[at[2]]))
+        rows += own
+    return tuple(found), tuple(rows)
+
+
+def _phases(axes: list[Taps], outputs: int, reduces: bool) -> tuple[tuple[int, int], tuple[Triple, ...]]:
+    """Phases along y and x of a block, and the first phase of every kind of tile.
+
+    Phases side by side in memory belong in one block: it then stores whole sectors. Along y that is
+    worth no more than two blocks that share a row.
+    """
+    z, y, x = (axis.phases for axis in axes)
+    in_x = x if x in (1, 2, 4) else 1
+    in_y = y if y * in_x in (1, 2, 4) and not (reduces and outputs * y * in_x > 2 * MAX_COLUMNS) else 1
+    kinds = product(range(z), range(0, y, in_y), range(0, x, in_x))
+    return (in_y, in_x), tuple(kinds)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _tile(outputs: int, phases: int, whole_rows: bool) -> tuple[int, int, int] | str:
+    """(channels of a block, channel tiles, blocks that share a row)."""
+    most = MAX_COLUMNS // phases
+    tiles = -(-outputs // most)
+    if whole_rows:
+        tiles = next((n for n in (1, 2, 4) if n >= tiles), 0)
+        if tiles == 0:
+            return f"a reduction over {outputs} channels spans more than four blocks"
+    return _round_up(-(-outputs // tiles), 8), tiles, tiles if whole_rows else 1
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a block keeps in shared memory."""
+
+    warpgroups: int
+    stream: bool
+    rings: int
+    chunk: int
+    slots: int
+    stages: int
+    slice: int
+    buffers: int
+    all_rows: bool
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """What the choice of ``_Memory`` depends on."""
+
+    residues: tuple[TapResidue, ...]
+    tap_rows: tuple[tuple[int, int], ...]
+    pitches: tuple[int, ...]
+    phases: tuple[int, int]
+    depth: int
+    columns: int
+    split: int
+    operand_bytes: int
+
+    def span(self, block: int, one_row: bool) -> int:
+        """Slots of a stage that holds the tap rows of a residue, or one of them."""
+        found = 0
+        for residue in self.residues:
+            own = self.tap_rows[residue.first_row :][: residue.rows]
+            shifts = [(z * self.pitches[1] + y) * self.pitches[2] for z, y in own]
+            found = max(found, block + residue.taps[-1] + (0 if one_row else max(shifts) - min(shifts)))
+        return found
+
+    def staging(self, channels: int) -> int:
+        """Bytes through which a warpgroup stores results of so many channels."""
+        in_y, in_x = self.phases
+        row = 64 * in_x + (0 if in_y == 1 else 16 if in_x == 2 else 8)
+        pitch = {4: in_y * row, 2: in_y * row | 8, 1: 68}[in_y * in_x]
+        return channels * pitch * 4
+
+    def ways(self) -> Iterator[tuple[bool, bool, bool, int]]:
+        """(weights streamed, one ring for all warpgroups, one tap row in a stage, channels of a stage), best first.
+
+        With a ring for all and a whole item in it, warpgroups multiply in turns; with rings of their own
+        they drift apart by themselves: either way epilogues overlap products. Streamed weights keep
+        them in step.
+        """
+        taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
+        sizes = (32, 16, 8) if taps < 3 else (16, 8)
+        chunks = sorted(sizes, key=lambda size: (_round_up(self.depth, size), -size))  # least padding first
+        rows = sum(residue.rows for residue in self.residues)
+        by_row = self.span(64, False) * len(self.residues) > 2 * 64 * rows  # less to load than all rows at once
+        yield from ((False, True, False, chunk) for chunk in chunks)
+        yield from ((False, False, row, chunk) for row in ((True,) if by_row else (False, True)) for chunk in chunks)
+        yield from ((True, True, row, chunk) for chunk in chunks for row in (False, True))
+
+    def memory(self) -> _Memory | None:
+        lanes = 4 // (self.phases[0] * self.phases[1])
+        slices = {1: (4,), 2: (8, 4), 4: (8,)}[lanes]
+        # A fourth warpgroup hides more latency, where its accumulators leave registers for the epilogue.
+        counts = (4, 3) if self.columns <= 96 else (3,)
+        taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
+        for (stream, together, one_row, chunk), count, size, buffers in product(self.ways(), counts, slices, (2, 1)):
+            depth, rings = _round_up(self.depth, chunk), 1 if together else count
+            kept = RING * max(len(residue.taps) for residue in self.residues) * chunk if stream else taps * depth
+            slots = self.span(64 * count // rings, one_row)
+            wanted = 3 if stream or rings > 1 else depth // chunk * len(self.residues)
+            exchange = (self.split - 1) * 2 * 4 * 16 * self.phases[0] * self.phases[1] * 4
+            free = SHARED_BYTES - _BARRIERS - self.operand_bytes - kept * self.columns * 4
+            free -= count * (exchange + buffers * self.staging(size))
+            stages = min(free // (slots * chunk * 4 * rings), max(wanted, 8))
+            if stages >= wanted and slots <= MAX_SLOTS:
+                return _Memory(count, stream, rings, chunk, slots, stages, size, buffers, not one_row)
+        return None
+
+
+def plan(
+    conv: ConvOp,
+    axes: tuple[ContractionAxis, ...],
+    traced: tuple[tuple[int, int], ...],
+    channels: tuple[int, int],
+    reduces: bool,
+    lower: Callable[[bool], RowProgram],
+    operands: Operands,
+) -> HopperConvPlan | str:
+    """The plan, or why there is none.
+
+    ``traced``: (input, output) lengths at the traced sizes, by axis; ``channels``: in and out;
+    ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program.
+    """
+    whole = [*[_ABSENT] * (3 - len(axes)), *axes]
+    taps = [Taps(axis, conv.transposed) for axis in whole]
+    residues, tap_rows = _residues(taps)
+    if len(tap_rows) > MAX_TAP_ROWS:
+        return f"{len(tap_rows)} tap rows are too many for its tables"
+    inputs, outputs = (count // conv.groups for count in channels)
+    if inputs < 8 or outputs < 8:
+        return "groups of fewer than 8 channels would mostly multiply zeros"
+    if reduces and conv.groups > 1:
+        return "a reduction over the channels of several groups"
+    phases, outer_phases = _phases(taps, outputs, reduces)
+    tile = _tile(outputs, phases[0] * phases[1], reduces)
+    if isinstance(tile, str):
+        return tile
+    block, tiles, split = tile
+    rows = lower(split > 1)
+    geometry = _Geometry(
+        residues,
+        tap_rows,
+        pitches(taps, [*[(1, 1)] * (3 - len(axes)), *traced]),
+        phases,
+        inputs,
+        phases[0] * phases[1] * block,
+        split,
+        sum(operand.index == "l" for operand in rows.operands) * (channels[1] + block + 4) * 4,
+    )
+    memory = geometry.memory()
+    if memory is None:
+        return "its taps do not fit in shared memory"
+    consumer, producer = REGISTERS[memory.warpgroups]
+    return HopperConvPlan(
+        transposed=conv.transposed,
+        source=operands.source,
+        weight=operands.weight,
+        batch=operands.batch,
+        groups=conv.groups,
+        inputs=inputs,
+        outputs=outputs,
+        kernel=_triple([axis.kernel for axis in whole]),
+        stride=_triple([axis.stride for axis in whole]),
+        dilation=_triple([axis.dilation for axis in whole]),
+        reach=_triple([axis.reach for axis in taps]),
+        lead=_triple([axis.lead for axis in taps]),
+        in_step=_triple([axis.in_step for axis in taps]),
+        in_origin=_triple([axis.in_origin for axis in taps]),
+        out_step=_triple([axis.out_step for axis in taps]),
+        out_origin=_triple([axis.out_origin for axis in taps]),
+        residues=residues,
+        tap_rows=tap_rows,
+        phases=phases,
+        outer_phases=outer_phases,
+        sizes=(_sizes(whole, "size"), _sizes(whole, "output")),
+        channels=block,
+        split=split,
+        channel_tiles=tiles,
+        cluster=split if split > 1 else 2 if memory.stream else 1,
+        warpgroups=memory.warpgroups,
+        chunk=memory.chunk,
+        rings=memory.rings,
+        stages=memory.stages,
+        buffers=memory.buffers,
+        slice=memory.slice,
+        all_rows=memory.all_rows,
+        slots=memory.slots,
+        stream=memory.stream,
+        ring=RING if memory.stream else 0,
+        consumer_registers=consumer,
+        producer_registers=producer,
+        rows=rows,
+    )
+
+
+def _sizes(axes: list[ContractionAxis], name: str) -> tuple[int | str, int | str, int | str]:
+    z, y, x = (getattr(axis, name) for axis in axes)
+    return z, y, x
+
+
+def pitches(taps: list[Taps], lengths: list[tuple[int, int]]) -> tuple[int, ...]:
+    """Slots along each axis at the traced sizes; the launcher computes the same for those of a call."""
+    found = []
+    for axis, (size, output) in zip(taps, lengths, strict=True):
+        bases = (output - 1 - axis.out_origin) // axis.out_step + 1
+        filled = (size - 1 - axis.in_origin) // axis.in_step + 1
+        trail = bases + axis.reach - filled
+        found.append(bases + axis.reach - max(0, min(trail, axis.lead)))
+    return tuple(found)

@@ -1,0 +1,195 @@
+"""Plans of convolutions for sm_90a: taps as shifts along the grid of slots, tile shapes, and the text."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen import contractions
+from fusegen.compiler import optimise
+from fusegen.emit import kernels
+from fusegen.emit.render import environment
+from fusegen.ir import ConvOp
+from fusegen.plan import conv_sm90
+from fusegen.plan.types import ContractionAxis, HopperConvPlan, KernelPlan, KernelStep, RowProgram, Store
+from fusegen.trace import trace
+
+NVCC = shutil.which("nvcc")
+_ROWS = RowProgram(
+    length=1,
+    source="v",
+    operands=(),
+    phases=(),
+    stores=(Store(output="y0", value="v[i][j]", index="0", per_element=True, like_source=True),),
+)
+
+
+def _plan(conv: ConvOp, axis: ContractionAxis, channels: tuple[int, int] = (16, 16)) -> HopperConvPlan | str:
+    traced = ((int(axis.size), int(axis.output)),)
+    operands = conv_sm90.Operands("x0", "p0", "batch")
+    return conv_sm90.plan(conv, (axis,), traced, channels, False, lambda split: _ROWS, operands)
+
+
+def _random_axis(rng: random.Random) -> tuple[ConvOp, ContractionAxis]:
+    transposed = rng.random() < 0.5
+    kernel, stride, dilation = rng.randint(1, 5), rng.randint(1, 4), rng.randint(1, 3)
+    padding, extra = rng.randint(0, 4), 0
+    size = rng.randint(1, 12)
+    reach = dilation * (kernel - 1) + 1
+    if transposed:
+        extra = rng.randrange(max(stride, dilation))
+        output = (size - 1) * stride - 2 * padding + reach + extra
+    else:
+        output = (size + 2 * padding - reach) // stride + 1
+    conv = ConvOp(
+        transposed=transposed, stride=(stride,), padding=(padding,), dilation=(dilation,), output_padding=(extra,)
+    )
+    axis = ContractionAxis(
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        output_padding=extra,
+        size=size,
+        output=output,
+    )
+    return conv, axis
+
+
+def _defined(conv: ConvOp, axis: ContractionAxis, position: int) -> set[tuple[int, int]]:
+    """(tap, input position) of every product in one output, by definition."""
+    found = set()
+    for k in range(axis.kernel):
+        if conv.transposed:
+            i, rest = divmod(position + axis.padding - k * axis.dilation, axis.stride)
+        else:
+            i, rest = position * axis.stride - axis.padding + k * axis.dilation, 0
+        if rest == 0 and 0 <= i < int(axis.size):
+            found.add((k, i))
+    return found
+
+
+def _computed(plan: HopperConvPlan, axis: ContractionAxis, sample: int, position: int) -> set[tuple[int, int]]:
+    """The same, as the kernel finds them on the flattened slots of several samples."""
+    step, origin = plan.out_step[2], plan.out_origin[2]
+    base, phase = divmod(position - origin, step)
+    lengths = [(1, 1), (1, 1), (int(axis.size), int(axis.output))]
+    pitch = conv_sm90.pitches([*conv_sm90.absent_taps(2), conv_sm90.Taps(axis, plan.transposed)], lengths)[2]
+    assert 0 <= base < pitch
+    found = set()
+    for residue in plan.residues:
+        for shift in residue.taps:
+            distance = phase + axis.stride * (plan.reach[2] - shift)
+            if not plan.transposed:
+                distance = axis.stride * shift + residue.at[2]
+            k, rest = divmod(distance, axis.dilation)
+            owner, slot = divmod(sample * pitch + base + shift, pitch)
+            i = slot * plan.in_step[2] + plan.in_origin[2] + residue.at[2]
+            if 0 <= i < int(axis.size) and rest == 0 and 0 <= k < axis.kernel:
+                assert owner == sample, "a tap reads another sample"
+                found.add((k, i))
+    return found
+
+
+def test_every_tap_of_every_phase_is_a_shift() -> None:
+    """Random kernels, strides, paddings, dilations: exactly the products of the definition."""
+    rng = random.Random(0)
+    checked = 0
+    while checked < 3000:
+        conv, axis = _random_axis(rng)
+        if int(axis.output) <= 0:
+            continue
+        plan = _plan(conv, axis)
+        assert isinstance(plan, HopperConvPlan)
+        for position in range(int(axis.output)):
+            assert _computed(plan, axis, 1, position) == _defined(conv, axis, position), (conv, axis, position)
+        checked += 1
+
+
+def test_phases_side_by_side_share_a_block() -> None:
+    axis = ContractionAxis(kernel=4, stride=2, padding=1, dilation=1, output_padding=1, size=64, output=129)
+    conv = ConvOp(transposed=True, stride=(2,), padding=(1,), dilation=(1,), output_padding=(1,))
+    plan = _plan(conv, axis)
+    assert isinstance(plan, HopperConvPlan)
+    assert plan.phases == (1, 2)
+    assert plan.outer_phases == ((0, 0, 0),)
+
+
+@pytest.mark.parametrize(("channels", "reason"), [((4, 64), "multiply zeros"), ((64, 4), "multiply zeros")])
+def test_refusals_say_why(channels: tuple[int, int], reason: str) -> None:
+    axis = ContractionAxis(kernel=3, stride=1, padding=1, dilation=1, output_padding=0, size=64, output=64)
+    conv = ConvOp(transposed=False, stride=(1,), padding=(1,), dilation=(1,), output_padding=(0,))
+    plan = _plan(conv, axis, channels)
+    assert isinstance(plan, str)
+    assert reason in plan
+
+
+class _Softmax(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(64, 128, 4, 2, 1, output_padding=1)
+        self.bias = nn.Parameter(torch.zeros(128, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid((torch.softmax(self.conv(x), 1) + self.bias) * 2.0)
+
+
+class _Streamed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(64, 128, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(nn.functional.hardswish(self.conv(x)))
+
+
+def _kernel(model: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> KernelPlan:
+    monkeypatch.setattr(contractions, "refusal", lambda body, space, machine: None)
+    graph = trace(model, (torch.zeros(shape),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    (step,) = program.steps
+    assert isinstance(step, KernelStep)
+    return step.plan
+
+
+def _text(plan: KernelPlan) -> str:
+    env = environment()
+    body = env.get_template("conv_sm90.cu.j2").render(plan=plan, detail=plan.hopper)
+    helpers = "\n".join(kernels.helper_functions(body, kernels._helpers(env)))
+    return f"#include <cuda_runtime.h>\n#include <cstdint>\nnamespace {{\n{helpers}\n}}\nnamespace k {{\n{body}\n}}\n"
+
+
+def test_a_row_of_channels_is_shared_by_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 channels times two phases are two blocks: a softmax exchanges one number a pixel between them."""
+    plan = _kernel(_Softmax(), (2, 64, 9, 9), monkeypatch)
+    assert isinstance(plan.hopper, HopperConvPlan)
+    assert (plan.hopper.split, plan.hopper.cluster, plan.hopper.stream) == (2, 2, False)
+    text = _text(plan)
+    assert text.count("mailbox.reduce_shifted(") == 1
+    assert text.count("mailbox.reduce(") == 0
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize(("model", "shape"), [(_Softmax, (128, 64, 64, 64)), (_Streamed, (96, 64, 144, 144))])
+def test_ptxas_spills_nothing(
+    model: type[nn.Module], shape: tuple[int, ...], arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert NVCC is not None
+    with torch.device("meta"):
+        plan = _kernel(model(), shape, monkeypatch)
+    source = tmp_path / "kernel.cu"
+    source.write_text(_text(plan))
+    code = f"-gencode=arch=compute_{arch[3:]},code={arch}"
+    command = [NVCC, "-O3", "-std=c++17", code, "-Xptxas", "-v", "-cubin", str(source), "-o", str(tmp_path / "k.cubin")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    report = result.stdout + result.stderr
+    assert report.count("0 bytes spill stores") == report.count("spill stores") == 2
+    assert "C75" not in report  # ptxas ignoring setmaxnreg or serialising products
