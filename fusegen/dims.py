@@ -147,6 +147,7 @@ sub = _lift(operator.sub, operator.sub)
 mul = _lift(operator.mul, operator.mul)
 floordiv = _lift(FloorDiv, operator.floordiv)
 minimum = _lift(sympy.Min, min)
+maximum = _lift(sympy.Max, max)
 
 
 def exact_quotient(a: Dim, b: Dim) -> Dim | None:

@@ -26,6 +26,8 @@
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   mean(x c) = mean(x) c,  sum(x c) = sum(x) c,  c constant along the axes  at %mean
 #   mean(conv(x, w)) over all spatial axes = taps-summed w times window means of x,  sum likewise  at %mean_r1
+#   x / c = x (1 / c),  c a number  at %div
+#   (x a) b = x (a b),  a and b numbers  at %div
 #
 # Graph that runs:
 #   %p_shift: float32[96, 1, 1] = param('shift')
@@ -35,14 +37,12 @@
 #       %x: float32[x0_0, 32, x0_2, x0_3] = input(0)
 #       %p_conv_weight: float32[96, 32, 3, 3] = input(1)
 #       %p_shift: float32[96, 1, 1] = input(2)
-#       %scalar: float32[] = const(2.0)
-#       %scalar_1: float32[] = const(3.0)
+#       %div_r2: float32[] = const(0.6666666666666666)
 #       %mean_r1_r1: float32[x0_0, 32, 9] = window_sum(%x, of=conv2d, kernel=(3, 3), mean=True)
 #       %mean_r1_r2: float32[96, 32, 9] = tap_sum(%p_conv_weight, of=conv2d, kernel=(3, 3))
 #       %mean_r1_r3: float32[x0_0, 96, 1] = conv1d(%mean_r1_r1, %mean_r1_r2)
 #       %mean_r1: float32[x0_0, 96, 1, 1] = reshape(%mean_r1_r3, [x0_0, 96, 1, 1])
-#       %mean: float32[x0_0, 96, 1, 1] = mul(%mean_r1, %scalar)
-#       %div: float32[x0_0, 96, 1, 1] = div(%mean, %scalar_1)
+#       %div: float32[x0_0, 96, 1, 1] = mul(%mean_r1, %div_r2)
 #       %add: float32[x0_0, 96, 1, 1] = add(%div, %p_shift)
 #       %tanh: float32[x0_0, 96, 1, 1] = tanh(%add)
 #       return %tanh
@@ -107,14 +107,12 @@ __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
 
 // ------------------------------------------------------------------------------------------------
 // k0_window_sum
-//   %scalar: float32[] = const(2.0)
-//   %scalar_1: float32[] = const(3.0)
+//   %div_r2: float32[] = const(0.6666666666666666)
 //   %mean_r1_r1: float32[x0_0, 32, 9] = window_sum(%x, of=conv2d, kernel=(3, 3), mean=True)
 //   %mean_r1_r2: float32[96, 32, 9] = tap_sum(%p_conv_weight, of=conv2d, kernel=(3, 3))
 //   %mean_r1_r3: float32[x0_0, 96, 1] = conv1d(%mean_r1_r1, %mean_r1_r2)
 //   %mean_r1: float32[x0_0, 96, 1, 1] = reshape(%mean_r1_r3, [x0_0, 96, 1, 1])
-//   %mean: float32[x0_0, 96, 1, 1] = mul(%mean_r1, %scalar)
-//   %div: float32[x0_0, 96, 1, 1] = div(%mean, %scalar_1)
+//   %div: float32[x0_0, 96, 1, 1] = mul(%mean_r1, %div_r2)
 //   %add: float32[x0_0, 96, 1, 1] = add(%div, %p_shift)
 //   %tanh: float32[x0_0, 96, 1, 1] = tanh(%add)
 
@@ -719,11 +717,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant
 #pragma unroll
     for (int j = 0; j < OUT_PER_THREAD; ++j) {
         const int l = thread + j * THREADS;
-        const float t0 = v[j] * 2.0f;   // %mean: float32[x0_0, 96, 1, 1] = mul(%mean_r1, %scalar)
-        const float t1 = t0 / 3.0f;   // %div: float32[x0_0, 96, 1, 1] = div(%mean, %scalar_1)
-        const float t2 = t1 + v_p1[j];   // %add: float32[x0_0, 96, 1, 1] = add(%div, %p_shift)
-        const float t3 = tanhf(t2);   // %tanh: float32[x0_0, 96, 1, 1] = tanh(%add)
-        if (l < OUTPUTS) a.y0[outer * 96 + l] = t3;
+        const float t0 = v[j] * 0x1.555556p-1f;   // %div: float32[x0_0, 96, 1, 1] = mul(%mean_r1, %div_r2)
+        const float t1 = t0 + v_p1[j];   // %add: float32[x0_0, 96, 1, 1] = add(%div, %p_shift)
+        const float t2 = tanhf(t1);   // %tanh: float32[x0_0, 96, 1, 1] = tanh(%add)
+        if (l < OUTPUTS) a.y0[outer * 96 + l] = t2;
     }
 }
 
@@ -1004,16 +1001,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7e5924a96472dd88, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_88591814dc346190, m) {
     m.def("k0_window_sum(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7e5924a96472dd88, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_88591814dc346190, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7e5924a96472dd88"
+_fusegen_NAMESPACE = "fusegen_88591814dc346190"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -23,9 +23,11 @@ from fusegen.ir import (
     InputOp,
     MatmulOp,
     Node,
+    PadOp,
     ParamOp,
     PermuteOp,
     PointwiseOp,
+    PoolOp,
     ReduceOp,
     ReshapeOp,
     SliceOp,
@@ -86,6 +88,29 @@ def conv(x: torch.Tensor, w: torch.Tensor, op: ConvOp) -> torch.Tensor:
     return y
 
 
+def pool(x: torch.Tensor, op: PoolOp) -> torch.Tensor:
+    """By the definition: the elements of every window, and how many of them a mean counts."""
+    kept = x.dim() - op.rank
+    y = torch.zeros((*x.shape[:kept], *(int(size) for size in op.size)), dtype=torch.int64)
+    for result in itertools.product(*(range(int(size)) for size in op.size)):
+        reads, counts = [], []
+        for axis, q in enumerate(result):
+            size, start = x.shape[kept + axis], q * op.stride[axis] - op.padding[axis]
+            taps = [start + k * op.dilation[axis] for k in range(op.kernel[axis])]
+            reads.append([i for i in taps if 0 <= i < size])
+            counts.append(sum(i < size + op.padding[axis] for i in taps) if op.count_include_pad else len(reads[-1]))
+        window = x
+        for axis, read in enumerate(reads):
+            window = window.index_select(kept + axis, torch.tensor(read))
+        values = window.flatten(kept)
+        if op.fn == "max":
+            y[(..., *result)] = values.amax(-1)
+        else:
+            count = op.divisor if op.divisor is not None else math.prod(counts)
+            y[(..., *result)] = (values.sum(-1) % PRIME) * inverse(count) % PRIME
+    return y
+
+
 def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
     match node.op:
         case ConstOp(value=value):
@@ -100,6 +125,12 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0] * args[1].clone().apply_(inverse)
         case PointwiseOp(fn="neg"):
             return -args[0]
+        case PointwiseOp(fn="abs" | "relu"):  # residues are not negative
+            return args[0]
+        case PointwiseOp(fn="square"):
+            return args[0] * args[0]
+        case PointwiseOp(fn="maximum" | "minimum" as fn):
+            return (torch.maximum if fn == "maximum" else torch.minimum)(args[0], args[1])
         case ReduceOp(fn="sum" | "mean" as fn, axes=axes, keepdim=keepdim):
             count = math.prod(args[0].shape[axis] for axis in axes)
             total = args[0].sum(list(axes), keepdim=keepdim) if axes else args[0]
@@ -124,6 +155,11 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0].index_select(axis, torch.arange(int(length)) * step + int(start))
         case CatOp(axis=axis):
             return torch.cat(args, axis)
+        case PadOp(before=before, after=after, value=value):
+            pads = [pad for pair in zip(reversed(before), reversed(after), strict=True) for pad in pair]
+            return torch.nn.functional.pad(args[0], pads, value=int(value) % PRIME)
+        case PoolOp() as op:
+            return pool(args[0], op)
         case WindowSumOp() as op:
             sums = windows.window_sum(args[0], op.replace(mean=False)) % PRIME
             sizes = args[0].shape[2:]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fusegen import dims, ops
-from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, Node, ParamOp, RegionOp, ReshapeOp
+from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
 from fusegen.plan.types import ContractionPlan, EagerStep, KernelStep, Program, Step
 
@@ -18,7 +18,7 @@ def is_result_of_kernel(graph: Graph, node: Node) -> bool:
 
 def node_bytes(graph: Graph, node: Node) -> int:
     """Bytes that a node moves when it runs alone: operands read once, result written once."""
-    if ops.is_leaf(node.op) or isinstance(node.op, ReshapeOp) or is_result_of_kernel(graph, node):
+    if ops.is_leaf(node.op) or isinstance(node.op, (ReshapeOp, SliceOp)) or is_result_of_kernel(graph, node):
         return 0
     names = [name for name in dict.fromkeys(node.inputs) if not isinstance(graph.node(name).op, ConstOp)]
     outputs = [node]

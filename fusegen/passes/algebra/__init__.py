@@ -1,0 +1,20 @@
+"""Linear algebra over whole chains: what a reduction or a pooling throws away is never computed.
+
+Every rule holds for all inputs and parameters. Sums are reassociated, so results agree in real
+arithmetic and differ from eager's in rounding only.
+"""
+
+from __future__ import annotations
+
+from fusegen.ir import Graph
+from fusegen.passes import simplify
+from fusegen.passes.algebra import axes, collapse, elementwise, pools, products
+from fusegen.passes.rewrite import Outcome, rewrite
+
+# Cheap forms first: a rule that moves a scale meets it before a collapse has hidden the convolution.
+RULES = (*elementwise.RULES, *pools.RULES, *products.RULES, *axes.RULES, *collapse.RULES)
+
+
+def run(graph: Graph) -> Outcome:
+    """%y = reduce.mean(conv(%x, %w), axes=(2, 3))  ->  %y = reshape(conv(window_sum(%x), tap_sum(%w)))."""
+    return rewrite(graph, (*simplify.RULES, *RULES))

@@ -1,0 +1,326 @@
+"""Poolings of poolings, of monotone functions and of convolutions."""
+
+from __future__ import annotations
+
+import math
+
+from fusegen import dims, ops
+from fusegen.dims import Dim
+from fusegen.errors import GraphError
+from fusegen.ir import (
+    AdaptivePoolOp,
+    ConstOp,
+    ConvOp,
+    DType,
+    Node,
+    PadOp,
+    PointwiseOp,
+    PoolOp,
+    ReduceOp,
+    SliceOp,
+    TensorType,
+)
+from fusegen.passes.algebra.collapse import conv_below
+from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
+
+# --- poolings that compose ----------------------------------------------------------------------
+
+
+def _pools(m: Match) -> tuple[PoolOp, PoolOp]:
+    outer, inner = m.root.op, m["inner"].op
+    assert isinstance(outer, PoolOp)
+    assert isinstance(inner, PoolOp)
+    return outer, inner
+
+
+def _plain(pool: PoolOp) -> bool:
+    """Every window lies inside the input and counts in full."""
+    return not any(pool.padding) and not pool.ceil and pool.divisor is None
+
+
+def _composed(outer: PoolOp, inner: PoolOp) -> PoolOp:
+    kernel = tuple(k + (n - 1) * s for k, n, s in zip(inner.kernel, outer.kernel, inner.stride, strict=True))
+    stride = tuple(a * b for a, b in zip(inner.stride, outer.stride, strict=True))
+    return inner.replace(kernel=kernel, stride=stride, size=outer.size)
+
+
+def _composes(m: Match) -> str | None:
+    outer, inner = _pools(m)
+    if outer.rank != inner.rank or not m.only_user("inner"):
+        return ""
+    flat = all(d == 1 for d in (*outer.dilation, *inner.dilation))
+    if not flat or not _plain(outer) or inner.ceil:
+        return "windows that reach over the edge do not compose"
+    pairs = list(zip(inner.kernel, inner.stride, strict=True))
+    if outer.fn == "max" and any(kernel < stride for kernel, stride in pairs):
+        return "the windows leave gaps"
+    if outer.fn == "mean" and (not _plain(inner) or any(kernel != stride for kernel, stride in pairs)):
+        return "only means over tiles compose to one mean"
+    return None
+
+
+def _compose(m: Match) -> Node:
+    return m.add(_composed(*_pools(m)), m["x"])
+
+
+def _whole_axes(m: Match) -> str | None:
+    pool = m.root.op
+    assert isinstance(pool, PoolOp)
+    whole = m["x"].type.shape[-pool.rank :] == pool.kernel and set(pool.size) == {1}
+    return None if whole and _plain(pool) and set(pool.dilation) == {1} else ""
+
+
+def _reduce_whole(m: Match) -> Node:
+    pool, rank = m.root.op, m["x"].type.rank
+    assert isinstance(pool, PoolOp)
+    return m.add(ReduceOp(fn=pool.fn, axes=tuple(range(rank - pool.rank, rank)), keepdim=True), m["x"])
+
+
+# --- monotone functions and maxima --------------------------------------------------------------
+
+_INCREASING = ("relu", "exp", "sigmoid", "tanh", "floor", "ceil", "round", "selu", "hardsigmoid", "erf", "atan")
+_WITH_NUMBER = ("add", "sub", "mul", "div", "maximum", "minimum", "leaky_relu")
+
+
+def _finite(m: Match) -> str | None:
+    """The function is increasing for this number, and makes NaN of NaN alone."""
+    fn, c = m["inner"].op, m["c"].op
+    assert isinstance(fn, PointwiseOp)
+    assert isinstance(c, ConstOp)
+    if not isinstance(c.value, float) or not math.isfinite(c.value) or m["x"].type != m["inner"].type:
+        return ""
+    positive = fn.fn not in ("mul", "div", "leaky_relu") or c.value > 0
+    return None if positive and m.only_user("inner") else ""
+
+
+def _after_maximum(m: Match) -> Node:
+    inner = m["inner"].op
+    operands = [m["c"]] if "c" in m.captures else []
+    return m.add(inner, m.add(m.root.op, m["x"]), *operands)
+
+
+_MAXIMA = (
+    ("max pooling", PoolOp, {"fn": "max"}),
+    ("adaptive max pooling", AdaptivePoolOp, {"fn": "max"}),
+    ("a maximum or minimum", ReduceOp, {"fn": ("max", "min")}),
+)
+
+# --- convolutions under a mean pooling ----------------------------------------------------------
+
+
+def _pooled_weights(m: Match, before: tuple[int, ...], after: tuple[int, ...], stride: tuple[int, ...]) -> Node:
+    """The kernel padded and averaged over the pooling's windows: `stride` taps apart."""
+    pool, w = m.root.op, m["w"]
+    assert isinstance(pool, PoolOp)
+    lead = (0, 0)
+    padded = m.add(PadOp(before=(*lead, *before), after=(*lead, *after)), w)
+    nothing, one = (0,) * pool.rank, (1,) * pool.rank
+    box = PoolOp(fn="mean", kernel=pool.kernel, stride=stride, padding=nothing, dilation=one, size=one)
+    taps = tuple(ops.pool_size(box, axis, int(size)) for axis, size in enumerate(padded.type.shape[2:]))
+    return m.add(box.replace(size=taps), padded)
+
+
+def _merged_conv(pool: PoolOp, conv: ConvOp) -> ConvOp:
+    return conv.replace(stride=tuple(a * b for a, b in zip(conv.stride, pool.stride, strict=True)))
+
+
+def _pool_and_conv(m: Match) -> tuple[PoolOp, ConvOp] | None:
+    """Both, when they run over the same axes and the convolution can take in the pooling at all."""
+    pool, conv = m.root.op, m["conv"].op
+    assert isinstance(pool, PoolOp)
+    assert isinstance(conv, ConvOp)
+    if pool.rank != conv.rank or not _plain(pool) or set(conv.dilation) != {1}:
+        return None
+    return (pool, conv) if m["x"].type.dtype is DType.FLOAT32 else None
+
+
+def _merges(m: Match) -> str | None:
+    found = _pool_and_conv(m)
+    if found is None:
+        return ""
+    pool, conv = found
+    if not m.only_user("conv"):
+        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+    if conv.transposed or set(conv.stride) != {1}:
+        return ""
+    kernel = ops.kernel_size(m["w"].type)
+    merged = math.prod(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True))
+    if not _cheaper(merged, math.prod(kernel) * math.prod(pool.stride)):
+        return f"{merged} taps for every result, against {math.prod(kernel)} for each of {math.prod(pool.kernel)}"
+    size = _conv_type(m, _merged_conv(pool, conv), tuple(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True)))
+    return None if size == m.root.type else "the sizes do not agree for every input size"
+
+
+def _cheaper(merged: int, direct: int) -> bool:
+    """Worth a kernel of its own for the weights."""
+    return 4 * merged <= 3 * direct
+
+
+def _conv_type(m: Match, conv: ConvOp, kernel: tuple[int, ...]) -> TensorType | None:
+    w = m["w"].type
+    try:
+        return ops.infer(conv, (m["x"].type, w.replace(shape=(*w.shape[:2], *kernel))), m.root.type)
+    except GraphError:
+        return None
+
+
+def _merge(m: Match) -> Node:
+    found = _pool_and_conv(m)
+    assert found is not None
+    pool, conv = found
+    around = tuple(n - 1 for n in pool.kernel)
+    weights = _pooled_weights(m, around, around, (1,) * pool.rank)
+    return m.add(_merged_conv(pool, conv), m["x"], weights)
+
+
+def _transposed_axis(conv: ConvOp, pool: PoolOp, taps: int, axis: int) -> tuple[int, int, int, int, int]:
+    """A mean over windows of a transposed convolution, as a transposed convolution of stride s / t.
+
+    Result q is the sum over i of x[i] v[q - i s / t], where v[n] is the mean of w[n t + j + p] over j
+    of the window. Returns the new stride, the taps of v, the zeros around w that they need, and the
+    position of result 0 in the uncropped convolution.
+    """
+    s, p, t, k = conv.stride[axis], conv.padding[axis], pool.stride[axis], pool.kernel[axis]
+    first, last = -((p + k - 1) // t), (taps - 1 - p) // t
+    before, after = -first * t - p, max(0, last * t + p + k - taps)
+    return s // t, last - first + 1, before, after, -first
+
+
+def _merges_transposed(m: Match) -> str | None:
+    found = _pool_and_conv(m)
+    if found is None or not found[1].transposed:
+        return ""
+    pool, conv = found
+    if not m.only_user("conv"):
+        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+    kernel = ops.kernel_size(m["w"].type)
+    strides = list(zip(conv.stride, pool.stride, pool.kernel, strict=True))
+    if any(s % t or k < t for s, t, k in strides):
+        return "the pooling's stride does not divide the convolution's"
+    axes = [_transposed_axis(conv, pool, kernel[axis], axis) for axis in range(conv.rank)]
+    if any(taps < 1 or before < 0 for _, taps, before, _, _ in axes):
+        return ""
+    merged = math.prod(taps for _, taps, _, _, _ in axes)
+    if not _cheaper(merged, math.prod(kernel)):
+        return f"{merged} taps against {math.prod(kernel)}"
+    reach = zip(m["x"].type.shape[2:], axes, pool.size, strict=True)
+    return None if all(_long_enough(*axis) for axis in reach) else "the pooling reaches past the last tap"
+
+
+def _long_enough(size: Dim, axis: tuple[int, int, int, int, int], results: Dim) -> bool:
+    """The uncropped convolution of an axis of `size` has every result."""
+    stride, taps, _, _, first = axis
+    spare = dims.sub(dims.add(dims.mul(dims.sub(size, 1), stride), taps - first), results)
+    return isinstance(spare, int) and spare >= 0
+
+
+def _merge_transposed(m: Match) -> Node:
+    found = _pool_and_conv(m)
+    assert found is not None
+    pool, conv = found
+    kernel = ops.kernel_size(m["w"].type)
+    axes = [_transposed_axis(conv, pool, kernel[axis], axis) for axis in range(conv.rank)]
+    strides, _, before, after, first = zip(*axes, strict=True)
+    weights = _pooled_weights(m, before, after, pool.stride)
+    # The convolution crops the same from both ends: as much as both can spare.
+    size = m["x"].type.shape[2:]
+    crop = []
+    for axis, (stride, taps, _, _, start) in enumerate(axes):
+        spare = dims.sub(dims.add(dims.mul(dims.sub(size[axis], 1), stride), taps - start), pool.size[axis])
+        assert isinstance(spare, int)
+        crop.append(min(start, spare))
+    merged = conv.replace(stride=strides, padding=tuple(crop), output_padding=(0,) * conv.rank)
+    y = m.add(merged, m["x"], weights)
+    for axis, length in enumerate(pool.size):
+        if y.type.shape[2 + axis] != length:
+            y = m.add(SliceOp(axis=2 + axis, start=first[axis] - crop[axis], length=length), y)
+    return y
+
+
+def _shifted(m: Match) -> str | None:
+    """The term is one number for every window of a plane, and a convolution lies below."""
+    pool, c, inner = m.root.op, m["c"], m["inner"]
+    assert isinstance(pool, PoolOp)
+    constant = all(size == 1 for size in c.type.shape[-pool.rank :])
+    conv = conv_below(m.graph, m["x"]) is not None and m.only_user("x")
+    whole = pool.count_include_pad is False or _plain(pool)
+    return None if constant and conv and whole and m["x"].type == inner.type and m.only_user("inner") else ""
+
+
+def _after_pooling(m: Match) -> Node:
+    return m.add(m["inner"].op, m.add(m.root.op, m["x"]), m["c"])
+
+
+_CONV = op(ConvOp, anything("x"), anything("w"), name="conv")
+
+RULES = (
+    Rule(
+        "max_pool(max_pool(x)) = max_pool(x)",
+        op(PoolOp, op(PoolOp, anything("x"), name="inner", fn="max"), fn="max"),
+        _compose,
+        Numerics.EXACT,
+        _composes,
+    ),
+    Rule(
+        "mean_pool(mean_pool(x)) = mean_pool(x),  over tiles",
+        op(PoolOp, op(PoolOp, anything("x"), name="inner", fn="mean"), fn="mean"),
+        _compose,
+        Numerics.REASSOCIATES,
+        _composes,
+    ),
+    Rule(
+        "pool(x) of one window = reduce(x)",
+        op(PoolOp, anything("x")),
+        _reduce_whole,
+        Numerics.REASSOCIATES,
+        _whole_axes,
+    ),
+    *(
+        Rule(
+            f"{name} of f(x) = f of it,  f increasing",
+            op(kind, op(PointwiseOp, anything("x"), name="inner", fn=_INCREASING), **fields),
+            _after_maximum,
+            Numerics.REASSOCIATES,
+            lambda m: None if m.only_user("inner") else "",
+        )
+        for name, kind, fields in _MAXIMA
+    ),
+    *(
+        Rule(
+            f"{name} of f(x, c) = f of it and c,  f increasing for the number c",
+            op(kind, op(PointwiseOp, anything("x"), op(ConstOp, name="c"), name="inner", fn=_WITH_NUMBER), **fields),
+            _after_maximum,
+            Numerics.REASSOCIATES,
+            _finite,
+        )
+        for name, kind, fields in _MAXIMA
+    ),
+    *(
+        Rule(
+            f"mean_pool(conv {sign} c) = mean_pool(conv) {sign} c,  c constant over a plane",
+            op(
+                PoolOp,
+                op(PointwiseOp, anything("x"), anything("c"), name="inner", fn=fn, commutative=fn in ("add", "mul")),
+                fn="mean",
+            ),
+            _after_pooling,
+            Numerics.REASSOCIATES,
+            _shifted,
+        )
+        for fn, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))
+    ),
+    Rule(
+        "mean_pool(conv(x, w)) = conv(x, windows of w averaged) of the pooling's stride",
+        op(PoolOp, _CONV, fn="mean"),
+        _merge,
+        Numerics.REASSOCIATES,
+        _merges,
+    ),
+    Rule(
+        "mean_pool(conv_transpose(x, w)) = conv_transpose(x, windows of w averaged) of stride s / t",
+        op(PoolOp, _CONV, fn="mean"),
+        _merge_transposed,
+        Numerics.REASSOCIATES,
+        _merges_transposed,
+    ),
+)

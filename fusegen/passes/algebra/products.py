@@ -1,0 +1,274 @@
+"""Sums and means of a matrix product: one side is summed first.
+
+The rules meet the product through additions and scalings that vary along the features; a pooling over
+features is a mean over a split axis.
+"""
+
+from __future__ import annotations
+
+from fusegen import dims, ops
+from fusegen.dims import Dim
+from fusegen.ir import Graph, MatmulOp, Node, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
+from fusegen.passes.algebra.collapse import LINEAR, constant_along, reduction
+from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
+
+_MATMUL = op(MatmulOp, anything("x"), anything("w"), name="matmul")
+
+
+def _product_below(graph: Graph, node: Node) -> bool:
+    """True when a matrix product lies under ``node`` through what sums pass through."""
+    by_name, users = graph.by_name, graph.users()
+    while isinstance(node.op, (PointwiseOp, ReshapeOp)):
+        if isinstance(node.op, PointwiseOp) and node.op.fn not in ("add", "sub", "mul", "div", "neg"):
+            return False
+        if len(users[node.name]) > 1:
+            return False
+        node = max((by_name[name] for name in node.inputs), key=lambda n: dims.numel(n.type.shape, graph.sizes))
+    return isinstance(node.op, MatmulOp) and len(users[node.name]) == 1
+
+
+# --- sums over the product's own axes -----------------------------------------------------------
+
+
+def _features_only(m: Match) -> str | None:
+    if reduction(m).axes != (m["matmul"].type.rank - 1,):
+        return ""
+    return None if m.only_user("matmul") else "the product is read elsewhere too, so it must be computed anyway"
+
+
+def _feature_axis(matmul: Node, w: Node) -> int:
+    """The axis of the weight that runs along the features."""
+    assert isinstance(matmul.op, MatmulOp)
+    return w.type.rank - (2 if matmul.op.transposed else 1)
+
+
+def _sum_weights(m: Match) -> Node:
+    axes = (_feature_axis(m["matmul"], m["w"]),)
+    weights = m.add(ReduceOp(fn=reduction(m).fn, axes=axes, keepdim=True), m["w"])
+    return m.add(ReshapeOp(shape=m.root.type.shape), m.add(m["matmul"].op, m["x"], weights))
+
+
+def _rows_only(m: Match) -> str | None:
+    if m["w"].type.rank != 2 or m["matmul"].type.rank - 1 in reduction(m).axes:
+        return ""
+    return None if m.only_user("matmul") else "the product is read elsewhere too, so it must be computed anyway"
+
+
+def _sum_rows(m: Match) -> Node:
+    rows = m.add(ReduceOp(fn=reduction(m).fn, axes=reduction(m).axes, keepdim=True), m["x"])
+    return m.add(ReshapeOp(shape=m.root.type.shape), m.add(m["matmul"].op, rows, m["w"]))
+
+
+def _features_and_more(m: Match) -> str | None:
+    axes, last = reduction(m).axes, m["x"].type.rank - 1
+    below = isinstance(m["x"].op, (MatmulOp, PointwiseOp)) and _product_below(m.graph, m["x"])
+    return None if below and last in axes and len(axes) > 1 else ""
+
+
+def _features_first(m: Match) -> Node:
+    reduce = reduction(m)
+    features = m.add(ReduceOp(fn=reduce.fn, axes=reduce.axes[-1:], keepdim=True), m["x"])
+    rest = m.add(ReduceOp(fn=reduce.fn, axes=reduce.axes[:-1], keepdim=True), features)
+    return m.add(ReshapeOp(shape=m.root.type.shape), rest)
+
+
+def _single_column(m: Match) -> str | None:
+    return None if m.root.type.shape[-1] == 1 and m["w"].type.rank == 2 else ""
+
+
+def _row_products(m: Match) -> Node:
+    weights = m.add(ReshapeOp(shape=(m["x"].type.shape[-1],)), m["w"])
+    product = m.add(PointwiseOp(fn="mul"), m["x"], weights)
+    return m.add(ReduceOp(fn="sum", axes=(product.type.rank - 1,), keepdim=True), product)
+
+
+# --- terms and factors that vary along the summed axis ------------------------------------------
+
+
+def _varying_term(m: Match) -> str | None:
+    """The term is smaller than the sum, so that adding it up by itself is cheap, and a product lies below."""
+    inner, c = m["inner"], m["c"]
+    if m["x"].type.shape != inner.type.shape or constant_along(c, inner, reduction(m).axes):
+        return ""
+    small = dims.numel(c.type.shape, m.graph.sizes) * 2 <= dims.numel(inner.type.shape, m.graph.sizes)
+    return None if small and m.only_user("inner") and _product_below(m.graph, m["x"]) else ""
+
+
+def _sum_term(m: Match) -> Node:
+    """Both sums; the term's runs over the axes that it has, and counts the others."""
+    inner, reduce, c = m["inner"], reduction(m), m["c"]
+    assert isinstance(inner.op, PointwiseOp)
+    offset = inner.type.rank - c.type.rank
+    own = tuple(axis - offset for axis in reduce.axes if axis >= offset and c.type.shape[axis - offset] != 1)
+    term = m.add(ReduceOp(fn=reduce.fn, axes=own, keepdim=True), c)
+    if reduce.fn == "sum":
+        others = [inner.type.shape[axis] for axis in reduce.axes if axis - offset not in own]
+        if (count := dims.product(others)) != 1:
+            term = m.add(PointwiseOp(fn="mul"), term, m.const(count))
+    if not reduce.keepdim:
+        dropped = tuple(axis - offset for axis in reduce.axes if axis >= offset)
+        term = m.add(ReshapeOp(shape=ops.reduced_shape(term.type.shape, dropped, keepdim=False)), term)
+    return m.add(inner.op, m.add(reduce, m["x"]), term)
+
+
+def _feature_factor(m: Match) -> str | None:
+    features, c = m["matmul"].type.shape[-1], m["c"]
+    per_feature = c.type.rank >= 1 and c.type.shape == (*(1,) * (c.type.rank - 1), features) and features != 1
+    last = reduction(m).axes == (m["matmul"].type.rank - 1,)
+    return None if per_feature and last and m["w"].type.rank == 2 and m.only_user("inner") else ""
+
+
+def _scale_weights(m: Match) -> Node:
+    shape: tuple[Dim, ...] = (m["matmul"].type.shape[-1], *(1,) * (1 - _feature_axis(m["matmul"], m["w"])))
+    weights = m.add(PointwiseOp(fn="mul"), m["w"], m.add(ReshapeOp(shape=shape), m["c"]))
+    return m.add(reduction(m), m.add(m["matmul"].op, m["x"], weights))
+
+
+# --- means over tiles of features ---------------------------------------------------------------
+
+
+def _tiles(m: Match) -> str | None:
+    pool, size = m.root.op, m["x"].type.shape[-1]
+    assert isinstance(pool, PoolOp)
+    plain = pool.rank == 1 and pool.kernel == pool.stride and not pool.padding[0] and pool.divisor is None
+    if not plain or not _product_below(m.graph, m["x"]):
+        return ""
+    exact = isinstance(size, int) and size % pool.kernel[0] == 0
+    return None if exact else f"{size} features are not whole windows of {pool.kernel[0]}"
+
+
+def _split_tiles(m: Match) -> Node:
+    pool = m.root.op
+    assert isinstance(pool, PoolOp)
+    split = m.add(ReshapeOp(shape=(*m.root.type.shape, pool.kernel[0])), m["x"])
+    return m.add(ReduceOp(fn="mean", axes=(split.type.rank - 1,), keepdim=False), split)
+
+
+def _splits_features(m: Match, whole: Node) -> tuple[Dim, Dim] | None:
+    """(groups, length) when the reduction runs over the second part of ``whole``'s last axis."""
+    shape = m["split"].type.shape
+    if reduction(m).axes != (len(shape) - 1,) or len(shape) < 2 or not m.only_user("split"):
+        return None
+    return (shape[-2], shape[-1]) if dims.product(shape[-2:]) == whole.type.shape[-1] else None
+
+
+def _splits_product(m: Match) -> str | None:
+    found = m["w"].type.rank == 2 and _splits_features(m, m["matmul"]) and m.only_user("matmul")
+    return None if found else ""
+
+
+def _sum_weight_tiles(m: Match) -> Node:
+    parts = _splits_features(m, m["matmul"])
+    assert parts is not None
+    axis = _feature_axis(m["matmul"], m["w"])
+    shape = (*m["w"].type.shape[:axis], *parts, *m["w"].type.shape[axis + 1 :])
+    tiles = m.add(ReshapeOp(shape=shape), m["w"])
+    weights = m.add(ReduceOp(fn=reduction(m).fn, axes=(axis + 1,), keepdim=False), tiles)
+    return m.add(ReshapeOp(shape=m.root.type.shape), m.add(m["matmul"].op, m["x"], weights))
+
+
+def _splits_term(m: Match) -> str | None:
+    """The term is a number, or varies along the last axis alone."""
+    inner, c = m["inner"], m["c"]
+    if m["x"].type.shape != inner.type.shape or not m.only_user("inner") or not _splits_features(m, inner):
+        return ""
+    scales = isinstance(inner.op, PointwiseOp) and inner.op.fn in ("mul", "div")
+    per_feature = not scales and c.type.shape[-1:] == inner.type.shape[-1:] and set(c.type.shape[:-1]) <= {1}
+    return None if (c.type.rank == 0 or per_feature) and _product_below(m.graph, m["x"]) else ""
+
+
+def _split_both(m: Match) -> Node:
+    inner, c = m["inner"].op, m["c"]
+    assert isinstance(inner, PointwiseOp)
+    if c.type.rank:
+        c = m.add(ReshapeOp(shape=m["split"].type.shape[-2:]), c)
+    return m.add(reduction(m), m.add(inner, m.add(m["split"].op, m["x"]), c))
+
+
+RULES = (
+    Rule(
+        "sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise",
+        op(ReduceOp, _MATMUL, fn=LINEAR),
+        _sum_weights,
+        Numerics.REASSOCIATES,
+        _features_only,
+    ),
+    Rule(
+        "sum over rows of matmul(x, w) = matmul(sum over rows of x, w),  mean likewise",
+        op(ReduceOp, _MATMUL, fn=LINEAR),
+        _sum_rows,
+        Numerics.REASSOCIATES,
+        _rows_only,
+    ),
+    Rule(
+        "sum over features and other axes = sum over the others of the sum over features,  mean likewise",
+        op(ReduceOp, anything("x"), fn=LINEAR),
+        _features_first,
+        Numerics.REASSOCIATES,
+        _features_and_more,
+    ),
+    Rule(
+        "matmul(x, w) of one column = sum of x w over the last axis",
+        op(MatmulOp, anything("x"), anything("w")),
+        _row_products,
+        Numerics.REASSOCIATES,
+        _single_column,
+    ),
+    *(
+        Rule(
+            f"sum(x {sign} c) = sum(x) {sign} sum(c),  mean likewise,  x a product, c smaller",
+            op(
+                ReduceOp,
+                op(PointwiseOp, anything("x"), anything("c"), name="inner", fn=fn, commutative=fn == "add"),
+                fn=LINEAR,
+            ),
+            _sum_term,
+            Numerics.REASSOCIATES,
+            _varying_term,
+        )
+        for fn, sign in (("add", "+"), ("sub", "-"))
+    ),
+    Rule(
+        "sum over features of matmul(x, w) c = sum over features of matmul(x, w c),  mean likewise",
+        op(
+            ReduceOp,
+            op(PointwiseOp, _MATMUL, anything("c"), name="inner", fn="mul", commutative=True),
+            fn=LINEAR,
+        ),
+        _scale_weights,
+        Numerics.REASSOCIATES,
+        _feature_factor,
+    ),
+    Rule(
+        "mean pooling of features = mean over a split axis,  above a product",
+        op(PoolOp, anything("x"), fn="mean", ceil=False),
+        _split_tiles,
+        Numerics.REASSOCIATES,
+        _tiles,
+    ),
+    Rule(
+        "sum over a part of the features of matmul(x, w) = matmul(x, sum over that part of w),  mean likewise",
+        op(ReduceOp, op(ReshapeOp, _MATMUL, name="split"), fn=LINEAR),
+        _sum_weight_tiles,
+        Numerics.REASSOCIATES,
+        _splits_product,
+    ),
+    *(
+        Rule(
+            f"sum over a part of the features of (x {sign} c): x and c split before,  mean likewise",
+            op(
+                ReduceOp,
+                op(
+                    ReshapeOp,
+                    op(PointwiseOp, anything("x"), anything("c"), name="inner", fn=fn, commutative=fn in "add mul"),
+                    name="split",
+                ),
+                fn=LINEAR,
+            ),
+            _split_both,
+            Numerics.REASSOCIATES,
+            _splits_term,
+        )
+        for fn, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))
+    ),
+)
