@@ -16,28 +16,86 @@
 #   conv(x, w, b) = conv(x, w) + b  at %conv_transpose2d  (exact)
 #   mean(x + c) = mean(x) + c,  sum(x + c) = sum(x) + count c,  c constant along the axes  at %mean
 #   reshape(reshape(x)) = reshape(x)  at %mean_r1  (exact)
+#   mean(conv(x, w)) over one axis = conv(window means of x, tap sums of w) without it,  sum likewise  at %mean_r2
+#   reduce(x) over size-1 axes = reshape(x)  at %mean_r2_r12  (exact)
+#   reduce(x) over size-1 axes = reshape(x)  at %mean_r2_r18  (exact)
+#   reshape(reshape(x)) = reshape(x)  at %mean_r2_r19  (exact)
+#   reshape(reshape(x)) = reshape(x)  at %mean_r2_r21  (exact)
+#   reshape(x, shape of x) = x  at %mean_r2  (exact)
 #
 # Graph that runs:
 #   %p_conv_transpose_weight: float32[32, 64, 4, 4] = param('conv_transpose.weight')
 #   %p_conv_transpose_bias: float32[64] = param('conv_transpose.bias')
 #   %x: float32[x0_0, 32, x0_2, x0_3] = input(0)
-#   %conv_transpose2d_r2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = conv_transpose2d(%x, %p_conv_transpose_weight, stride=(2, 2), padding=(1, 1))
-#   %relu: float32[x0_0, 64, 2*x0_2] = region.row_stream(%p_conv_transpose_bias, %conv_transpose2d_r2)
+#   %mean_r2_r1: float32[x0_0, 32, x0_2, x0_3 - 1] = slice(%x, axis=3, start=1, length=x0_3 - 1)
+#   %mean_r2_r4: float32[x0_0, 32, x0_2, x0_3 - 1] = slice(%x, axis=3, start=0, length=x0_3 - 1)
+#   %mean_r2_r6: float32[x0_0, 32, 1, x0_2] = region.row_stream(%mean_r2_r1)
+#       %mean_r2_r1: float32[x0_0, 32, x0_2, x0_3 - 1] = input(0)
+#       %mean_r2_r2: float32[x0_0, 32, x0_2] = reduce.sum(%mean_r2_r1, axes=(3,), keepdim=False)
+#       %mean_r2_r6: float32[x0_0, 32, 1, x0_2] = reshape(%mean_r2_r2, [x0_0, 32, 1, x0_2])
+#       return %mean_r2_r6
+#   %mean_r2_r7: float32[x0_0, 32, 1, x0_2] = region.row_stream(%x)
+#       %x: float32[x0_0, 32, x0_2, x0_3] = input(0)
+#       %mean_r2_r3: float32[x0_0, 32, x0_2] = reduce.sum(%x, axes=(3,), keepdim=False)
+#       %mean_r2_r7: float32[x0_0, 32, 1, x0_2] = reshape(%mean_r2_r3, [x0_0, 32, 1, x0_2])
+#       return %mean_r2_r7
+#   %mean_r2_r8: float32[x0_0, 32, 1, x0_2] = region.row_stream(%mean_r2_r4)
+#       %mean_r2_r4: float32[x0_0, 32, x0_2, x0_3 - 1] = input(0)
+#       %mean_r2_r5: float32[x0_0, 32, x0_2] = reduce.sum(%mean_r2_r4, axes=(3,), keepdim=False)
+#       %mean_r2_r8: float32[x0_0, 32, 1, x0_2] = reshape(%mean_r2_r5, [x0_0, 32, 1, x0_2])
+#       return %mean_r2_r8
+#   %mean_r2_r9: float32[x0_0, 32, 3, x0_2] = cat(%mean_r2_r6, %mean_r2_r7, %mean_r2_r8, axis=2)
+#   %mean_r2_r10: float32[x0_0, 96, x0_2] = reshape(%mean_r2_r9, [x0_0, 96, x0_2])
+#   %mean_r2_r11: float32[32, 64, 4, 1] = slice(%p_conv_transpose_weight, axis=3, start=0, length=1)
+#   %mean_r2_r13: float32[32, 64, 4, 1] = slice(%p_conv_transpose_weight, axis=3, start=1, length=1)
+#   %mean_r2_r14: float32[32, 64, 4, 1] = slice(%p_conv_transpose_weight, axis=3, start=2, length=1)
+#   %mean_r2_r15: float32[32, 64, 4, 2] = cat(%mean_r2_r13, %mean_r2_r14, axis=3)
+#   %mean_r2_r17: float32[32, 64, 4, 1] = slice(%p_conv_transpose_weight, axis=3, start=3, length=1)
+#   %mean_r2_r19: float32[32, 1, 64, 4] = reshape(%mean_r2_r11, [32, 1, 64, 4])
+#   %mean_r2_r20: float32[32, 1, 64, 4] = region.row_reduce(%mean_r2_r15)
+#       %mean_r2_r15: float32[32, 64, 4, 2] = input(0)
+#       %mean_r2_r16: float32[32, 64, 4] = reduce.sum(%mean_r2_r15, axes=(3,), keepdim=False)
+#       %mean_r2_r20: float32[32, 1, 64, 4] = reshape(%mean_r2_r16, [32, 1, 64, 4])
+#       return %mean_r2_r20
+#   %mean_r2_r21: float32[32, 1, 64, 4] = reshape(%mean_r2_r17, [32, 1, 64, 4])
+#   %mean_r2_r22: float32[32, 3, 64, 4] = cat(%mean_r2_r19, %mean_r2_r20, %mean_r2_r21, axis=1)
+#   %mean_r2_r23: float32[96, 64, 4] = reshape(%mean_r2_r22, [96, 64, 4])
+#   %mean_r2_r24: float32[] = const(2*x0_3)
+#   %mean_r2_r25: float32[96, 64, 4] = div(%mean_r2_r23, %mean_r2_r24)
+#   %mean_r2_r26: float32[x0_0, 64, 2*x0_2] = conv_transpose1d(%mean_r2_r10, %mean_r2_r25, stride=(2,), padding=(1,))
+#   %relu: float32[x0_0, 64, 2*x0_2] = region.pointwise(%p_conv_transpose_bias, %mean_r2_r26)
 #       %p_conv_transpose_bias: float32[64] = input(0)
-#       %conv_transpose2d_r2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = input(1)
+#       %mean_r2_r26: float32[x0_0, 64, 2*x0_2] = input(1)
 #       %mean_r1: float32[64, 1] = reshape(%p_conv_transpose_bias, [64, 1])
-#       %mean_r2: float32[x0_0, 64, 2*x0_2] = reduce.mean(%conv_transpose2d_r2, axes=(3,), keepdim=False)
-#       %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2, %mean_r1)
+#       %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2_r26, %mean_r1)
 #       %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
 #       return %relu
 #   return %relu
 #
 # Steps:
-#   %conv_transpose2d_r2: torch, 302 MB, 17.2 GFLOP (the library's convolution: no template computes it)
-#   k0_row_stream: generated row_stream kernel, 269 MB, 67.6 MFLOP
+#   %mean_r2_r1: torch, 0 B, 0 FLOP (a view)
+#   %mean_r2_r4: torch, 0 B, 0 FLOP (a view)
+#   k0_row_stream: generated row_stream kernel, 33.6 MB, 8.32 MFLOP
+#   k1_row_stream: generated row_stream kernel, 33.8 MB, 8.39 MFLOP
+#   k2_row_stream: generated row_stream kernel, 33.6 MB, 8.32 MFLOP
+#   %mean_r2_r9: torch, 1.57 MB, 0 FLOP (a view)
+#   %mean_r2_r10: torch, 0 B, 0 FLOP (a view)
+#   %mean_r2_r11: torch, 0 B, 0 FLOP (a view)
+#   %mean_r2_r13: torch, 0 B, 0 FLOP (a view)
+#   %mean_r2_r14: torch, 0 B, 0 FLOP (a view)
+#   %mean_r2_r15: torch, 131 kB, 0 FLOP (a view)
+#   %mean_r2_r17: torch, 0 B, 0 FLOP (a view)
+#   %mean_r2_r19: torch, 0 B, 0 FLOP (a view)
+#   k3_row_reduce: generated row_reduce kernel, 98.3 kB, 16.4 kFLOP
+#   %mean_r2_r21: torch, 0 B, 0 FLOP (a view)
+#   %mean_r2_r22: torch, 197 kB, 0 FLOP (a view)
+#   %mean_r2_r23: torch, 0 B, 0 FLOP (a view)
+#   %mean_r2_r25: torch, 197 kB, 24.6 kFLOP (mean_r2_r24 depends on a size that no operand of the kernel has)
+#   %mean_r2_r26: torch, 1.93 MB, 101 MFLOP (the library's convolution: no template computes it)
+#   k4_row_reduce: generated row_reduce kernel, 2.1 MB, 524 kFLOP
 #
-# Memory traffic: 574 MB before, 572 MB after.
-# Arithmetic: 17.2 GFLOP before, 17.2 GFLOP after.
+# Memory traffic: 574 MB before, 107 MB after.
+# Arithmetic: 17.2 GFLOP before, 126 MFLOP after.
 
 import contextlib as _fusegen_contextlib
 import hashlib as _fusegen_hashlib
@@ -111,6 +169,27 @@ __device__ __forceinline__ float cluster_load(const float* p, int rank) {
     return v;
 }
 
+// Division by a run-time constant: exact for numerators below 2^31.
+struct FastDivide {
+    unsigned int divisor, multiplier, shift;
+    __device__ __forceinline__ unsigned int quotient(unsigned int i) const {
+        return (__umulhi(i, multiplier) + i) >> shift;
+    }
+};
+
+inline FastDivide fast_divide(unsigned int divisor) {
+    unsigned int shift = 0;
+    while ((1ull << shift) < divisor) ++shift;
+    const unsigned long long multiplier = (1ull << 32) * ((1ull << shift) - divisor) / divisor + 1;
+    return {divisor, static_cast<unsigned int>(multiplier), shift};
+}
+
+// Opaque to the compiler, which would otherwise keep every unrolled address in a register.
+template <typename T>
+__device__ __forceinline__ void advance(T*& p, int64_t bytes) {
+    asm volatile("add.s64 %0, %0, %1;" : "+l"(p) : "l"(bytes));
+}
+
 // VEC neighbouring floats; element e goes to v[e * stride].
 template <int VEC>
 __device__ __forceinline__ void load_vector(float* v, const float* p, int stride = 1) {
@@ -119,6 +198,15 @@ __device__ __forceinline__ void load_vector(float* v, const float* p, int stride
         v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
     } else {
         v[0] = *p;
+    }
+}
+
+template <int VEC>
+__device__ __forceinline__ void store_vector(float* p, const float* v, int stride = 1) {
+    if constexpr (VEC == 4) {
+        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
+    } else {
+        *p = v[0];
     }
 }
 
@@ -133,14 +221,22 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     }
 }
 
+// As store_vector, for data that is not read again soon.
+template <int VEC>
+__device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
+    if constexpr (VEC == 4) {
+        __stcs(reinterpret_cast<float4*>(p), make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]));
+    } else {
+        __stcs(p, v[0]);
+    }
+}
+
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
 // k0_row_stream
-//   %mean_r1: float32[64, 1] = reshape(%p_conv_transpose_bias, [64, 1])
-//   %mean_r2: float32[x0_0, 64, 2*x0_2] = reduce.mean(%conv_transpose2d_r2, axes=(3,), keepdim=False)
-//   %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2, %mean_r1)
-//   %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
+//   %mean_r2_r2: float32[x0_0, 32, x0_2] = reduce.sum(%mean_r2_r1, axes=(3,), keepdim=False)
+//   %mean_r2_r6: float32[x0_0, 32, 1, x0_2] = reshape(%mean_r2_r2, [x0_0, 32, 1, x0_2])
 
 namespace k0_row_stream_kernel {
 
@@ -161,9 +257,7 @@ constexpr int SHORT_ROW = 1024;          // elements that a warp is enough for
 
 struct Args {
     const float* x0;
-    const float* p0;
     float* y0;
-    int64_t height;
     int64_t width;
     int64_t row_count, length, middle, run, inner;
     int64_t chunk;       // elements of a row per block
@@ -206,23 +300,11 @@ struct Place {
 // Values of a thread's rows.
 template <int ROWS>
 struct Row {
-    float v_p0[ROWS];   // %mean_r1: float32[64, 1]
-    float r0[ROWS];   // %mean_r2: float32[x0_0, 64, 2*x0_2] = reduce.mean(%conv_transpose2d_r2, axes=(3,), keepdim=False)
-    float t1[ROWS];   // %mean_r2: float32[x0_0, 64, 2*x0_2] = reduce.mean(%conv_transpose2d_r2, axes=(3,), keepdim=False)
-    float t2[ROWS];   // %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2, %mean_r1)
-    float t3[ROWS];   // %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
+    float r0[ROWS];   // %mean_r2_r2: float32[x0_0, 32, x0_2] = reduce.sum(%mean_r2_r1, axes=(3,), keepdim=False)
 };
 
 template <int VEC, int PARTS>
 __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = at.inner + i;
-        row.v_p0[i] = __ldg(args.p0 + (outer / height % 64));
-    }
 }
 
 // Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
@@ -296,11 +378,10 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     using P = Place<VEC, PARTS>;
     constexpr int UNROLL = P::UNROLL;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     const int64_t steps = at.in ? (end - begin) / P::STEP : 0;
     for (int64_t k = at.part; k < steps; k += PARTS * UNROLL) {
-        float v_x0_at[UNROLL][VEC];   // %conv_transpose2d_r2: float32[x0_0, 64, 2*x0_2, 2*x0_3]
+        float v_x0_at[UNROLL][VEC];   // %mean_r2_r1: float32[x0_0, 32, x0_2, x0_3 - 1]
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const int64_t step = k + u * PARTS;
@@ -340,28 +421,15 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     }
 }
 
-template <int ROWS>
-__device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        row.t1[i] = row.r0[i] / static_cast<float>(width);
-        row.t2[i] = row.t1[i] + row.v_p0[i];
-        row.t3[i] = nan_max(row.t2[i], 0.0f);
-    }
-}
-
 template <int VEC, int PARTS>
 __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
     if (!at.in || at.part != 0) return;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
 #pragma unroll
     for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = at.inner + i;
-        args.y0[outer] = row.t3[i];
+        args.y0[outer] = row.r0[i];
     }
 }
 
@@ -399,7 +467,6 @@ __global__ void __launch_bounds__(THREADS, 3) resident(const __grid_constant__ A
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
     }
-    scalars_0(args, row);
     if (begin == 0) store_row(args, at, row);
     if (args.splits > 1) cluster_barrier();   // others may still read this block's states
 }
@@ -455,7 +522,6 @@ __global__ void __launch_bounds__(THREADS, 4) stream_1(const __grid_constant__ A
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
     }
-    scalars_0(args, row);
     if (split == 0) store_row(args, at, row);
 }
 
@@ -540,7 +606,7 @@ struct Extent {
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
-    return {int64_t(64*batch*height) * (1) * (1), int64_t(1) * (width)};
+    return {int64_t(32*batch*height) * (1) * (1), int64_t(1) * (width)};
 }
 
 // Bytes for the partial states of every row.
@@ -551,16 +617,14 @@ extern "C" int64_t k0_row_stream_workspace(int64_t batch, int64_t height, int64_
     return plan.resident ? 0 : all.row_count * plan.splits * int64_t(0 + sizeof(State0));
 }
 
-extern "C" int k0_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int k0_row_stream(const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, height, width);
     if (all.row_count == 0 || all.length == 0) return cudaSuccess;
     const Schedule plan = schedule(all.row_count, all.length);
     if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
     Args args = {};
     args.x0 = x0;
-    args.p0 = p0;
     args.y0 = y0;
-    args.height = height;
     args.width = width;
     args.row_count = all.row_count, args.length = all.length;
     args.middle = 1, args.run = width, args.inner = 1;
@@ -573,6 +637,1092 @@ extern "C" int k0_row_stream(const float* p0, const float* x0, float* y0, void* 
 }
 
 }  // namespace k0_row_stream_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k1_row_stream
+//   %mean_r2_r3: float32[x0_0, 32, x0_2] = reduce.sum(%x, axes=(3,), keepdim=False)
+//   %mean_r2_r7: float32[x0_0, 32, 1, x0_2] = reshape(%mean_r2_r3, [x0_0, 32, 1, x0_2])
+
+namespace k1_row_stream_kernel {
+
+// A row too long for registers, or of a length known only at run time. What it takes is decided by length
+// and number of rows, in schedule():
+//   resident   a block, or a cluster of blocks, keeps the row in shared memory: read once, written once;
+//   streaming  many blocks to a row, one launch for each sweep; partial statistics go through global memory.
+// Partial results are combined in fixed order: bitwise the same at every run.
+constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
+constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
+constexpr int THREADS = 256, WARP = 32;
+constexpr int KEPT = 0;                  // tensors that several sweeps read
+constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
+constexpr int COLUMNS = 32;              // neighbouring rows of a block, if strided
+constexpr int MAX_CLUSTER = 8;
+constexpr int MAX_SPLITS = THREADS;      // blocks that share a row when streaming
+constexpr int SHORT_ROW = 1024;          // elements that a warp is enough for
+
+struct Args {
+    const float* x0;
+    float* y0;
+    int64_t width;
+    int64_t row_count, length, middle, run, inner;
+    int64_t chunk;       // elements of a row per block
+    int splits;          // blocks of a row
+    int kept_stride;     // elements of shared memory for each kept tensor
+    float* partials;
+};
+
+// Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
+template <int VEC, int PARTS>
+struct Place {
+    static constexpr int ROWS = STRIDED ? VEC : 1;
+    static constexpr int STEP = STRIDED ? 1 : VEC;       // elements of a row in one access
+    static constexpr int LANES = THREADS / PARTS;
+    static constexpr int BLOCK_ROWS = LANES * ROWS;
+    static constexpr int UNROLL = VEC == WIDE ? 4 : 8;   // accesses in flight
+    int lane, part;
+    bool in;
+    int64_t row, outer, middle, inner, base;
+
+    __device__ __forceinline__ Place(const Args& args, int64_t block) {
+        const int thread = threadIdx.x;
+        lane = STRIDED ? thread % LANES : thread / PARTS;
+        part = STRIDED ? thread / LANES : thread % PARTS;
+        row = block * BLOCK_ROWS + lane * ROWS;
+        in = row < args.row_count;
+        if (!in) row = 0;
+        const int64_t group = STRIDED ? row / args.inner : row;
+        inner = STRIDED ? row - group * args.inner : 0;
+        outer = TWO_LEVEL ? group / args.middle : group;
+        middle = TWO_LEVEL ? group - outer * args.middle : 0;
+        base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
+    }
+    // Offset of element l of the row.
+    __device__ __forceinline__ int64_t offset(const Args& args, int64_t l) const {
+        return base + (STRIDED ? l * args.inner : l);
+    }
+};
+
+// Values of a thread's rows.
+template <int ROWS>
+struct Row {
+    float r0[ROWS];   // %mean_r2_r3: float32[x0_0, 32, x0_2] = reduce.sum(%x, axes=(3,), keepdim=False)
+};
+
+template <int VEC, int PARTS>
+__device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
+}
+
+// Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
+struct State0 {
+    float r0 = 0.0f;
+
+    __device__ __forceinline__ void join(const State0& o) {
+        r0 = [](auto a, auto b) { return a + b; }(r0, o.r0);
+    }
+    template <int ROWS>
+    __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
+        row.r0[i] = r0;
+    }
+};
+
+template <typename State, typename Move>
+__device__ __forceinline__ State moved(const State& s, Move move) {
+    State result;
+    const float* from = reinterpret_cast<const float*>(&s);
+    float* to = reinterpret_cast<float*>(&result);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
+    return result;
+}
+
+// Joins the states of all threads of a row, in fixed order; each of them gets the result.
+template <int VEC, int PARTS, typename State>
+__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, State* scratch) {
+    using P = Place<VEC, PARTS>;
+    if constexpr (STRIDED) {
+        State* slot = scratch + at.lane * P::ROWS;
+#pragma unroll 1
+        for (int d = PARTS / 2; d; d /= 2) {
+            if (at.part >= d && at.part < 2 * d)
+                for (int i = 0; i < P::ROWS; ++i) slot[(at.part - d) * P::BLOCK_ROWS + i] = s[i];
+            __syncthreads();
+            if (at.part < d)
+                for (int i = 0; i < P::ROWS; ++i) s[i].join(slot[at.part * P::BLOCK_ROWS + i]);
+            __syncthreads();
+        }
+        if (at.part == 0)
+            for (int i = 0; i < P::ROWS; ++i) slot[i] = s[i];
+        __syncthreads();
+        for (int i = 0; i < P::ROWS; ++i) s[i] = slot[i];
+    } else {
+#pragma unroll
+        for (int d = WARP / 2; d; d /= 2)
+            s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
+        if constexpr (PARTS > WARP) {
+            constexpr int WARPS = PARTS / WARP;
+            if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
+            __syncthreads();
+            s[0] = scratch[0];
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) s[0].join(scratch[w]);
+        } else {
+            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0); });
+        }
+    }
+}
+
+template <int VEC, int PARTS>
+constexpr int SCRATCH = STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP;
+
+// How a sweep finds the kept tensors: all in global memory; as well, but leaving a copy; or in that copy.
+enum Source { STREAM, FILL, REUSE };
+
+template <int VEC, int PARTS, Source SOURCE>
+__device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
+                                       int64_t begin, int64_t end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
+    using P = Place<VEC, PARTS>;
+    constexpr int UNROLL = P::UNROLL;
+    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
+    [[maybe_unused]] const int64_t width = args.width;
+    const int64_t steps = at.in ? (end - begin) / P::STEP : 0;
+    for (int64_t k = at.part; k < steps; k += PARTS * UNROLL) {
+        float v_x0_at[UNROLL][VEC];   // %x: float32[x0_0, 32, x0_2, x0_3]
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int64_t step = k + u * PARTS;
+            if (step >= steps) break;
+            const int64_t l = begin + step * P::STEP;
+            [[maybe_unused]] const int64_t offset = at.offset(args, l);
+            load_once<VEC>(v_x0_at[u], args.x0 + offset);
+        }
+        State0 batch[P::ROWS];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int64_t step = k + u * PARTS;
+            if (step >= steps) break;
+            [[maybe_unused]] const int64_t first = begin + step * P::STEP;
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) {
+                [[maybe_unused]] const int i = STRIDED ? e : 0;
+                const float v_x0 = v_x0_at[u][e];
+                batch[i].r0 = [](auto a, auto b) { return a + b; }(batch[i].r0, v_x0);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) {
+            // Element (u, e) of the batch is one of row i.
+            auto each = [&](auto visit) {
+#pragma unroll
+                for (int u = 0; u < UNROLL; ++u) {
+                    if (k + u * PARTS >= steps) break;
+                    if constexpr (STRIDED) visit(u, i);
+                    else
+#pragma unroll
+                        for (int e = 0; e < VEC; ++e) visit(u, e);
+                }
+            };
+            s[i].join(batch[i]);
+        }
+    }
+}
+
+template <int VEC, int PARTS>
+__device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
+    if (!at.in || at.part != 0) return;
+    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
+    [[maybe_unused]] const int64_t width = args.width;
+#pragma unroll
+    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
+        [[maybe_unused]] const int64_t inner = at.inner + i;
+        args.y0[outer] = row.r0[i];
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// resident: one launch
+
+template <int VEC, int PARTS>
+__global__ void __launch_bounds__(THREADS, 3) resident(const __grid_constant__ Args args) {
+    using P = Place<VEC, PARTS>;
+    extern __shared__ __align__(16) float kept[];
+    const P at(args, blockIdx.x / args.splits);
+    const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
+    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    {
+        __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
+        State0 s[P::ROWS];
+        sweep_0<VEC, PARTS, FILL>(args, at, row, begin, end, kept, s);
+        across_threads<VEC, PARTS>(s, at, scratch);
+        if (args.splits > 1) {   // the row is a cluster's
+            __shared__ State0 mine[P::BLOCK_ROWS];
+            if (at.part == 0)
+                for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
+            cluster_barrier();
+#pragma unroll
+            for (int i = 0; i < P::ROWS; ++i) {
+                s[i] = State0();
+                for (int rank = 0; rank < args.splits; ++rank)
+                    s[i].join(moved(s[i], [&](float, int f) {
+                        return cluster_load(reinterpret_cast<const float*>(&mine[at.lane * P::ROWS + i]) + f, rank);
+                    }));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    if (begin == 0) store_row(args, at, row);
+    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
+}
+
+// ------------------------------------------------------------------------------------------------
+// streaming: a launch for each sweep
+
+template <int VEC>
+constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
+
+// Partial states of sweep 0, a row's side by side.
+__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
+    float* first = args.partials ;
+    return reinterpret_cast<State0*>(first) + row * args.splits;
+}
+
+template <int VEC>
+__global__ void __launch_bounds__(THREADS, 4) stream_0(const __grid_constant__ Args args) {
+    constexpr int PARTS = STREAM_PARTS<VEC>;
+    using P = Place<VEC, PARTS>;
+    const int64_t block = blockIdx.x;
+    const P at(args, block / args.splits);
+    [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    const int64_t begin = split * args.chunk;
+    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
+    State0 s[P::ROWS];
+    sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
+    across_threads<VEC, PARTS>(s, at, scratch);
+    if (at.in && at.part == 0)
+        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
+}
+
+template <int VEC>
+__global__ void __launch_bounds__(THREADS, 4) stream_1(const __grid_constant__ Args args) {
+    constexpr int PARTS = STREAM_PARTS<VEC>;
+    using P = Place<VEC, PARTS>;
+    const int64_t block = blockIdx.x;
+    const P at(args, block / 1);
+    [[maybe_unused]] const int split = static_cast<int>(block % 1);
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    {
+        __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
+        State0 s[P::ROWS];
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i)
+            if (at.in)
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
+        across_threads<VEC, PARTS>(s, at, scratch);
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    if (split == 0) store_row(args, at, row);
+}
+
+// ------------------------------------------------------------------------------------------------
+// launch
+
+struct Schedule {
+    bool resident, narrow;   // narrow: a warp to a row
+    int splits;
+    int64_t chunk, blocks;   // blocks: groups of rows that a block takes at a time
+};
+
+constexpr int RESIDENT_BYTES = 72 << 10;   // of shared memory, with three blocks to a multiprocessor
+
+int shared_limit() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& bytes = known[device % 64];
+    if (bytes == 0) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes - (8 << 10);   // the states' share
+}
+
+Schedule schedule(int64_t row_count, int64_t length) {
+    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1;
+    const int64_t element = KEPT * columns * int64_t(sizeof(float));   // bytes to keep for each element of a row
+    if (!STRIDED && length <= SHORT_ROW && row_count >= busy)
+        return {true, true, 1, length, (row_count + THREADS / WARP - 1) / (THREADS / WARP)};
+    const int64_t groups = (row_count + columns - 1) / columns;
+    const int most = on_hopper() ? MAX_CLUSTER : 1;
+    for (int c = 1; c <= most; c *= 2) {
+        const int64_t chunk = ((length + c - 1) / c + WIDE - 1) / WIDE * WIDE, bytes = (chunk + THREADS * WIDE) * element;
+        const bool fits = bytes <= (c < most ? RESIDENT_BYTES : shared_limit());
+        const bool enough = groups * c >= busy || chunk * columns <= 4096;
+        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2))))
+            return {true, false, c, chunk, groups};
+    }
+    // Streaming: enough blocks to keep every multiprocessor at work to the end.
+    int64_t splits = (8 * busy + groups - 1) / groups;
+    const int64_t useful = (length * columns + 8191) / 8192;
+    if (splits > useful) splits = useful;
+    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
+    const int64_t chunk = ((length + splits - 1) / splits + WIDE - 1) / WIDE * WIDE;
+    return {false, false, static_cast<int>((length + chunk - 1) / chunk), chunk, groups};
+}
+
+template <int VEC, int PARTS>
+int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
+    using P = Place<VEC, PARTS>;
+    const int64_t steps = (plan.chunk + P::STEP - 1) / P::STEP, turns = (steps + PARTS - 1) / PARTS;
+    args.kept_stride = static_cast<int>(turns * THREADS * VEC);
+    const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
+    cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = plan.splits > 1 ? 1 : 0;
+    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
+    return cudaGetLastError();
+}
+
+template <int VEC>
+int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
+    if (plan.resident && plan.narrow) return launch_resident<VEC, WARP>(args, plan, stream);
+    if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
+    const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
+    stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    if (const int error = cudaGetLastError()) return error;
+    stream_1<VEC><<<static_cast<unsigned int>(plan.blocks), THREADS, 0, stream>>>(args);
+    if (const int error = cudaGetLastError()) return error;
+    return cudaSuccess;
+}
+
+struct Extent {
+    int64_t row_count, length;
+};
+
+Extent extent(int64_t batch, int64_t height, int64_t width) {
+    return {int64_t(32*batch*height) * (1) * (1), int64_t(1) * (width)};
+}
+
+// Bytes for the partial states of every row.
+extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
+    const Extent all = extent(batch, height, width);
+    if (all.row_count == 0 || all.length == 0) return 0;
+    const Schedule plan = schedule(all.row_count, all.length);
+    return plan.resident ? 0 : all.row_count * plan.splits * int64_t(0 + sizeof(State0));
+}
+
+extern "C" int k1_row_stream(const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+    const Extent all = extent(batch, height, width);
+    if (all.row_count == 0 || all.length == 0) return cudaSuccess;
+    const Schedule plan = schedule(all.row_count, all.length);
+    if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
+    Args args = {};
+    args.x0 = x0;
+    args.y0 = y0;
+    args.width = width;
+    args.row_count = all.row_count, args.length = all.length;
+    args.middle = 1, args.run = width, args.inner = 1;
+    args.chunk = plan.chunk, args.splits = plan.splits;
+    args.partials = static_cast<float*>(workspace);
+    // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
+    bool wide = (STRIDED ? args.inner : args.run) % WIDE == 0;
+    wide = wide && reinterpret_cast<uintptr_t>(x0) % 16 == 0;
+    return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
+}
+
+}  // namespace k1_row_stream_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k2_row_stream
+//   %mean_r2_r5: float32[x0_0, 32, x0_2] = reduce.sum(%mean_r2_r4, axes=(3,), keepdim=False)
+//   %mean_r2_r8: float32[x0_0, 32, 1, x0_2] = reshape(%mean_r2_r5, [x0_0, 32, 1, x0_2])
+
+namespace k2_row_stream_kernel {
+
+// A row too long for registers, or of a length known only at run time. What it takes is decided by length
+// and number of rows, in schedule():
+//   resident   a block, or a cluster of blocks, keeps the row in shared memory: read once, written once;
+//   streaming  many blocks to a row, one launch for each sweep; partial statistics go through global memory.
+// Partial results are combined in fixed order: bitwise the same at every run.
+constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
+constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
+constexpr int THREADS = 256, WARP = 32;
+constexpr int KEPT = 0;                  // tensors that several sweeps read
+constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
+constexpr int COLUMNS = 32;              // neighbouring rows of a block, if strided
+constexpr int MAX_CLUSTER = 8;
+constexpr int MAX_SPLITS = THREADS;      // blocks that share a row when streaming
+constexpr int SHORT_ROW = 1024;          // elements that a warp is enough for
+
+struct Args {
+    const float* x0;
+    float* y0;
+    int64_t width;
+    int64_t row_count, length, middle, run, inner;
+    int64_t chunk;       // elements of a row per block
+    int splits;          // blocks of a row
+    int kept_stride;     // elements of shared memory for each kept tensor
+    float* partials;
+};
+
+// Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
+template <int VEC, int PARTS>
+struct Place {
+    static constexpr int ROWS = STRIDED ? VEC : 1;
+    static constexpr int STEP = STRIDED ? 1 : VEC;       // elements of a row in one access
+    static constexpr int LANES = THREADS / PARTS;
+    static constexpr int BLOCK_ROWS = LANES * ROWS;
+    static constexpr int UNROLL = VEC == WIDE ? 4 : 8;   // accesses in flight
+    int lane, part;
+    bool in;
+    int64_t row, outer, middle, inner, base;
+
+    __device__ __forceinline__ Place(const Args& args, int64_t block) {
+        const int thread = threadIdx.x;
+        lane = STRIDED ? thread % LANES : thread / PARTS;
+        part = STRIDED ? thread / LANES : thread % PARTS;
+        row = block * BLOCK_ROWS + lane * ROWS;
+        in = row < args.row_count;
+        if (!in) row = 0;
+        const int64_t group = STRIDED ? row / args.inner : row;
+        inner = STRIDED ? row - group * args.inner : 0;
+        outer = TWO_LEVEL ? group / args.middle : group;
+        middle = TWO_LEVEL ? group - outer * args.middle : 0;
+        base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
+    }
+    // Offset of element l of the row.
+    __device__ __forceinline__ int64_t offset(const Args& args, int64_t l) const {
+        return base + (STRIDED ? l * args.inner : l);
+    }
+};
+
+// Values of a thread's rows.
+template <int ROWS>
+struct Row {
+    float r0[ROWS];   // %mean_r2_r5: float32[x0_0, 32, x0_2] = reduce.sum(%mean_r2_r4, axes=(3,), keepdim=False)
+};
+
+template <int VEC, int PARTS>
+__device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
+}
+
+// Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
+struct State0 {
+    float r0 = 0.0f;
+
+    __device__ __forceinline__ void join(const State0& o) {
+        r0 = [](auto a, auto b) { return a + b; }(r0, o.r0);
+    }
+    template <int ROWS>
+    __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
+        row.r0[i] = r0;
+    }
+};
+
+template <typename State, typename Move>
+__device__ __forceinline__ State moved(const State& s, Move move) {
+    State result;
+    const float* from = reinterpret_cast<const float*>(&s);
+    float* to = reinterpret_cast<float*>(&result);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
+    return result;
+}
+
+// Joins the states of all threads of a row, in fixed order; each of them gets the result.
+template <int VEC, int PARTS, typename State>
+__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, State* scratch) {
+    using P = Place<VEC, PARTS>;
+    if constexpr (STRIDED) {
+        State* slot = scratch + at.lane * P::ROWS;
+#pragma unroll 1
+        for (int d = PARTS / 2; d; d /= 2) {
+            if (at.part >= d && at.part < 2 * d)
+                for (int i = 0; i < P::ROWS; ++i) slot[(at.part - d) * P::BLOCK_ROWS + i] = s[i];
+            __syncthreads();
+            if (at.part < d)
+                for (int i = 0; i < P::ROWS; ++i) s[i].join(slot[at.part * P::BLOCK_ROWS + i]);
+            __syncthreads();
+        }
+        if (at.part == 0)
+            for (int i = 0; i < P::ROWS; ++i) slot[i] = s[i];
+        __syncthreads();
+        for (int i = 0; i < P::ROWS; ++i) s[i] = slot[i];
+    } else {
+#pragma unroll
+        for (int d = WARP / 2; d; d /= 2)
+            s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
+        if constexpr (PARTS > WARP) {
+            constexpr int WARPS = PARTS / WARP;
+            if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
+            __syncthreads();
+            s[0] = scratch[0];
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) s[0].join(scratch[w]);
+        } else {
+            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0); });
+        }
+    }
+}
+
+template <int VEC, int PARTS>
+constexpr int SCRATCH = STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP;
+
+// How a sweep finds the kept tensors: all in global memory; as well, but leaving a copy; or in that copy.
+enum Source { STREAM, FILL, REUSE };
+
+template <int VEC, int PARTS, Source SOURCE>
+__device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
+                                       int64_t begin, int64_t end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
+    using P = Place<VEC, PARTS>;
+    constexpr int UNROLL = P::UNROLL;
+    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
+    [[maybe_unused]] const int64_t width = args.width;
+    const int64_t steps = at.in ? (end - begin) / P::STEP : 0;
+    for (int64_t k = at.part; k < steps; k += PARTS * UNROLL) {
+        float v_x0_at[UNROLL][VEC];   // %mean_r2_r4: float32[x0_0, 32, x0_2, x0_3 - 1]
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int64_t step = k + u * PARTS;
+            if (step >= steps) break;
+            const int64_t l = begin + step * P::STEP;
+            [[maybe_unused]] const int64_t offset = at.offset(args, l);
+            load_once<VEC>(v_x0_at[u], args.x0 + offset);
+        }
+        State0 batch[P::ROWS];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int64_t step = k + u * PARTS;
+            if (step >= steps) break;
+            [[maybe_unused]] const int64_t first = begin + step * P::STEP;
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) {
+                [[maybe_unused]] const int i = STRIDED ? e : 0;
+                const float v_x0 = v_x0_at[u][e];
+                batch[i].r0 = [](auto a, auto b) { return a + b; }(batch[i].r0, v_x0);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) {
+            // Element (u, e) of the batch is one of row i.
+            auto each = [&](auto visit) {
+#pragma unroll
+                for (int u = 0; u < UNROLL; ++u) {
+                    if (k + u * PARTS >= steps) break;
+                    if constexpr (STRIDED) visit(u, i);
+                    else
+#pragma unroll
+                        for (int e = 0; e < VEC; ++e) visit(u, e);
+                }
+            };
+            s[i].join(batch[i]);
+        }
+    }
+}
+
+template <int VEC, int PARTS>
+__device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
+    if (!at.in || at.part != 0) return;
+    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
+    [[maybe_unused]] const int64_t width = args.width;
+#pragma unroll
+    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
+        [[maybe_unused]] const int64_t inner = at.inner + i;
+        args.y0[outer] = row.r0[i];
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// resident: one launch
+
+template <int VEC, int PARTS>
+__global__ void __launch_bounds__(THREADS, 3) resident(const __grid_constant__ Args args) {
+    using P = Place<VEC, PARTS>;
+    extern __shared__ __align__(16) float kept[];
+    const P at(args, blockIdx.x / args.splits);
+    const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
+    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    {
+        __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
+        State0 s[P::ROWS];
+        sweep_0<VEC, PARTS, FILL>(args, at, row, begin, end, kept, s);
+        across_threads<VEC, PARTS>(s, at, scratch);
+        if (args.splits > 1) {   // the row is a cluster's
+            __shared__ State0 mine[P::BLOCK_ROWS];
+            if (at.part == 0)
+                for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
+            cluster_barrier();
+#pragma unroll
+            for (int i = 0; i < P::ROWS; ++i) {
+                s[i] = State0();
+                for (int rank = 0; rank < args.splits; ++rank)
+                    s[i].join(moved(s[i], [&](float, int f) {
+                        return cluster_load(reinterpret_cast<const float*>(&mine[at.lane * P::ROWS + i]) + f, rank);
+                    }));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    if (begin == 0) store_row(args, at, row);
+    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
+}
+
+// ------------------------------------------------------------------------------------------------
+// streaming: a launch for each sweep
+
+template <int VEC>
+constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
+
+// Partial states of sweep 0, a row's side by side.
+__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
+    float* first = args.partials ;
+    return reinterpret_cast<State0*>(first) + row * args.splits;
+}
+
+template <int VEC>
+__global__ void __launch_bounds__(THREADS, 4) stream_0(const __grid_constant__ Args args) {
+    constexpr int PARTS = STREAM_PARTS<VEC>;
+    using P = Place<VEC, PARTS>;
+    const int64_t block = blockIdx.x;
+    const P at(args, block / args.splits);
+    [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    const int64_t begin = split * args.chunk;
+    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
+    State0 s[P::ROWS];
+    sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
+    across_threads<VEC, PARTS>(s, at, scratch);
+    if (at.in && at.part == 0)
+        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
+}
+
+template <int VEC>
+__global__ void __launch_bounds__(THREADS, 4) stream_1(const __grid_constant__ Args args) {
+    constexpr int PARTS = STREAM_PARTS<VEC>;
+    using P = Place<VEC, PARTS>;
+    const int64_t block = blockIdx.x;
+    const P at(args, block / 1);
+    [[maybe_unused]] const int split = static_cast<int>(block % 1);
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    {
+        __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
+        State0 s[P::ROWS];
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i)
+            if (at.in)
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
+        across_threads<VEC, PARTS>(s, at, scratch);
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    if (split == 0) store_row(args, at, row);
+}
+
+// ------------------------------------------------------------------------------------------------
+// launch
+
+struct Schedule {
+    bool resident, narrow;   // narrow: a warp to a row
+    int splits;
+    int64_t chunk, blocks;   // blocks: groups of rows that a block takes at a time
+};
+
+constexpr int RESIDENT_BYTES = 72 << 10;   // of shared memory, with three blocks to a multiprocessor
+
+int shared_limit() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& bytes = known[device % 64];
+    if (bytes == 0) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes - (8 << 10);   // the states' share
+}
+
+Schedule schedule(int64_t row_count, int64_t length) {
+    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1;
+    const int64_t element = KEPT * columns * int64_t(sizeof(float));   // bytes to keep for each element of a row
+    if (!STRIDED && length <= SHORT_ROW && row_count >= busy)
+        return {true, true, 1, length, (row_count + THREADS / WARP - 1) / (THREADS / WARP)};
+    const int64_t groups = (row_count + columns - 1) / columns;
+    const int most = on_hopper() ? MAX_CLUSTER : 1;
+    for (int c = 1; c <= most; c *= 2) {
+        const int64_t chunk = ((length + c - 1) / c + WIDE - 1) / WIDE * WIDE, bytes = (chunk + THREADS * WIDE) * element;
+        const bool fits = bytes <= (c < most ? RESIDENT_BYTES : shared_limit());
+        const bool enough = groups * c >= busy || chunk * columns <= 4096;
+        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2))))
+            return {true, false, c, chunk, groups};
+    }
+    // Streaming: enough blocks to keep every multiprocessor at work to the end.
+    int64_t splits = (8 * busy + groups - 1) / groups;
+    const int64_t useful = (length * columns + 8191) / 8192;
+    if (splits > useful) splits = useful;
+    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
+    const int64_t chunk = ((length + splits - 1) / splits + WIDE - 1) / WIDE * WIDE;
+    return {false, false, static_cast<int>((length + chunk - 1) / chunk), chunk, groups};
+}
+
+template <int VEC, int PARTS>
+int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
+    using P = Place<VEC, PARTS>;
+    const int64_t steps = (plan.chunk + P::STEP - 1) / P::STEP, turns = (steps + PARTS - 1) / PARTS;
+    args.kept_stride = static_cast<int>(turns * THREADS * VEC);
+    const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
+    cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = plan.splits > 1 ? 1 : 0;
+    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
+    return cudaGetLastError();
+}
+
+template <int VEC>
+int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
+    if (plan.resident && plan.narrow) return launch_resident<VEC, WARP>(args, plan, stream);
+    if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
+    const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
+    stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    if (const int error = cudaGetLastError()) return error;
+    stream_1<VEC><<<static_cast<unsigned int>(plan.blocks), THREADS, 0, stream>>>(args);
+    if (const int error = cudaGetLastError()) return error;
+    return cudaSuccess;
+}
+
+struct Extent {
+    int64_t row_count, length;
+};
+
+Extent extent(int64_t batch, int64_t height, int64_t width) {
+    return {int64_t(32*batch*height) * (1) * (1), int64_t(1) * (width)};
+}
+
+// Bytes for the partial states of every row.
+extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
+    const Extent all = extent(batch, height, width);
+    if (all.row_count == 0 || all.length == 0) return 0;
+    const Schedule plan = schedule(all.row_count, all.length);
+    return plan.resident ? 0 : all.row_count * plan.splits * int64_t(0 + sizeof(State0));
+}
+
+extern "C" int k2_row_stream(const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+    const Extent all = extent(batch, height, width);
+    if (all.row_count == 0 || all.length == 0) return cudaSuccess;
+    const Schedule plan = schedule(all.row_count, all.length);
+    if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
+    Args args = {};
+    args.x0 = x0;
+    args.y0 = y0;
+    args.width = width;
+    args.row_count = all.row_count, args.length = all.length;
+    args.middle = 1, args.run = width, args.inner = 1;
+    args.chunk = plan.chunk, args.splits = plan.splits;
+    args.partials = static_cast<float*>(workspace);
+    // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
+    bool wide = (STRIDED ? args.inner : args.run) % WIDE == 0;
+    wide = wide && reinterpret_cast<uintptr_t>(x0) % 16 == 0;
+    return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
+}
+
+}  // namespace k2_row_stream_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k3_row_reduce
+//   %mean_r2_r16: float32[32, 64, 4] = reduce.sum(%mean_r2_r15, axes=(3,), keepdim=False)
+//   %mean_r2_r20: float32[32, 1, 64, 4] = reshape(%mean_r2_r16, [32, 1, 64, 4])
+
+namespace k3_row_reduce_kernel {
+
+// Every element of a row is read once, kept in registers, and written once. Two layouts:
+//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
+//   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
+// Partial results of a row are combined in fixed order: bitwise the same at every run.
+constexpr int LENGTH = 2;
+constexpr bool STRIDED = false;
+constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
+// Resident threads of a multiprocessor to leave registers for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MIN_THREADS = 256;
+#else
+constexpr int MIN_THREADS = 512;
+#endif
+constexpr int WARP = 32;
+
+template <int VEC>
+struct Shape {
+    static constexpr int PARTS = VEC == WIDE ? 4 : 4;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
+    static constexpr int THREADS = PARTS * LANES;
+    static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
+    static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
+    static constexpr int VALUES = (LENGTH + PARTS * ELEMENT - 1) / (PARTS * ELEMENT) * ELEMENT;
+    static constexpr int BLOCK_ROWS = LANES * ROWS;
+    static constexpr int ROW_WARPS = STRIDED ? PARTS : (PARTS + WARP - 1) / WARP;   // partial results of a row
+    static constexpr int MIN_BLOCKS = MIN_THREADS > THREADS ? MIN_THREADS / THREADS : 1;
+};
+
+struct Args {
+    const float* x;
+    float* y0;
+    int64_t row_count, inner_count;   // row_count = outer * inner
+    FastDivide by_inner;              // used while row_count < 2^31
+};
+
+// Combines r[] over the threads of a row; all of them get the result. One barrier each, since
+// successive reductions alternate between two buffers.
+template <int VEC, typename Combine>
+__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
+    using S = Shape<VEC>;
+    if constexpr (STRIDED) {
+        if constexpr (S::PARTS == 1) return;
+        const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
+        float* slot = buffer + lane * VEC;
+        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
+        __syncthreads();
+#pragma unroll 4
+        for (int p = 0; p < S::PARTS; ++p) {
+            float other[VEC];
+            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
+        }
+    } else {
+#pragma unroll
+        for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
+            r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
+        if constexpr (S::PARTS > WARP) {
+            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
+            if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
+            __syncthreads();
+            r[0] = slot[threadIdx.x % S::ROW_WARPS];
+#pragma unroll
+            for (int d = S::ROW_WARPS / 2; d; d /= 2) r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
+        }
+    }
+}
+
+template <int VEC>
+__global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    using S = Shape<VEC>;
+    __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
+    const int thread = threadIdx.x;
+    const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
+    const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * S::BLOCK_ROWS + lane * S::ROWS;
+    const bool in = row < args.row_count;
+    const int64_t outer = !STRIDED ? row
+        : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
+                                      : row / args.inner_count;
+
+    // The thread's first element, and the bytes from one of its vectors to the next.
+    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
+                                  : row * LENGTH + part * VEC;
+    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
+    // Value j of a thread is element position(j) of the row, which exists when live(j).
+    auto position = [&](int j) {
+        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
+    };
+    auto live = [&](int j) {
+        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        return EVEN || position(j) < LENGTH;
+    };
+
+    float v[S::ROWS][S::VALUES] = {};
+    {
+        const float* p = args.x + first;
+#pragma unroll
+        for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
+            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+    }
+    float r0[S::ROWS];   // %mean_r2_r16: float32[32, 64, 4] = reduce.sum(%mean_r2_r15, axes=(3,), keepdim=False)
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) {
+#pragma unroll
+        for (int j = 0; j < S::VALUES; ++j) {
+            if (live(j)) r0[i] += v[i][j];
+        }
+    }
+    reduce_row<VEC>(r0, buffers[0], [](auto a, auto b) { return a + b; });
+
+    if (in && part == 0) {
+#pragma unroll
+        for (int i = 0; i < S::ROWS; ++i) {
+            args.y0[outer] = r0[i];
+        }
+    }
+}
+
+template <int VEC>
+int launch(const Args& args, cudaStream_t stream) {
+    const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    return cudaGetLastError();
+}
+
+extern "C" int k3_row_reduce(const float* x0, float* y0, cudaStream_t stream) {
+    const int64_t outer = 8192, inner = 1;
+    if (outer == 0 || inner == 0) return cudaSuccess;
+    Args args = {};
+    args.x = x0;
+    args.y0 = y0;
+    args.row_count = outer * inner;
+    args.inner_count = inner;
+    if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
+    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
+    return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+}
+
+}  // namespace k3_row_reduce_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k4_row_reduce
+//   %mean_r1: float32[64, 1] = reshape(%p_conv_transpose_bias, [64, 1])
+//   %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2_r26, %mean_r1)
+//   %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
+
+namespace k4_row_reduce_kernel {
+
+// Every element of a row is read once, kept in registers, and written once. Two layouts:
+//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
+//   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
+// Partial results of a row are combined in fixed order: bitwise the same at every run.
+constexpr int LENGTH = 64;
+constexpr bool STRIDED = true;
+constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
+// Resident threads of a multiprocessor to leave registers for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MIN_THREADS = 256;
+#else
+constexpr int MIN_THREADS = 512;
+#endif
+constexpr int WARP = 32;
+
+template <int VEC>
+struct Shape {
+    static constexpr int PARTS = VEC == WIDE ? 8 : 1;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 32 : 128;   // rows (or vectors of rows) side by side
+    static constexpr int THREADS = PARTS * LANES;
+    static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
+    static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
+    static constexpr int VALUES = (LENGTH + PARTS * ELEMENT - 1) / (PARTS * ELEMENT) * ELEMENT;
+    static constexpr int BLOCK_ROWS = LANES * ROWS;
+    static constexpr int ROW_WARPS = STRIDED ? PARTS : (PARTS + WARP - 1) / WARP;   // partial results of a row
+    static constexpr int MIN_BLOCKS = MIN_THREADS > THREADS ? MIN_THREADS / THREADS : 1;
+};
+
+struct Args {
+    const float* x;
+    const float* p0;
+    float* y0;
+    int64_t row_count, inner_count;   // row_count = outer * inner
+    FastDivide by_inner;              // used while row_count < 2^31
+};
+
+template <int VEC>
+__global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    using S = Shape<VEC>;
+    __shared__ __align__(16) float v_p0_row[LENGTH];   // %mean_r1: float32[64, 1]
+    const int thread = threadIdx.x;
+    const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
+    const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * S::BLOCK_ROWS + lane * S::ROWS;
+    const bool in = row < args.row_count;
+    const int64_t outer = !STRIDED ? row
+        : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
+                                      : row / args.inner_count;
+    const int64_t first_inner = STRIDED ? row - outer * args.inner_count : 0;
+
+    // The thread's first element, and the bytes from one of its vectors to the next.
+    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
+                                  : row * LENGTH + part * VEC;
+    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
+    // Value j of a thread is element position(j) of the row, which exists when live(j).
+    auto position = [&](int j) {
+        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
+    };
+    auto live = [&](int j) {
+        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        return EVEN || position(j) < LENGTH;
+    };
+
+    float v[S::ROWS][S::VALUES] = {};
+    {
+        const float* p = args.x + first;
+#pragma unroll
+        for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
+            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+    }
+    for (int l = thread; l < LENGTH; l += S::THREADS) {
+        v_p0_row[l] = __ldg(args.p0 + l);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) {
+        [[maybe_unused]] const int64_t inner = first_inner + i;
+#pragma unroll
+        for (int j = 0; j < S::VALUES; ++j) {
+            const int l = position(j);
+            const float v_p0 = live(j) ? v_p0_row[l] : 0.0f;
+            const float t0 = v[i][j] + v_p0;   // %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2_r26, %mean_r1)
+            const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
+            v[i][j] = t1;
+        }
+    }
+
+    float* p = args.y0 + first;
+#pragma unroll
+    for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
+        if (in && live(j)) store_streaming<VEC>(p, &v[0][j], STRIDED ? S::VALUES : 1);
+}
+
+template <int VEC>
+int launch(const Args& args, cudaStream_t stream) {
+    const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    return cudaGetLastError();
+}
+
+extern "C" int k4_row_reduce(const float* p0, const float* x0, float* y0, int64_t batch, int64_t width, cudaStream_t stream) {
+    const int64_t outer = batch, inner = width;
+    if (outer == 0 || inner == 0) return cudaSuccess;
+    Args args = {};
+    args.x = x0;
+    args.p0 = p0;
+    args.y0 = y0;
+    args.row_count = outer * inner;
+    args.inner_count = inner;
+    if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
+    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
+    return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+}
+
+}  // namespace k4_row_reduce_kernel
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -595,8 +1745,14 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k0_row_stream(const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
 extern "C" int64_t k0_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
+extern "C" int k1_row_stream(const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
+extern "C" int k2_row_stream(const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
+extern "C" int k3_row_reduce(const float* x0, float* y0, cudaStream_t stream);
+extern "C" int k4_row_reduce(const float* p0, const float* x0, float* y0, int64_t batch, int64_t width, cudaStream_t stream);
 
 namespace {
 
@@ -680,38 +1836,113 @@ Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t strea
 }
 
 Tensor call_k0_row_stream(
+    const Tensor& x0_given
+) {
+    const int32_t device = x0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor x0 = operand(x0_given, "k0_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
+    const int64_t batch = x0.size(0);
+    const int64_t height = x0.size(2);
+    const int64_t width = x0.size(3);
+    require(x0.size(1) == 32, "k0_row_stream", "x0 has another size on axis 1 than compiled for");
+    const Tensor y0 = allocate({batch, 32, 1, height}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    const int64_t bytes = k0_row_stream_workspace(batch, height, width);
+    const Scratch memory = scratch(0, bytes, device, stream);
+    check(k0_row_stream(data<const float>(x0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k0_row_stream");
+    return y0;
+}
+
+Tensor call_k1_row_stream(
+    const Tensor& x0_given
+) {
+    const int32_t device = x0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
+    const int64_t batch = x0.size(0);
+    const int64_t height = x0.size(2);
+    const int64_t width = x0.size(3);
+    require(x0.size(1) == 32, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
+    const Tensor y0 = allocate({batch, 32, 1, height}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    const int64_t bytes = k1_row_stream_workspace(batch, height, width);
+    const Scratch memory = scratch(0, bytes, device, stream);
+    check(k1_row_stream(data<const float>(x0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k1_row_stream");
+    return y0;
+}
+
+Tensor call_k2_row_stream(
+    const Tensor& x0_given
+) {
+    const int32_t device = x0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor x0 = operand(x0_given, "k2_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
+    const int64_t batch = x0.size(0);
+    const int64_t height = x0.size(2);
+    const int64_t width = x0.size(3);
+    require(x0.size(1) == 32, "k2_row_stream", "x0 has another size on axis 1 than compiled for");
+    const Tensor y0 = allocate({batch, 32, 1, height}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    const int64_t bytes = k2_row_stream_workspace(batch, height, width);
+    const Scratch memory = scratch(0, bytes, device, stream);
+    check(k2_row_stream(data<const float>(x0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k2_row_stream");
+    return y0;
+}
+
+Tensor call_k3_row_reduce(
+    const Tensor& x0_given
+) {
+    const int32_t device = x0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor x0 = operand(x0_given, "k3_row_reduce: x0", device, aoti_torch_dtype_float32(), 4);
+    require(x0.size(0) == 32, "k3_row_reduce", "x0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 64, "k3_row_reduce", "x0 has another size on axis 1 than compiled for");
+    require(x0.size(2) == 4, "k3_row_reduce", "x0 has another size on axis 2 than compiled for");
+    require(x0.size(3) == 2, "k3_row_reduce", "x0 has another size on axis 3 than compiled for");
+    const Tensor y0 = allocate({32, 1, 64, 4}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    check(k3_row_reduce(data<const float>(x0), data<float>(y0), stream), "k3_row_reduce");
+    return y0;
+}
+
+Tensor call_k4_row_reduce(
     const Tensor& p0_given,
     const Tensor& x0_given
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k4_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k4_row_reduce: x0", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
-    const int64_t height = x0.size(2);
-    const int64_t width = x0.size(3);
-    require(p0.size(0) == 64, "k0_row_stream", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 64, "k0_row_stream", "x0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 64, height}, aoti_torch_dtype_float32(), device);
+    const int64_t width = x0.size(2);
+    require(p0.size(0) == 64, "k4_row_reduce", "p0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 64, "k4_row_reduce", "x0 has another size on axis 1 than compiled for");
+    const Tensor y0 = allocate({batch, 64, width}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k0_row_stream_workspace(batch, height, width);
-    const Scratch memory = scratch(0, bytes, device, stream);
-    check(k0_row_stream(data<const float>(p0), data<const float>(x0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k0_row_stream");
+    check(k4_row_reduce(data<const float>(p0), data<const float>(x0), data<float>(y0), batch, width, stream), "k4_row_reduce");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8ba00c1e2789a411, m) {
-    m.def("k0_row_stream(Tensor p0, Tensor x0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9a55c768dd3067e6, m) {
+    m.def("k0_row_stream(Tensor x0) -> Tensor");
+    m.def("k1_row_stream(Tensor x0) -> Tensor");
+    m.def("k2_row_stream(Tensor x0) -> Tensor");
+    m.def("k3_row_reduce(Tensor x0) -> Tensor");
+    m.def("k4_row_reduce(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8ba00c1e2789a411, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9a55c768dd3067e6, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
+    m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
+    m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
+    m.impl("k3_row_reduce", TORCH_BOX(&call_k3_row_reduce));
+    m.impl("k4_row_reduce", TORCH_BOX(&call_k4_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8ba00c1e2789a411"
+_fusegen_NAMESPACE = "fusegen_9a55c768dd3067e6"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -834,15 +2065,43 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_row_stream(p0, x0):
+def _fusegen_fake_k0_row_stream(x0):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
-    return p0.new_empty([batch, 64, height], dtype=_fusegen_torch.float32)
+    return x0.new_empty([batch, 32, 1, height], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k1_row_stream(x0):
+    batch = x0.shape[0]
+    height = x0.shape[2]
+    width = x0.shape[3]
+    return x0.new_empty([batch, 32, 1, height], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k2_row_stream(x0):
+    batch = x0.shape[0]
+    height = x0.shape[2]
+    width = x0.shape[3]
+    return x0.new_empty([batch, 32, 1, height], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k3_row_reduce(x0):
+    return x0.new_empty([32, 1, 64, 4], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k4_row_reduce(p0, x0):
+    batch = x0.shape[0]
+    width = x0.shape[2]
+    return p0.new_empty([batch, 64, width], dtype=_fusegen_torch.float32)
 
 
 _fusegen_fakes = {
     "k0_row_stream": _fusegen_fake_k0_row_stream,
+    "k1_row_stream": _fusegen_fake_k1_row_stream,
+    "k2_row_stream": _fusegen_fake_k2_row_stream,
+    "k3_row_reduce": _fusegen_fake_k3_row_reduce,
+    "k4_row_reduce": _fusegen_fake_k4_row_reduce,
 }
 
 
@@ -850,10 +2109,45 @@ _fusegen_fakes = {
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
-    """The graph after rewriting: 1 generated kernel, 1 call to torch."""
-    # %conv_transpose2d_r2: float32[x0_0, 64, 2*x0_2, 2*x0_3] = conv_transpose2d(%x, %p_conv_transpose_weight, stride=(2, 2), padding=(1, 1))
-    v_conv_transpose2d_r2 = _fusegen_torch.nn.functional.conv_transpose2d(v_x, v_p_conv_transpose_weight, None, stride=(2, 2), padding=(1, 1), output_padding=(0, 0), groups=1, dilation=(1, 1))
-    v_relu = ops[0](v_p_conv_transpose_bias, v_conv_transpose2d_r2)
+    """The graph after rewriting: 5 generated kernels, 15 calls to torch."""
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    # %mean_r2_r1: float32[x0_0, 32, x0_2, x0_3 - 1] = slice(%x, axis=3, start=1, length=x0_3 - 1)
+    v_mean_r2_r1 = v_x[:, :, :, 1:x0_3:1]
+    # %mean_r2_r4: float32[x0_0, 32, x0_2, x0_3 - 1] = slice(%x, axis=3, start=0, length=x0_3 - 1)
+    v_mean_r2_r4 = v_x[:, :, :, 0:x0_3 - 1:1]
+    v_mean_r2_r6 = ops[0](v_mean_r2_r1)
+    v_mean_r2_r7 = ops[1](v_x)
+    v_mean_r2_r8 = ops[2](v_mean_r2_r4)
+    # %mean_r2_r9: float32[x0_0, 32, 3, x0_2] = cat(%mean_r2_r6, %mean_r2_r7, %mean_r2_r8, axis=2)
+    v_mean_r2_r9 = _fusegen_torch.cat([v_mean_r2_r6, v_mean_r2_r7, v_mean_r2_r8], dim=2)
+    # %mean_r2_r10: float32[x0_0, 96, x0_2] = reshape(%mean_r2_r9, [x0_0, 96, x0_2])
+    v_mean_r2_r10 = _fusegen_torch.reshape(v_mean_r2_r9, [x0_0, 96, x0_2])
+    # %mean_r2_r11: float32[32, 64, 4, 1] = slice(%p_conv_transpose_weight, axis=3, start=0, length=1)
+    v_mean_r2_r11 = v_p_conv_transpose_weight[:, :, :, 0:1:1]
+    # %mean_r2_r13: float32[32, 64, 4, 1] = slice(%p_conv_transpose_weight, axis=3, start=1, length=1)
+    v_mean_r2_r13 = v_p_conv_transpose_weight[:, :, :, 1:2:1]
+    # %mean_r2_r14: float32[32, 64, 4, 1] = slice(%p_conv_transpose_weight, axis=3, start=2, length=1)
+    v_mean_r2_r14 = v_p_conv_transpose_weight[:, :, :, 2:3:1]
+    # %mean_r2_r15: float32[32, 64, 4, 2] = cat(%mean_r2_r13, %mean_r2_r14, axis=3)
+    v_mean_r2_r15 = _fusegen_torch.cat([v_mean_r2_r13, v_mean_r2_r14], dim=3)
+    # %mean_r2_r17: float32[32, 64, 4, 1] = slice(%p_conv_transpose_weight, axis=3, start=3, length=1)
+    v_mean_r2_r17 = v_p_conv_transpose_weight[:, :, :, 3:4:1]
+    # %mean_r2_r19: float32[32, 1, 64, 4] = reshape(%mean_r2_r11, [32, 1, 64, 4])
+    v_mean_r2_r19 = _fusegen_torch.reshape(v_mean_r2_r11, [32, 1, 64, 4])
+    v_mean_r2_r20 = ops[3](v_mean_r2_r15)
+    # %mean_r2_r21: float32[32, 1, 64, 4] = reshape(%mean_r2_r17, [32, 1, 64, 4])
+    v_mean_r2_r21 = _fusegen_torch.reshape(v_mean_r2_r17, [32, 1, 64, 4])
+    # %mean_r2_r22: float32[32, 3, 64, 4] = cat(%mean_r2_r19, %mean_r2_r20, %mean_r2_r21, axis=1)
+    v_mean_r2_r22 = _fusegen_torch.cat([v_mean_r2_r19, v_mean_r2_r20, v_mean_r2_r21], dim=1)
+    # %mean_r2_r23: float32[96, 64, 4] = reshape(%mean_r2_r22, [96, 64, 4])
+    v_mean_r2_r23 = _fusegen_torch.reshape(v_mean_r2_r22, [96, 64, 4])
+    # %mean_r2_r25: float32[96, 64, 4] = div(%mean_r2_r23, %mean_r2_r24)
+    v_mean_r2_r25 = v_mean_r2_r23 / (2 * x0_3)
+    # %mean_r2_r26: float32[x0_0, 64, 2*x0_2] = conv_transpose1d(%mean_r2_r10, %mean_r2_r25, stride=(2,), padding=(1,))
+    v_mean_r2_r26 = _fusegen_torch.nn.functional.conv_transpose1d(v_mean_r2_r10, v_mean_r2_r25, None, stride=(2,), padding=(1,), output_padding=(0,), groups=1, dilation=(1,))
+    v_relu = ops[4](v_p_conv_transpose_bias, v_mean_r2_r26)
     return v_relu
 
 
