@@ -10,6 +10,7 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite generated/ where it differs, and fail")
+    parser.addoption("--chains", type=int, default=300, help="random models to run on the GPU")
 
 
 @pytest.fixture

@@ -1,0 +1,123 @@
+"""Random models on the GPU: ``pytest -m gpu tests/gpu/test_chains.py -n 16 --chains 300``."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen import interpret
+from fusegen.check import EPS, compare, has_convolution, tf32_convolutions
+from fusegen.compiler import compile_file
+from fusegen.emit import write_atomic
+from fusegen.interpret import input_shapes
+from fusegen.ir import Graph
+from fusegen.subject import call, call_generated, load_generated
+from fusegen.trace import load_model_file
+from tests.chains import chain
+
+pytestmark = pytest.mark.gpu
+
+Inputs = tuple[torch.Tensor, ...]
+ROUNDINGS = 4
+"""Random roundings from which the noise of float arithmetic is told, and how far beyond it errors may be."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("seed", range(metafunc.config.getoption("--chains")))
+
+
+def results(module: nn.Module, inputs: Inputs, run: Any = call) -> list[torch.Tensor]:
+    """Outputs, and floating-point buffers after the call."""
+    fresh = copy.deepcopy(module)
+    outputs: list[torch.Tensor] = run(fresh, inputs)
+    return outputs + [buffer for buffer in fresh.buffers() if buffer.is_floating_point()]
+
+
+def noise(graph: Graph, module: nn.Module, inputs: Inputs, r: list[torch.Tensor]) -> list[float]:
+    """The largest change of each result of ``graph`` in float64 when every value in it is rounded to float at random.
+
+    Where differences cancel (the mean of normalised values), no float arithmetic does better than this.
+    """
+    lines = interpret.python_lines(graph)
+    text = [
+        *interpret.size_lines(graph, "\n".join(lines)),
+        *(f"{n}; {n.split(' = ')[0]} = jitter({n.split(' = ')[0]})" for n in lines),
+    ]
+    scope: dict[str, Any] = {"torch": torch, "params": dict(module.double().state_dict())}
+    found = [0.0] * len(graph.outputs)
+
+    def jitter(value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+            return value
+        return value * (1 + EPS * (2 * torch.rand_like(value) - 1))
+
+    for _ in range(ROUNDINGS):
+        values = dict(scope, jitter=jitter, **{f"x{i}": x.double() for i, x in enumerate(inputs)})
+        exec("\n".join(text), values)
+        for i, name in enumerate(graph.outputs):
+            change = (values[f"v_{name}"] - r[i]).abs()
+            found[i] = max(found[i], float(change.nan_to_num(0.0, 0.0, 0.0).max()))
+    return found
+
+
+def problems(graph: Graph, pair: tuple[nn.Module, nn.Module], inputs: Inputs) -> list[object]:
+    """Results of the generated module beyond twice eager's error, and beyond what rounding explains."""
+    reference, generated = pair
+    r = results(copy.deepcopy(reference).double(), tuple(x.double() for x in inputs))
+    e = results(reference, inputs)
+    y = results(generated, inputs, call_generated)
+    assert len(y) == len(e)
+    found = [compare(f"result {i}", *values) for i, values in enumerate(zip(y, e, r, strict=True))]
+    wrong = [o for o in found if o.wrong_specials or o.max_generated > o.max_allowed]
+    if not wrong or any(o.wrong_specials for o in wrong):
+        return list(wrong)
+    least = [ROUNDINGS * n for n in noise(graph, copy.deepcopy(reference), inputs, r)]
+    return [o for i, o in enumerate(found) if o in wrong and not (i < len(least) and o.max_generated <= least[i])]
+
+
+def other_sizes(graph: Graph, pair: tuple[nn.Module, nn.Module]) -> Inputs | None:
+    """Inputs of one more along every size that may vary, where the model and its constraints allow that."""
+    sizes = {name: value + 1 for name, value in graph.sizes.items()}
+    if not sizes or not all(eval(constraint, {}, sizes) for constraint in graph.constraints):
+        return None
+    inputs = tuple(torch.rand(shape, device="cuda") for shape in input_shapes(graph, sizes))
+    try:
+        call(copy.deepcopy(pair[0]), inputs)
+    except RuntimeError:
+        return None
+    return inputs
+
+
+def test_agrees_with_float64(seed: int, tmp_path: Path) -> None:
+    model = chain(random.Random(seed))
+    path = model.write(tmp_path)
+    compiled = compile_file(path)
+    graph = compiled.program.before
+    write_atomic(tmp_path / "generated.py", compiled.source)
+    loaded = load_model_file(path)
+    torch.manual_seed(seed)
+    reference = loaded.model_class().cuda()
+    generated = load_generated(tmp_path / "generated.py")().cuda()
+    generated.load_state_dict(reference.state_dict())
+    pair = (reference, generated)
+    drawn = tuple(x.cuda() for x in loaded.get_inputs())
+    sets: dict[str, Inputs | None] = {
+        "rand": drawn,
+        "randn*3 + offset": tuple(3 * torch.randn_like(x) + torch.randn(()).cuda() for x in drawn),
+        "other sizes": other_sizes(graph, pair),
+    }
+    found = {name: problems(graph, pair, inputs) for name, inputs in sets.items() if inputs is not None}
+    if has_convolution(graph):
+        with tf32_convolutions(False):
+            found["TF32 off"] = problems(graph, pair, drawn)
+    first, second = (call_generated(copy.deepcopy(generated), drawn) for _ in range(2))
+    if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True) if a.isfinite().all()):
+        found["repeats"] = ["differ"]
+    bad = {name: wrong for name, wrong in found.items() if wrong}
+    assert not bad, f"seed {seed}: {bad}\n{model.text()}\n{[s.kind for s in compiled.program.steps]}"
