@@ -52,8 +52,8 @@ class GraphModule(nn.Module):
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self.graph = graph
-        for node in graph.params:
-            path: str = node.op.path  # type: ignore[union-attr]
+        paths = {getattr(node.op, "path", ""): node for node in graph.params}
+        for path, node in sorted(paths.items()):  # the order of the generated module
             *parents, leaf = path.split(".")
             owner: nn.Module = self
             for name in parents:

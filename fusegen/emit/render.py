@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,6 +45,7 @@ class LineStatements(Extension):
         return re.sub(r"^[ \t]*//%(.*)$", r"/*%\1 %*/", source, flags=re.MULTILINE)
 
 
+@functools.cache
 def environment() -> jinja2.Environment:
     """The template environment: delimiters that do not collide with CUDA, no undefined names."""
     env = jinja2.Environment(

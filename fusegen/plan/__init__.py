@@ -45,6 +45,8 @@ def make_program(
             )
             continue
         operands = [_operand(after, name) for name in node.inputs]
+        if node.inputs and all(_is_const(after, name) for name in node.inputs):
+            operands[0] = _as_tensor(after, node.inputs[0], operands[0])
         steps.append(
             EagerStep(
                 expr=ops.torch_expr(node.op, operands),
@@ -78,6 +80,12 @@ def _results(graph: Graph, region: Node) -> tuple[str, ...]:
         return (region.name,)
     found = {n.op.index: n.name for n in graph.nodes if isinstance(n.op, GetItemOp) and region.name in n.inputs}
     return tuple(found[index] for index in range(len(region.op.body.outputs)))
+
+
+def _as_tensor(graph: Graph, name: str, text: str) -> str:
+    """A scalar where torch must compute with tensors: a kernel may read what comes of it."""
+    like, dtype = graph.inputs[0].name, graph.node(name).type.dtype.value
+    return f"torch.full([], {text}, dtype=torch.{dtype}, device=v_{like}.device)"
 
 
 def _is_const(graph: Graph, name: str) -> bool:

@@ -105,11 +105,17 @@ def reference_from(source: str) -> types.ModuleType:
 
 
 def operators(program: Program) -> list[Callable[..., Any]]:
-    """What every kernel computes, by the interpreter: a tensor, or a tuple of several."""
+    """What every kernel computes, by the interpreter: a tensor, or a tuple of several.
+
+    Sizes that its operands do not show are the traced ones.
+    """
 
     def computed(body: Graph) -> Callable[..., Any]:
+        shown = interpret.bound_sizes(body)
+        hidden = {size: value for size, value in program.before.sizes.items() if size not in shown}
+
         def run(*args: torch.Tensor) -> Any:
-            results = interpret.run(body, args, {})
+            results = interpret.run(body, args, {}, hidden)
             return results if len(results) > 1 else results[0]
 
         return run
