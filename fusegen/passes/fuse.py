@@ -130,6 +130,8 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
     for node in grouping.graph.nodes:
         if node.name in group.members or node.name not in free or not isinstance(node.op, _SMALL):
             continue
+        if not grouping.is_read(node.name):  # other kernels have copied it
+            continue
         unit = {node.name}
         pending = [name for name in node.inputs if name not in group.members]
         while pending:  # small values that only parameters and scalars go into
@@ -197,8 +199,8 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     for node in graph.nodes:
         if node.name in grouping.groups:
             nodes += _region(node, *grouping.body(grouping.groups[node.name]))
-        elif node.name not in inside:
-            nodes.append(node)
+        elif node.name not in inside and (isinstance(node.op, InputOp) or grouping.is_read(node.name)):
+            nodes.append(node)  # what kernels have copied need not be read any more
     known = {name for group in grouping.groups.values() for name in group.members}
     refusals = tuple(
         RuleRefused(identity=FUSION, node=name, reason=reason) for name, reason in refused.items() if name not in known

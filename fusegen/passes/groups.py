@@ -44,12 +44,10 @@ class Grouping:
         if name in self.results:
             return True
         for user in set(self.users[name]):
-            if user in inside.owned:
-                continue
             holders = [group for group in self.groups.values() if user in group.members]
             if any(name not in group.members for group in holders if group is not inside):
                 return True
-            if self.owner(user) is None and user not in inside.copies and self.is_read(user):
+            if user not in inside.members and self.owner(user) is None and self.is_read(user):
                 return True
         return False
 
