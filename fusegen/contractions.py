@@ -18,6 +18,8 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
     cuDNN does so for transposed convolutions and for 16 or more input channels per group (measured on
     an H200; with fewer it chooses kernels in full fp32); cuBLAS for every matrix product.
     """
+    if isinstance(node.op, ConvOp) and node.op.precise:
+        return False
     if isinstance(node.op, ConvOp) and not node.op.transposed:
         x, w = (graph.node(name).type for name in node.inputs[:2])
         channels, _ = ops.conv_channels(node.op, x, w)

@@ -125,7 +125,8 @@ class ConvOp(Frozen):
     """Convolution or transposed convolution over ``len(stride)`` trailing axes.
 
     Inputs: x [N, C, *spatial], w ([O, C/groups, *kernel], transposed: [C, O/groups, *kernel]) and
-    optionally b [O]. ``output_padding`` is zero unless ``transposed``.
+    optionally b [O]. ``output_padding`` is zero unless ``transposed``. ``precise``: in full float32 whatever
+    torch's TF32 setting permits.
     """
 
     kind: Literal["conv"] = "conv"
@@ -135,6 +136,7 @@ class ConvOp(Frozen):
     dilation: tuple[int, ...]
     output_padding: tuple[int, ...]
     groups: int = 1
+    precise: bool = False
 
     @property
     def rank(self) -> int:

@@ -308,6 +308,10 @@ def _torch_reduce(op: ReduceOp, args: Sequence[str]) -> str:
 
 def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
     bias = args[2] if len(args) > 2 else "None"
+    if op.precise:  # the one form of the call that names the precision: its last argument permits TF32
+        lists = [str(list(values)) for values in (op.stride, op.padding, op.dilation)]
+        shape = f"{', '.join(lists)}, {op.transposed}, {list(op.output_padding)}, {op.groups}"
+        return f"torch.ops.aten._convolution.default({args[0]}, {args[1]}, {bias}, {shape}, False, False, True, False)"
     options = f"stride={op.stride}, padding={op.padding}, "
     if op.transposed:
         options += f"output_padding={op.output_padding}, "

@@ -117,6 +117,7 @@ def _conv_attributes(op: ConvOp) -> list[str]:
         ("dilation", op.dilation, (1,) * op.rank),
         ("output_padding", op.output_padding, (0,) * op.rank),
         ("groups", op.groups, 1),
+        ("precise", op.precise, False),
     ]
     return [f"{name}={value}" for name, value, default in fields if value != default]
 

@@ -50,7 +50,7 @@
 #   %mean_r1_r12: float32[48, 64, 3, 3] = reshape(%mean_r1_r11, [48, 64, 3, 3])
 #   %mean_r1_r13: float32[] = const(x0_2)
 #   %mean_r1_r14: float32[48, 64, 3, 3] = div(%mean_r1_r12, %mean_r1_r13)
-#   %mean_r1_r15: float32[x0_0, 64, x0_3, x0_4] = conv_transpose2d(%mean_r1_r10, %mean_r1_r14, padding=(1, 1))
+#   %mean_r1_r15: float32[x0_0, 64, x0_3, x0_4] = conv_transpose2d(%mean_r1_r10, %mean_r1_r14, padding=(1, 1), precise=True)
 #   %mul: float32[x0_0, 64, 1, x0_3, x0_4] = region.row_reduce(%p_conv_transpose_bias, %mean_r1_r15, %p_bias)
 #       %p_conv_transpose_bias: float32[64] = input(0)
 #       %mean_r1_r15: float32[x0_0, 64, x0_3, x0_4] = input(1)
@@ -2057,8 +2057,8 @@ def _fusegen_fused(ops, v_x, v_p_bias, v_p_conv_transpose_weight, v_p_conv_trans
     v_mean_r1_r12 = _fusegen_torch.reshape(v_mean_r1_r11, [48, 64, 3, 3])
     # %mean_r1_r14: float32[48, 64, 3, 3] = div(%mean_r1_r12, %mean_r1_r13)
     v_mean_r1_r14 = v_mean_r1_r12 / x0_2
-    # %mean_r1_r15: float32[x0_0, 64, x0_3, x0_4] = conv_transpose2d(%mean_r1_r10, %mean_r1_r14, padding=(1, 1))
-    v_mean_r1_r15 = _fusegen_torch.nn.functional.conv_transpose2d(v_mean_r1_r10, v_mean_r1_r14, None, stride=(1, 1), padding=(1, 1), output_padding=(0, 0), groups=1, dilation=(1, 1))
+    # %mean_r1_r15: float32[x0_0, 64, x0_3, x0_4] = conv_transpose2d(%mean_r1_r10, %mean_r1_r14, padding=(1, 1), precise=True)
+    v_mean_r1_r15 = _fusegen_torch.ops.aten._convolution.default(v_mean_r1_r10, v_mean_r1_r14, None, [1, 1], [1, 1], [1, 1], True, [0, 0], 1, False, False, True, False)
     v_mul = ops[3](v_p_conv_transpose_bias, v_mean_r1_r15, v_p_bias)
     return v_mul
 

@@ -232,6 +232,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int column = static_cast<int>(thread - out_line * args.out_width);
     const int row = static_cast<int>(out_line - slab * args.by_rows.divisor) * RESULTS;
     const int layer = static_cast<int>(slab - volume * args.out_depth);
+    const int64_t plane = volume;
+    const float v_p0 = __ldg(args.p0 + (plane % 64));   // %conv_transpose2d_r1: float32[64, 1, 1]
 
     // VEC neighbouring elements, if they are inside, into the running result of a row: those at p, which is
     // position (z, y, c) of the volume.
@@ -241,8 +243,6 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
             const float v = run[e];
-            const int64_t plane = volume;
-            const float v_p0 = inside ? __ldg(args.p0 + (plane % 64)) : 0.0f;   // %conv_transpose2d_r1: float32[64, 1, 1]
             const float t0 = v + v_p0;   // %conv_transpose2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv_transpose2d_r2, %conv_transpose2d_r1)
             const float value = inside ? t0 : NOTHING;
             into = nan_max(into, value);
@@ -899,18 +899,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_69481cc46d52010e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7a0dfca69d34fb64, m) {
     m.def("k0_pool(Tensor p0, Tensor x0) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_69481cc46d52010e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7a0dfca69d34fb64, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_69481cc46d52010e"
+_fusegen_NAMESPACE = "fusegen_7a0dfca69d34fb64"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -155,6 +155,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int column = static_cast<int>(thread - out_line * args.out_width);
     const int row = static_cast<int>(out_line - slab * args.by_rows.divisor) * RESULTS;
     const int layer = static_cast<int>(slab - volume * args.out_depth);
+    const int64_t plane = volume;
+    const float v_p0 = __ldg(args.p0 + (plane % 64));   // %p_scale: float32[64, 1, 1]
 
     // VEC neighbouring elements, if they are inside, into the running result of a row: those at p, which is
     // position (z, y, c) of the volume.
@@ -164,8 +166,6 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
             const float v = run[e];
-            const int64_t plane = volume;
-            const float v_p0 = inside ? __ldg(args.p0 + (plane % 64)) : 0.0f;   // %p_scale: float32[64, 1, 1]
             const float t0 = v * v_p0;   // %mul: float32[x0_0, 64, x0_2, x0_3] = mul(%x, %p_scale)
             const float value = inside ? t0 : NOTHING;
             into = nan_max(into, value);
@@ -350,16 +350,16 @@ Tensor call_k0_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b74f11ff15ff845b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b3db53b9a8a9da4d, m) {
     m.def("k0_pool(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b74f11ff15ff845b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b3db53b9a8a9da4d, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b74f11ff15ff845b"
+_fusegen_NAMESPACE = "fusegen_b3db53b9a8a9da4d"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

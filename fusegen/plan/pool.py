@@ -89,6 +89,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         n for n in ((1, 2, 4, 8) if overlap else (1, 2, 4)) if n == 1 or (n <= below and _loads(axes, n) <= MAX_LOADS)
     ]
     outputs = fits[-1] if unrolled else 1
+    chain = _lower(region, parts.before, parts.before_space, "v", region.outputs[0])
     detail = PoolPlan(
         fn=op.fn,
         adaptive=adaptive,
@@ -101,7 +102,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         outputs=outputs,
         unrolled=unrolled,
         source=region.args[parts.before_space.source].name,
-        before=_lower(region, parts.before, parts.before_space, "v", region.outputs[0]),
+        before=chain,
         after=_lower(region, parts.after, parts.after_space, "pooled", region.outputs[0]),
+        plane_operands=tuple(o.name for o in chain.operands if op.rank > 1 and "inner" not in o.index),
     )
     return region.plan(f"{name}_pool", detail)

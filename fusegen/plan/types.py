@@ -397,6 +397,8 @@ class PoolPlan(Frozen):
     source: str
     before: RowProgram
     after: RowProgram
+    plane_operands: tuple[str, ...]
+    """Operands of ``before`` with one value for a plane."""
 
 
 Detail: TypeAlias = Annotated[
