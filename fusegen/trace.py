@@ -167,9 +167,11 @@ _WRITES_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
 
 
 def _is_functional(program: torch.export.ExportedProgram) -> bool:
-    """True when no op writes to an operand."""
-    ops = [node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    return not any(op._schema.is_mutable or op._schema.name in _WRITES_STATISTICS for op in ops)
+    """True when no op writes to an operand or holds a graph of its own."""
+    targets = [node.target for node in program.graph.nodes]
+    ops = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
+    writes = any(op._schema.is_mutable or op._schema.name in _WRITES_STATISTICS for op in ops)
+    return not writes and not any(isinstance(target, torch._ops.HigherOrderOperator) for target in targets)
 
 
 def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, ones: Collection[str]) -> tuple[torch.Tensor, ...]:
