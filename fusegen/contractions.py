@@ -6,7 +6,7 @@ a row of all output channels (features), which an epilogue then works on before 
 
 from __future__ import annotations
 
-from fusegen import dims, ops
+from fusegen import dims, gemm, ops
 from fusegen.ir import ConvOp, Graph, MatmulOp, Node
 from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, feature_axis
@@ -42,4 +42,11 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
         return "its weight has a size that is known only at run time"
     if dims.numel(node.type.shape, body.sizes) == 0:
         return "it is empty"
+    if machine.wgmma and fits_gemm(node, body.node(node.inputs[1])):
+        return gemm.refusal(body, space, node, machine)
     return "no template computes it"
+
+
+def fits_gemm(node: Node, weight: Node) -> bool:
+    """True for products that the sm_90a template computes: one weight, stored as a linear layer's is."""
+    return isinstance(node.op, MatmulOp) and node.op.transposed and weight.type.rank == 2

@@ -19,10 +19,12 @@ class Machine:
     flops: float
     tensor_flops: float
     launch: float
+    wgmma: bool = False
+    """Has the tensor cores of sm_90a."""
 
 
 MACHINES: dict[str, Machine] = {
-    "sm_90": Machine(bandwidth=4.35e12, flops=51e12, tensor_flops=417e12, launch=2.5e-6),
+    "sm_90": Machine(bandwidth=4.35e12, flops=51e12, tensor_flops=417e12, launch=2.5e-6, wgmma=True),
     "sm_80": Machine(bandwidth=1.75e12, flops=17e12, tensor_flops=130e12, launch=2.5e-6),
 }
 DEFAULT_TARGET = "sm_90"

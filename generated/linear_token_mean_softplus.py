@@ -41,7 +41,7 @@
 #
 # Steps:
 #   k0_row_reduce: generated row_reduce kernel, 33.7 MB, 8.39 MFLOP
-#   %mean_r1_r2: torch, 17.4 MB, 268 MFLOP (the library's matrix product: no template computes it)
+#   %mean_r1_r2: torch, 17.4 MB, 268 MFLOP (the library's matrix product: predicted 14.7 us where the library's product takes 10.4)
 #   k1_pointwise: generated pointwise kernel, 1.06 MB, 2.75 MFLOP
 #
 # Memory traffic: 320 MB before, 52.2 MB after.

@@ -13,6 +13,8 @@ SMALL = {
     "height": 11,
     "width": 14,
     "depth": 6,
+    "in_features": 24,
+    "out_features": 40,
 }
 """Sizes at which every spec runs in milliseconds on a CPU."""
 

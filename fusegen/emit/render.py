@@ -242,6 +242,7 @@ def render(
         prelude=_prelude(carried),
         sources=sources,
         plans=plans,
+        only_hopper=any(plan.only_hopper for plan in plans),
         header=header_lines(program, carried, title),
         signature=", ".join(_local(o.node.name) for o in fused),
         body=_body(program, operands),

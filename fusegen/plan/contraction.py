@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusegen import contractions, ops, windows
 from fusegen.ir import ConvOp, MatmulOp, Node
-from fusegen.plan import conv_sm90
+from fusegen.plan import conv_sm90, gemm
 from fusegen.plan.region import Region
 from fusegen.plan.rows import Style
 from fusegen.plan.types import ContractionAxis, ContractionPlan, HopperConvPlan, KernelPlan, RowProgram
@@ -76,6 +76,8 @@ def plan(region: Region, name: str) -> KernelPlan:
             tf32="conv",
         )
     assert isinstance(node.op, MatmulOp)
+    if contractions.fits_gemm(node, w):
+        return gemm.plan(region, name)
     batched = w.type.rank > 2
     detail = ContractionPlan(
         head="matmul",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fusegen import dims, ops
+from fusegen import dims, gemm, ops
 from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
-from fusegen.plan.types import ContractionPlan, EagerStep, KernelStep, Program, Step
+from fusegen.plan.types import ContractionPlan, EagerStep, GemmPlan, KernelStep, Program, Step
 
 
 def is_result_of_kernel(graph: Graph, node: Node) -> bool:
@@ -65,6 +65,11 @@ def _flop_rate(program: Program, step: Step, rates: Machine) -> float:
 def step_seconds(program: Program, step: KernelStep | EagerStep) -> float:
     """Roofline time of one step at the traced sizes: the larger of its traffic and its arithmetic."""
     rates = machine(program.target)
+    if isinstance(step, KernelStep) and isinstance(step.plan.detail, GemmPlan):
+        product = step.plan.detail
+        (source,) = (arg.node for arg in step.plan.args if arg.name == product.source)
+        rows = math.prod(program.after.shape(source)[:-1])
+        return gemm.seconds(rows, product.inputs, product.outputs, rates)
     return max(step.bytes / rates.bandwidth, step.flops / _flop_rate(program, step, rates)) + rates.launch
 
 

@@ -57,6 +57,7 @@ class Region:
         counters: Dim | None = None,
         workspace: bool = False,
         tf32: Literal["conv", "matmul"] | None = None,
+        only_hopper: bool = False,
     ) -> KernelPlan:
         args = tuple(self.args.values())
         return KernelPlan(
@@ -72,4 +73,5 @@ class Region:
             counters=counters,
             workspace=workspace,
             tf32=tf32,
+            only_hopper=only_hopper,
         )

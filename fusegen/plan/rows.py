@@ -51,6 +51,8 @@ class Style:
     outer: str = "outer"
     moves_rows: bool = False
     """The template itself stores a result that is laid out like the source."""
+    parts: bool = False
+    """Parts of a row are reduced apart, each with a shift of its own exponentials."""
     quick: bool = False
     """Elements carry TF32 error already: exponentials of the special-function unit are exact enough."""
     split: bool = False
@@ -299,7 +301,7 @@ class RowLowering:
             power = self.draft(
                 f"{self.exp}({{0}} - {{1}})", x, finite, element=True, node=node, comment="shifted exponential"
             )
-            total = self.reduce("sum", power, "its sum")
+            total = self.reduce("sum", power, "its sum", shift=finite if self.style.parts else None)
             self.values[node.name] = self.draft("logf({0}) + {1}", total, finite, element=False, node=node)
         elif op.fn == "mean":
             self.values[node.name] = self.mean(x, node, comment)

@@ -401,8 +401,34 @@ class PoolPlan(Frozen):
     """Operands of ``before`` with one value for a plane."""
 
 
+class GemmPlan(Frozen):
+    """Product of a matrix [height, inputs] and a weight [outputs, inputs], on the tensor cores of sm_90a.
+
+    In the epilogue ``outer`` is the row, ``l`` the feature.
+    """
+
+    template: Literal["gemm_sm90"] = "gemm_sm90"
+    source: str
+    weight: str
+    height: Dim
+    inputs: int
+    outputs: int
+    widths: tuple[int, ...]
+    """Rows of a tile, ascending: the last for all heights above the others."""
+    instructions: tuple[int, ...]
+    """Columns of the products' instructions."""
+    rows: RowProgram
+
+
 Detail: TypeAlias = Annotated[
-    PointwisePlan | PoolPlan | WindowSumPlan | ContractionPlan | HopperConvPlan | RowReducePlan | RowStreamPlan,
+    PointwisePlan
+    | PoolPlan
+    | WindowSumPlan
+    | ContractionPlan
+    | HopperConvPlan
+    | GemmPlan
+    | RowReducePlan
+    | RowStreamPlan,
     Field(discriminator="template"),
 ]
 
@@ -427,6 +453,8 @@ class KernelPlan(Frozen):
     """Count (over binding names) of zero-initialised uint32 counters that the kernel leaves at zero."""
     tf32: Literal["conv", "matmul"] | None = None
     """The torch setting that the kernel's last argument ``int64_t tf32`` reports: 1 where it permits TF32."""
+    only_hopper: bool = False
+    """True when ``detail`` itself needs sm_90a: on other devices the reference forward runs."""
     workspace: bool = False
     """True when ``<name>_workspace(sizes...)`` tells how many scratch bytes the launch needs."""
 

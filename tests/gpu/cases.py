@@ -15,7 +15,7 @@ from fusegen.subject import Subject, call, load_generated
 from fusegen.trace import LoadedModel, load_model_file
 from tests.variants import ROOT
 
-SPATIAL = {1: (131,), 2: (33, 29), 3: (9, 12, 11)}
+SPATIAL = {0: (), 1: (131,), 2: (33, 29), 3: (9, 12, 11)}
 """By rank: odd sizes, so that rows are not aligned to 16 bytes and tails are not empty."""
 BATCH = 3
 

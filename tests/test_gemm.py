@@ -1,0 +1,96 @@
+"""Matrix products on sm_90a: which regions a kernel takes, with which tiles, and what nvcc makes of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fusegen import gemm
+from fusegen.compiler import Compiled, compile_file
+from fusegen.machines import machine
+from fusegen.plan.types import GemmPlan, KernelStep
+from tests.models import write
+
+H200 = machine("sm_90")
+HEAVY = "self.linear = nn.Linear(4096, {})"
+
+
+def compiled(tmp_path: Path, body: str, outputs: int = 4096, target: str = "sm_90") -> Compiled:
+    return compile_file(write(tmp_path, body, HEAVY.format(outputs), "torch.rand(512, 4096)"), target=target)
+
+
+def product(found: Compiled) -> GemmPlan | None:
+    details = [step.plan.detail for step in found.program.steps if isinstance(step, KernelStep)]
+    return next((detail for detail in details if isinstance(detail, GemmPlan)), None)
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        ("return F.gelu(self.linear(x)) * 2", 1),
+        ("return torch.logsumexp(self.linear(x).tanh(), 1)", 1),
+        ("y = self.linear(x)\nreturn y.amax(1) + y.mean(1)", 1),
+        ("return torch.softmax(self.linear(x), 1)", 2),  # no block has a whole row
+        ("return torch.var(self.linear(x), 1)", 2),
+        ("y = self.linear(x)\nreturn y - y.mean(1, keepdim=True)", 2),
+    ],
+)
+def test_what_follows_a_product_joins_it_unless_it_needs_whole_rows(tmp_path: Path, body: str, steps: int) -> None:
+    found = compiled(tmp_path, body)
+    assert product(found) is not None
+    assert len(found.program.steps) == steps
+
+
+def test_rows_that_a_warp_holds_whole_are_finished_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
+    found = compiled(tmp_path, "return torch.softmax(self.linear(x), 1)", outputs=gemm.FEATURES)
+    assert product(found) is not None
+    assert len(found.program.steps) == 1
+
+
+def test_other_machines_and_narrow_products_keep_the_library(tmp_path: Path) -> None:
+    body = "return F.gelu(self.linear(x))"
+    assert product(compiled(tmp_path, body, target="sm_80")) is None
+    assert product(compiled(tmp_path, body, outputs=16)) is None
+
+
+def test_times_fit_the_measured_ones() -> None:
+    for rows, inputs, outputs, measured in ((1536, 6144, 8192, 0.742e-3), (160, 24576, 24576, 0.990e-3)):
+        assert gemm.seconds(rows, inputs, outputs, H200) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65, 160, 1000, 1536])
+def test_tiles_cover_every_height(rows: int) -> None:
+    found = gemm.widths(rows)
+    assert list(found) == sorted(set(found))
+    assert all(width % 32 == 0 and width <= 192 for width in found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(
+    ("body", "inputs", "outputs"),
+    [
+        ("return torch.softmax(self.linear(x), 1)", 203, 100),
+        ("y = self.linear(x)\nreturn y.amax(1) + y.prod(1)", 64, 1000),
+        ("return x + self.linear(x).tanh() * x", 256, 256),
+    ],
+)
+def test_compiles_without_spills(
+    body: str, inputs: int, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
+    init = f"self.linear = nn.Linear({inputs}, {outputs})"
+    text = compile_file(write(tmp_path, body, init, f"torch.rand(200, {inputs})")).source
+    source = re.search(r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', text, re.S | re.M)
+    assert source
+    (tmp_path / "k.cu").write_text(source[1])
+    target = "-gencode=arch=compute_90a,code=sm_90a"
+    command = ["nvcc", "-std=c++17", "-O3", target, "-Xptxas", "-v", "-c", "k.cu", "-o", "k.o"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert set(re.findall(r"(\d+) bytes spill stores", run.stderr)) == {"0"}
+    assert "C75" not in run.stderr  # products serialized, or fences added by the compiler
