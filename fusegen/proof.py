@@ -19,6 +19,7 @@ from fusegen.ir import EagerOp, Graph
 ROUNDS = 4
 SMALLEST, LARGEST = 1, 9
 _ATTEMPTS = 200
+_RETRIES = 20
 _RELATIVE = 1e-9
 
 _Fill = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
@@ -112,27 +113,39 @@ def _in_float64(graph: Graph) -> Graph:
     return graph.replace(nodes=tuple(nodes))
 
 
+def _run(
+    graph: Graph, inputs: list[torch.Tensor], params: dict[str, torch.Tensor], sizes: Mapping[str, int], seed: int
+) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(seed)
+    copies = {path: value.clone() for path, value in params.items()}
+    try:
+        with torch.no_grad():
+            return interpret.run(graph, [value.clone() for value in inputs], copies, sizes)
+    except FusegenError:
+        raise
+    except Exception as error:
+        raise MismatchError(f"the rewrite proof could not run: {type(error).__name__}: {error}") from error
+
+
 def prove(before: Graph, after: Graph, seed: int = 0) -> Proof:
     """Check that ``after`` computes what ``before`` does. Raises ``MismatchError`` naming the output."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     worst, tried = 0.0, []
     graphs = (_in_float64(before), _in_float64(after))
     for round_number in range(ROUNDS):
-        sizes = _choose_sizes(before, rng)
-        tried.append(sizes)
-        inputs, params = _values(before, sizes, _FILLS[round_number % len(_FILLS)], generator)
-        results = []
-        for graph in graphs:
-            torch.manual_seed(seed)
-            copies = {path: value.clone() for path, value in params.items()}
+        fill = _FILLS[round_number % len(_FILLS)]
+        for left in reversed(range(_RETRIES)):
+            sizes = _choose_sizes(before, rng) if left else dict(before.sizes)
+            inputs, params = _values(before, sizes, fill, generator)
             try:
-                with torch.no_grad():
-                    results.append(interpret.run(graph, [value.clone() for value in inputs], copies, sizes))
-            except FusegenError:
-                raise
-            except Exception as error:
-                raise MismatchError(f"the rewrite proof could not run: {type(error).__name__}: {error}") from error
-        for name, expected, found in zip(before.results, *results, strict=True):
+                expected_results = _run(graphs[0], inputs, params, sizes, seed)
+                break
+            except MismatchError:  # torch may want more of a size than that no result is empty
+                if not left:
+                    raise
+        tried.append(sizes)
+        found_results = _run(graphs[1], inputs, params, sizes, seed)
+        for name, expected, found in zip(before.results, expected_results, found_results, strict=True):
             difference = _difference(expected, found)
             worst = max(worst, difference)
             if not difference <= _RELATIVE:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusegen import dims
 from fusegen.errors import ModelFileError, TraceError
@@ -234,6 +234,14 @@ def _size_one_constraints(model: nn.Module, inputs: tuple[Any, ...], graph: Grap
     return tuple(f"{'*'.join(sorted(group))} > 1" for group in at_fault)
 
 
+def _renewed(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """``inputs`` without what an earlier export has noted about their sizes."""
+    if not any(isinstance(value, FakeTensor) for value in inputs):
+        return inputs
+    with FakeTensorMode():
+        return tuple(torch.empty(value.shape, dtype=value.dtype) for value in inputs)
+
+
 def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     """Trace ``model`` on example ``inputs`` (fake or real). Raises ``TraceError`` naming the source line."""
     for position, value in enumerate(inputs):
@@ -247,7 +255,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         program = _export(model, inputs, dynamic=True)
     except Exception as dynamic_error:
         try:
-            program = _export(model, inputs, dynamic=False)
+            program = _export(model, _renewed(inputs), dynamic=False)
         except Exception as error:
             raise _trace_error(error, path) from error
         notes = (f"sizes are fixed to the example inputs: {_first_line(dynamic_error)}",)
