@@ -6,7 +6,7 @@ The figures are those of ``templates/gemm_sm90.cu.j2``, fitted to times measured
 from __future__ import annotations
 
 from fusegen import dims
-from fusegen.ir import Graph, Node, ReduceOp, SoftmaxOp
+from fusegen.ir import Graph, MatmulOp, Node, ReduceOp, SoftmaxOp
 from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace
 
@@ -77,6 +77,7 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str |
     if space.row_axes and outputs > FEATURES and (name := _unfinished(body, space)):
         return f"{name} needs whole rows of {outputs} features, which several blocks compute"
     ours, library = seconds(rows, inputs, outputs, machine), _library_seconds(rows, inputs, outputs, machine)
-    if ours > library:
+    precise = isinstance(node.op, MatmulOp) and node.op.precise
+    if ours > library and not precise:
         return f"predicted {ours * 1e6:.1f} us where the library's product takes {library * 1e6:.1f}"
     return None

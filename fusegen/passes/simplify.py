@@ -77,7 +77,7 @@ def _swaps_last_axes(m: Match) -> str | None:
 
 def _absorb_transpose(m: Match) -> Node:
     assert isinstance(m.root.op, MatmulOp)
-    return m.add(MatmulOp(transposed=not m.root.op.transposed), m["a"], m["w"])
+    return m.add(m.root.op.replace(transposed=not m.root.op.transposed), m["a"], m["w"])
 
 
 def _spread_operand(m: Match) -> tuple[int, Node] | None:

@@ -55,8 +55,11 @@ def _rows_only(m: Match) -> str | None:
 
 
 def _sum_rows(m: Match) -> Node:
+    """The rounding of one product does not average out as that of many does: it must be smaller."""
     rows = m.add(ReduceOp(fn=reduction(m).fn, axes=reduction(m).axes, keepdim=True), m["x"])
-    return m.add(ReshapeOp(shape=m.root.type.shape), m.add(m["matmul"].op, rows, m["w"]))
+    assert isinstance(m["matmul"].op, MatmulOp)
+    product = m.add(m["matmul"].op.replace(precise=True), rows, m["w"])
+    return m.add(ReshapeOp(shape=m.root.type.shape), product)
 
 
 def _features_and_more(m: Match) -> str | None:
