@@ -152,10 +152,11 @@ constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
 constexpr int THREADS = 256, WARP = 32;
 constexpr int KEPT = 0;                  // tensors that several sweeps read
 constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
-constexpr int COLUMNS = 32;              // neighbouring rows of a block, if strided
-constexpr int MAX_CLUSTER = 8;
-constexpr int MAX_SPLITS = THREADS;      // blocks that share a row when streaming
-constexpr int SHORT_ROW = 1024;          // elements that a warp is enough for
+constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
+constexpr int MAX_CLUSTER = 16;
+constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
+constexpr int FEW = 8;                   // threads to a short row
+constexpr int SHORT_ROW = 256, WARP_ROW = 1024;   // elements that FEW threads, and a warp, are enough for
 
 struct Args {
     const float* x0;
@@ -177,7 +178,9 @@ struct Place {
     static constexpr int STEP = STRIDED ? 1 : VEC;       // elements of a row in one access
     static constexpr int LANES = THREADS / PARTS;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
-    static constexpr int UNROLL = VEC == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
+    static constexpr int UNROLL = NARROW ? 4 : VEC == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr int MIN_BLOCKS = NARROW && !TWO_LEVEL ? 4 : 3;
     int lane, part;
     bool in;
     int64_t row, outer, middle, inner, base;
@@ -234,6 +237,13 @@ struct State0 {
     }
 };
 
+template <typename... Sizes>
+constexpr size_t largest(Sizes... sizes) {
+    size_t most = 0;
+    ((most = sizes > most ? sizes : most), ...);
+    return most;
+}
+
 template <typename State, typename Move>
 __device__ __forceinline__ State moved(const State& s, Move move) {
     State result;
@@ -246,8 +256,10 @@ __device__ __forceinline__ State moved(const State& s, Move move) {
 
 // Joins the states of all threads of a row, in fixed order; each of them gets the result.
 template <int VEC, int PARTS, typename State>
-__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, State* scratch) {
+__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
     using P = Place<VEC, PARTS>;
+    State* const scratch = reinterpret_cast<State*>(memory);
+    if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
     if constexpr (STRIDED) {
         State* slot = scratch + at.lane * P::ROWS;
 #pragma unroll 1
@@ -265,7 +277,7 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
         for (int i = 0; i < P::ROWS; ++i) s[i] = slot[i];
     } else {
 #pragma unroll
-        for (int d = WARP / 2; d; d /= 2)
+        for (int d = (PARTS < WARP ? PARTS : WARP) / 2; d; d /= 2)
             s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
         if constexpr (PARTS > WARP) {
             constexpr int WARPS = PARTS / WARP;
@@ -275,15 +287,18 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
 #pragma unroll
             for (int w = 1; w < WARPS; ++w) s[0].join(scratch[w]);
         } else {
-            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0); });
+            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
         }
     }
 }
 
+// Shared memory that all sweeps use, one after the other.
+constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
 template <int VEC, int PARTS>
-constexpr int SCRATCH = STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP;
+constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
+constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
-// How a sweep finds the kept tensors: all in global memory; as well, but leaving a copy; or in that copy.
+// How a sweep finds the kept tensors: in global memory; there, to be copied to shared memory; or in that copy.
 enum Source { STREAM, FILL, REUSE };
 
 template <int VEC, int PARTS, Source SOURCE>
@@ -365,7 +380,7 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
 // resident: one launch
 
 template <int VEC, int PARTS>
-__global__ void __launch_bounds__(THREADS, 3) resident(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, (Place<VEC, PARTS>::MIN_BLOCKS)) resident(const __grid_constant__ Args args) {
     using P = Place<VEC, PARTS>;
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
@@ -373,23 +388,28 @@ __global__ void __launch_bounds__(THREADS, 3) resident(const __grid_constant__ A
     const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
     Row<P::ROWS> row;
     begin_row(args, at, row);
+    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     {
-        __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
         State0 s[P::ROWS];
         sweep_0<VEC, PARTS, FILL>(args, at, row, begin, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
         if (args.splits > 1) {   // the row is a cluster's
-            __shared__ State0 mine[P::BLOCK_ROWS];
+            __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
             if (at.part == 0)
                 for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
             cluster_barrier();
-#pragma unroll
-            for (int i = 0; i < P::ROWS; ++i) {
-                s[i] = State0();
-                for (int rank = 0; rank < args.splits; ++rank)
-                    s[i].join(moved(s[i], [&](float, int f) {
-                        return cluster_load(reinterpret_cast<const float*>(&mine[at.lane * P::ROWS + i]) + f, rank);
-                    }));
+            for (int rank = 0; rank < args.splits; rank += STAGED) {
+                const int count = args.splits - rank < STAGED ? args.splits - rank : STAGED;
+                if (rank) __syncthreads();
+                for (int n = threadIdx.x; n < count * P::BLOCK_ROWS; n += THREADS)
+                    others[n] = moved(others[n], [&](float, int f) {
+                        return cluster_load(reinterpret_cast<const float*>(&mine[n % P::BLOCK_ROWS]) + f, rank + n / P::BLOCK_ROWS);
+                    });
+                __syncthreads();
+                for (int i = 0; i < P::ROWS; ++i) {
+                    if (rank == 0) s[i] = State0();
+                    for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
+                }
             }
         }
 #pragma unroll
@@ -408,12 +428,12 @@ constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
 
 // Partial states of sweep 0, a row's side by side.
 __device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
-    float* first = args.partials ;
+    float* first = args.partials;
     return reinterpret_cast<State0*>(first) + row * args.splits;
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, 4) stream_0(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_0(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -421,9 +441,9 @@ __global__ void __launch_bounds__(THREADS, 4) stream_0(const __grid_constant__ A
     [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
     Row<P::ROWS> row;
     begin_row(args, at, row);
+    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     const int64_t begin = split * args.chunk;
     const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
-    __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
     State0 s[P::ROWS];
     sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
     across_threads<VEC, PARTS>(s, at, scratch);
@@ -432,7 +452,7 @@ __global__ void __launch_bounds__(THREADS, 4) stream_0(const __grid_constant__ A
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, 4) stream_1(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_1(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -440,8 +460,8 @@ __global__ void __launch_bounds__(THREADS, 4) stream_1(const __grid_constant__ A
     [[maybe_unused]] const int split = static_cast<int>(block % 1);
     Row<P::ROWS> row;
     begin_row(args, at, row);
+    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     {
-        __shared__ State0 scratch[SCRATCH<VEC, PARTS>];
         State0 s[P::ROWS];
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i)
@@ -459,12 +479,13 @@ __global__ void __launch_bounds__(THREADS, 4) stream_1(const __grid_constant__ A
 // launch
 
 struct Schedule {
-    bool resident, narrow;   // narrow: a warp to a row
+    bool resident;
+    int parts;               // threads to a row
     int splits;
     int64_t chunk, blocks;   // blocks: groups of rows that a block takes at a time
 };
 
-constexpr int RESIDENT_BYTES = 72 << 10;   // of shared memory, with three blocks to a multiprocessor
+constexpr int THREE_BLOCKS = 72 << 10, TWO_BLOCKS = 104 << 10;   // bytes of shared memory with as many to a multiprocessor
 
 int shared_limit() {
     static int known[64] = {};
@@ -472,30 +493,32 @@ int shared_limit() {
     cudaGetDevice(&device);
     int& bytes = known[device % 64];
     if (bytes == 0) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes - (8 << 10);   // the states' share
+    return bytes - (24 << 10);   // the states' share
 }
 
 Schedule schedule(int64_t row_count, int64_t length) {
     const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1;
     const int64_t element = KEPT * columns * int64_t(sizeof(float));   // bytes to keep for each element of a row
-    if (!STRIDED && length <= SHORT_ROW && row_count >= busy)
-        return {true, true, 1, length, (row_count + THREADS / WARP - 1) / (THREADS / WARP)};
+    if (!STRIDED && length <= WARP_ROW && row_count >= busy) {
+        const int parts = length <= SHORT_ROW ? FEW : WARP, rows = THREADS / parts;
+        return {true, parts, 1, length, (row_count + rows - 1) / rows};
+    }
     const int64_t groups = (row_count + columns - 1) / columns;
     const int most = on_hopper() ? MAX_CLUSTER : 1;
     for (int c = 1; c <= most; c *= 2) {
         const int64_t chunk = ((length + c - 1) / c + WIDE - 1) / WIDE * WIDE, bytes = (chunk + THREADS * WIDE) * element;
-        const bool fits = bytes <= (c < most ? RESIDENT_BYTES : shared_limit());
+        const bool fits = bytes <= (c < most ? THREE_BLOCKS : TWO_BLOCKS) && bytes <= shared_limit();
         const bool enough = groups * c >= busy || chunk * columns <= 4096;
         if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2))))
-            return {true, false, c, chunk, groups};
+            return {true, THREADS, c, chunk, groups};
     }
-    // Streaming: enough blocks to keep every multiprocessor at work to the end.
-    int64_t splits = (8 * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
+    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
     const int64_t chunk = ((length + splits - 1) / splits + WIDE - 1) / WIDE * WIDE;
-    return {false, false, static_cast<int>((length + chunk - 1) / chunk), chunk, groups};
+    return {false, THREADS, static_cast<int>((length + chunk - 1) / chunk), chunk, groups};
 }
 
 template <int VEC, int PARTS>
@@ -515,13 +538,17 @@ int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &cluster;
     config.numAttrs = plan.splits > 1 ? 1 : 0;
+    if (plan.splits > 8) cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
     return cudaGetLastError();
 }
 
 template <int VEC>
 int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
-    if (plan.resident && plan.narrow) return launch_resident<VEC, WARP>(args, plan, stream);
+    if constexpr (!STRIDED) {
+        if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
+        if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
+    }
     if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
     const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
     stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
@@ -698,16 +725,16 @@ Tensor call_k0_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_727ef94a2afd245d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c7c282569386059a, m) {
     m.def("k0_row_stream(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_727ef94a2afd245d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c7c282569386059a, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_727ef94a2afd245d"
+_fusegen_NAMESPACE = "fusegen_c7c282569386059a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -10,7 +10,7 @@ from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
 from fusegen.plan.sizes import Sizes, UnboundSize
-from fusegen.plan.types import KernelStep, Program, TensorArg
+from fusegen.plan.types import KernelStep, Program, RowStreamPlan, TensorArg
 from fusegen.proof import prove
 from tests.models import traced, write
 
@@ -77,6 +77,40 @@ def test_rows_too_long_for_registers_are_streamed(tmp_path: Path) -> None:
 )
 def test_norms_and_what_is_around_them_share_kernels(body: str, init: str, expected: list[str], tmp_path: Path) -> None:
     assert templates(program(tmp_path, body, init)) == expected
+
+
+def streamed(found: Program, index: int = -1) -> RowStreamPlan:
+    step = found.steps[index]
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.plan.detail, RowStreamPlan)
+    return step.plan.detail
+
+
+def test_a_row_of_a_group_norm_holds_its_channels(tmp_path: Path) -> None:
+    """Scale and shift are read by channel: the position along the row over a plane, a quotient that is named."""
+    detail = streamed(program(tmp_path, "return self.n(x).relu()", "self.n = nn.GroupNorm(2, 8)"))
+    assert (detail.outer, detail.before, detail.middle, detail.run) == ("2*batch", 1, 1, "4*height*width")
+    assert not detail.strided
+    assert [divider.divisor for divider in detail.rows.dividers] == ["height*width"]
+    scale = [operand.index for operand in detail.rows.operands if operand.arg.startswith("p")]
+    assert scale == ["(outer % 2) * 4 + (q0)"] * 2
+    assert [reduction.fn for phase in detail.rows.phases for reduction in phase.reductions] == ["sum", "var"]
+    assert len(detail.kept) == 1  # read for the statistics, and for the result
+
+
+def test_a_row_of_a_batch_norm_is_split_around_the_channels(tmp_path: Path) -> None:
+    detail = streamed(program(tmp_path, "return self.n(x).relu()", "self.n = nn.BatchNorm2d(8)"))
+    assert (detail.outer, detail.before, detail.middle, detail.run) == (1, "batch", 8, "height*width")
+    assert {store.per_element for store in detail.rows.stores} == {True, False}
+    assert all(store.index == "middle" for store in detail.rows.stores if not store.per_element)
+
+
+def test_what_one_sweep_computes_the_next_computes_again(tmp_path: Path) -> None:
+    phases = streamed(program(tmp_path, "return (x * 2).tanh().flatten(2).softmax(2)")).rows.phases
+    assert [[reduction.fn for reduction in phase.reductions] for phase in phases] == [["exponentials"], []]
+    for phase in phases:
+        assert any("tanhf" in statement.expr for statement in phase.elements)
+        assert not any(statement.array for statement in phase.elements)
 
 
 def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
-from fusegen.ir import ConstOp, EagerOp, Graph
+from fusegen.ir import ConstOp, DType, EagerOp, Graph
 from fusegen.literals import hex_float
-from fusegen.plan.types import KernelPlan, KernelStep, Program
+from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
 
 
 def fake_results(plan: KernelPlan) -> str:
@@ -112,6 +112,33 @@ def _expression(text: str, renames: _Locals, graph: Graph) -> str:
     return ast.unparse(renames.visit(tree))
 
 
+def _updates(graph: Graph, by_path: Mapping[str, str], variable: Mapping[str, str]) -> tuple[set[str], list[str]]:
+    """(nodes that are not computed: their buffers are added to in place, statements that write the buffers).
+
+    Each is a launch: counts of batches are added to where they are, running statistics written together.
+    """
+    in_place: set[str] = set()
+    statements: list[str] = []
+    copies: dict[DType, list[tuple[str, str]]] = {}
+    for path, name in graph.updates:
+        node = graph.node(name)
+        step = re.fullmatch(r"\{0\}, (-?\d+)", node.op.arguments) if isinstance(node.op, EagerOp) else None
+        adds = step is not None and getattr(node.op, "target", "") == "aten.add.Tensor"
+        own = [getattr(graph.node(operand).op, "path", None) for operand in node.inputs] == [path]
+        if step and adds and own and not graph.users()[name] and graph.results.count(name) == 1:
+            in_place.add(name)
+            statements.append(f"{by_path[path]}.add_({step[1]})")
+        else:
+            copies.setdefault(node.type.dtype, []).append((by_path[path], variable[name]))
+    for pairs in copies.values():
+        if len(pairs) == 1:
+            statements.append(f"{pairs[0][0]}.copy_({pairs[0][1]})")
+        else:
+            buffers, values = (", ".join(names) for names in zip(*pairs, strict=True))
+            statements.append(f"_fusegen_torch._foreach_copy_([{buffers}], [{values}])")
+    return in_place, statements
+
+
 def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     """The statements of the compiled forward."""
     graph = program.after
@@ -120,8 +147,11 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     variable = {name: by_path.get(getattr(node.op, "path", ""), _local(name)) for name, node in nodes.items()}
     renames = _Locals({"torch": "_fusegen_torch", **{_local(name): text for name, text in variable.items()}})
     lines: list[str] = []
+    in_place, updates = _updates(graph, by_path, variable)
     kernel = 0
     for step in program.steps:
+        if isinstance(step, EagerStep) and step.output in in_place:
+            continue
         if isinstance(step, KernelStep):
             targets = ", ".join(variable[name] for name in step.outputs)
             arguments = [variable[name] for name in step.inputs]
@@ -145,7 +175,6 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
         for size, (position, axis) in bound_sizes(graph).items()
         if size in mentioned
     ]
-    updates = [f"{by_path[path]}.copy_({variable[name]})" for path, name in graph.updates]
     results = ", ".join(variable[name] for name in graph.outputs)
     comma = "," if graph.tuple_output and len(graph.outputs) == 1 else ""
     return [*sizes, *constants, *lines, *updates, f"return {results}{comma}"]

@@ -149,7 +149,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         inner=inner,
         strided=inner != 1,
         kept=tuple(kept),
-        unroll=(4, 2) if inner != 1 or sum(bool(o.vector) for o in rows.operands) > 2 else (8, 4),
+        unroll=(8, 4),
         rows=rows,
     )
     return region.plan(f"{name}_row_stream", detail, workspace=True)
