@@ -6,10 +6,13 @@ a row of all output channels (features), which an epilogue then works on before 
 
 from __future__ import annotations
 
+from math import ceil, prod
+
 from fusegen import dims, gemm, ops
-from fusegen.ir import ConvOp, Graph, MatmulOp, Node
+from fusegen.ir import ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, feature_axis
+from fusegen.tiling import TooLarge, tile_conv, tile_matmul
 
 
 def allows_tf32(graph: Graph, node: Node) -> bool:
@@ -33,18 +36,89 @@ def flops(graph: Graph, node: Node) -> int:
     return ops.ROWS[node.op.kind].flops(node.op, shapes, graph.shape(node.name))
 
 
+_RESIDENT = 2
+"""Blocks of the portable kernels on a multiprocessor."""
+_BLOCK_SECONDS = 2e-6
+"""Start and end of such a block, where nothing hides them."""
+_PLAIN = 0.75
+"""Share of the rate that is left where an element of x takes part in few products."""
+_LIBRARY_TF32, _LIBRARY_TRANSPOSED, _LIBRARY_FP32 = 0.35, 0.2, 0.55
+"""What cuDNN reaches on average of a machine's TF32 (convolution, transposed) and fp32 rate (H200, NCHW)."""
+
+
+def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
+    """Expected time of the mma.sync kernel at the traced sizes, its epilogue for free. Raises ``TooLarge``."""
+    split = not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
+    shape = body.shape(node.name)
+    if isinstance(node.op, ConvOp):
+        x, w = (body.node(name).type for name in node.inputs[:2])
+        inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
+        tiling = tile_conv(node.op, ops.kernel_size(w), inputs, outputs, whole)
+        phases = tiling.grid_phases * tiling.interleaved
+        blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
+        blocks *= ceil(prod(shape[2:]) / phases / tiling.positions(split))
+        block_flops = tiling.block_flops(split)
+    else:
+        length, features = body.shape(node.inputs[0])[-1], shape[-1]
+        rows, columns = tile_matmul(features, whole).tile
+        batches = prod(shape[:-2]) if body.node(node.inputs[1]).type.rank > 2 else 1
+        blocks = batches * ceil(prod(shape[:-1]) / batches / rows) * ceil(features / columns)
+        block_flops = 6.0 * rows * columns * length
+    slots = machine.multiprocessors * _RESIDENT
+    waves = ceil(blocks / slots)
+    moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*node.inputs, node.name))
+    rate = machine.mma_flops * (1.0 if split else _PLAIN)
+    return waves * (block_flops * slots / rate + _BLOCK_SECONDS) + moved / machine.bandwidth
+
+
+def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
+    """Expected time of the library's call, and of writing and reading its result for what follows."""
+    output = 4 * dims.numel(node.type.shape, body.sizes)
+    moved = output + sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in node.inputs)
+    if isinstance(node.op, ConvOp) and allows_tf32(body, node):
+        share = _LIBRARY_TRANSPOSED if node.op.transposed else _LIBRARY_TF32
+        rate = share * machine.tensor_flops
+    else:
+        rate = machine.flops * (_LIBRARY_FP32 if isinstance(node.op, ConvOp) else 1.0)
+    call = max(flops(body, node) / rate, moved / machine.bandwidth)
+    return call + 2 * output / machine.bandwidth + 2 * machine.launch
+
+
+def _only_adds_bias(body: Graph, node: Node) -> bool:
+    """True when a bias alone follows, which the library's call takes too."""
+    work = [n for n in body.nodes if not isinstance(n.op, (InputOp, ConstOp, ReshapeOp)) and n is not node]
+    outputs = node.type.shape[feature_axis(node)]
+    return [n.op for n in work] == [PointwiseOp(fn="add")] and any(
+        dims.product(body.node(name).type.shape) == outputs for name in work[0].inputs if name != node.name
+    )
+
+
 def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     """Why the contraction in ``body`` is left to the library, or None when a kernel computes it."""
     node = body.node(space.source)
     assert isinstance(node.op, (ConvOp, MatmulOp))
     sizes = [node.type.shape[feature_axis(node)], *body.node(node.inputs[1]).type.shape]
-    if any(not isinstance(size, int) for size in sizes):
+    if isinstance(node.op, ConvOp) and any(not isinstance(size, int) for size in sizes):
         return "its weight has a size that is known only at run time"
+    if isinstance(node.op, MatmulOp) and any(not isinstance(size, int) for size in sizes[-2:]):
+        return "the sizes of its weight are known only at run time"
     if dims.numel(node.type.shape, body.sizes) == 0:
         return "it is empty"
-    if machine.wgmma and fits_gemm(node, body.node(node.inputs[1])):
-        return gemm.refusal(body, space, node, machine)
-    return "no template computes it"
+    if fits_gemm(node, body.node(node.inputs[1])):
+        only = "such a product has a kernel for sm_90 only"
+        return gemm.refusal(body, space, node, machine) if machine.wgmma else only
+    if node.name == body.outputs[0]:
+        return "nothing follows it that could share its kernel"
+    if _only_adds_bias(body, node):
+        return "the library's call adds the bias"
+    try:
+        ours = portable_seconds(body, node, bool(space.row_axes), machine)
+    except TooLarge as error:
+        return str(error)
+    library = library_seconds(body, node, machine)
+    if ours > library:
+        return f"the library is expected to be faster ({library * 1e6:.0f} us against {ours * 1e6:.0f} us)"
+    return None
 
 
 def fits_gemm(node: Node, weight: Node) -> bool:

@@ -18,14 +18,27 @@ class Machine:
     bandwidth: float
     flops: float
     tensor_flops: float
+    mma_flops: float
+    """Of TF32 products by mma.sync, which Hopper runs slower than its own asynchronous instructions."""
+    multiprocessors: int
     launch: float
     wgmma: bool = False
     """Has the tensor cores of sm_90a."""
 
 
 MACHINES: dict[str, Machine] = {
-    "sm_90": Machine(bandwidth=4.35e12, flops=51e12, tensor_flops=417e12, launch=2.5e-6, wgmma=True),
-    "sm_80": Machine(bandwidth=1.75e12, flops=17e12, tensor_flops=130e12, launch=2.5e-6),
+    "sm_90": Machine(
+        bandwidth=4.35e12,
+        flops=51e12,
+        tensor_flops=417e12,
+        mma_flops=200e12,
+        multiprocessors=132,
+        launch=2.5e-6,
+        wgmma=True,
+    ),
+    "sm_80": Machine(
+        bandwidth=1.75e12, flops=17e12, tensor_flops=130e12, mma_flops=110e12, multiprocessors=108, launch=2.5e-6
+    ),
 }
 DEFAULT_TARGET = "sm_90"
 

@@ -143,9 +143,7 @@ POINTWISE: dict[str, PointwiseRow] = {
         2,
     ),
     "silu": PointwiseRow(1, "torch.nn.functional.silu({0})", "({0} / (1.0f + expf(-{0})))", ("silu.default",), 7, 2),
-    "mish": PointwiseRow(
-        1, "torch.nn.functional.mish({0})", "({0} * tanhf(log1pf(expf({0}))))", ("mish.default",), 28, 4
-    ),
+    "mish": PointwiseRow(1, "torch.nn.functional.mish({0})", "mish({0})", ("mish.default",), 14, 2, ("mish",)),
     "softplus": PointwiseRow(
         3,
         "torch.where({0} * {1} > {2}, {0}, torch.log1p(torch.exp({0} * {1})) / {1})",
@@ -157,7 +155,7 @@ POINTWISE: dict[str, PointwiseRow] = {
     "hardswish": PointwiseRow(
         1,
         "torch.nn.functional.hardswish({0})",
-        "({0} * nan_min(nan_max({0} + 3.0f, 0.0f), 6.0f) / 6.0f)",
+        f"({{0}} * nan_min(nan_max({{0}} + 3.0f, 0.0f), 6.0f) * {hex_float(1 / 6)})",
         ("hardswish.default",),
         6,
         helpers=("nan_max", "nan_min"),
@@ -165,7 +163,7 @@ POINTWISE: dict[str, PointwiseRow] = {
     "hardsigmoid": PointwiseRow(
         1,
         "torch.nn.functional.hardsigmoid({0})",
-        "(nan_min(nan_max({0} + 3.0f, 0.0f), 6.0f) / 6.0f)",
+        f"(nan_min(nan_max({{0}} + 3.0f, 0.0f), 6.0f) * {hex_float(1 / 6)})",
         ("hardsigmoid.default",),
         5,
         helpers=("nan_max", "nan_min"),

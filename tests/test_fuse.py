@@ -124,9 +124,9 @@ def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> No
         ("self.c = nn.Conv2d(8, 16, 3)", "return self.c(x)", ["torch"]),
         ("self.c = nn.ConvTranspose2d(8, 16, 3)", "return self.c(x)", ["torch"]),
         ("self.l = nn.Linear(5, 7)", "return self.l(x)", ["torch"]),
-        ("self.l = nn.Linear(5, 7)", "return self.l(x).relu()", ["torch", "pointwise"]),
+        ("self.l = nn.Linear(5, 7)", "return self.l(x).relu()", ["contraction"]),
         ("self.b = nn.Parameter(torch.ones(1))\nself.l = nn.Linear(5, 7, bias=False)", "return self.l(x) + self.b",
-         ["torch", "pointwise"]),  # one number for all features is no bias of the library's
+         ["contraction"]),  # one number for all features is no bias of the library's
     ],
 )  # fmt: skip
 def test_a_lone_bias_is_added_by_the_library(init: str, body: str, expected: list[str], tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_what_shares_a_kernel_with_a_pooling(body: str, expected: list[str], tmp
 
 def test_bias_and_activation_run_along_the_channels(tmp_path: Path) -> None:
     found = program(tmp_path, "return self.c(x).relu()", "self.c = nn.Conv2d(8, 16, 3)")
-    assert templates(found) == ["torch", "row_reduce"]
-    step = found.steps[1]
+    assert templates(found) == ["contraction"]
+    step = found.steps[0]
     assert isinstance(step, KernelStep)
     assert [o.index for o in step.plan.detail.rows.operands] == ["l"]
 

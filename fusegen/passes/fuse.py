@@ -83,7 +83,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         return None
     group = Group(frozenset(unit))
     if reason := _refusal(grouping, group, machine):
-        refused[sink.name] = reason
+        refused.setdefault(sink.name, reason)  # why it joined no kernel of a reader says more
         return None
     for node in reversed(graph.nodes):  # every reader of a node is decided before the node
         name = node.name

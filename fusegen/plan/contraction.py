@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen import contractions, ops, windows
+from fusegen import contractions, ops, tiling, windows
 from fusegen.ir import ConvOp, MatmulOp, Node
 from fusegen.plan import conv_sm90, gemm
 from fusegen.plan.region import Region
@@ -49,7 +49,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One kernel for a contraction and what follows it; rows run along its channels (features)."""
     node = region.body.node(region.space.source)
     x, w = (region.body.node(operand) for operand in node.inputs)
-    rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[i][j]", "{}[i]"), "v")
+    rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v")
+    whole = any(phase.reductions for phase in rows.phases)
     source, weight = region.args[x.name].name, region.args[w.name].name
     if isinstance(node.op, ConvOp):
         inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
@@ -64,6 +65,9 @@ def plan(region: Region, name: str) -> KernelPlan:
             outputs=outputs,
             groups=node.op.groups,
             axes=axes,
+            tiling=tiling.tile_conv(
+                node.op, ops.kernel_size(w.type), inputs // node.op.groups, outputs // node.op.groups, whole
+            ),
             precise=precise,
             rows=rows,
         )
@@ -79,6 +83,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     if contractions.fits_gemm(node, w):
         return gemm.plan(region, name)
     batched = w.type.rank > 2
+    outputs = int(node.type.shape[-1])
     detail = ContractionPlan(
         head="matmul",
         source=source,
@@ -88,7 +93,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         batch=region.sizes.product(x.type.shape[:-2]) if batched else 1,
         height=region.sizes.product(x.type.shape[-2:-1] if batched else x.type.shape[:-1]),
         inputs=int(x.type.shape[-1]),
-        outputs=int(node.type.shape[-1]),
+        outputs=outputs,
+        products=tiling.tile_matmul(outputs, whole),
         rows=rows,
     )
-    return region.plan(f"{name}_contraction", detail, workspace=True, tf32="matmul")
+    return region.plan(f"{name}_contraction", detail, tf32="matmul")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fusegen.dims import Dim, Dims
 from fusegen.ir import DType, Frozen, Graph, RuleApplied, RuleRefused, TensorType
+from fusegen.tiling import ConvTiling, MatmulTiling
 
 
 class TensorArg(Frozen):
@@ -355,6 +356,8 @@ class ContractionPlan(Frozen):
     axes: tuple[ContractionAxis, ...] = ()
     precise: bool = False
     """Full fp32 whatever torch's TF32 setting says, as eager computes it."""
+    tiling: ConvTiling | None = None
+    products: MatmulTiling | None = None
     rows: RowProgram
 
 

@@ -1,0 +1,346 @@
+"""Tilings of the portable convolution kernel: what a block computes, in which order, from which buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import ceil, gcd, prod
+
+from fusegen.ir import ConvOp, Frozen
+
+
+class TilingAxis(Frozen):
+    """How the taps of one spatial axis (three, innermost last) fall on output phases and rows of x.
+
+    ``gap``: between the taps of one phase. ``alone``: every tap has a load of x to itself.
+    ``row``: step between the rows that are loaded; ``span``: rows beyond those of the first tap.
+    """
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    phases: int
+    gap: int
+    alone: bool
+    row: int
+    span: int
+
+
+class TilingShape(Frozen):
+    """The part of a tiling that depends on the precision. ``plane`` is in words."""
+
+    tiles_p: int
+    stages: int
+    slots: int
+    plane: int
+
+
+class ConvTiling(Frozen):
+    """Blocks, warps and the order of products of the portable convolution kernel."""
+
+    axes: tuple[TilingAxis, TilingAxis, TilingAxis]
+    interleaved: int
+    """Output phases along the width that one block computes."""
+    width_origin: int
+    """Least input offset of a tap along the width."""
+    chunk: int
+    """Channels of x in shared memory at a time."""
+    channel_chunks: int
+    affine: bool
+    """Eight neighbouring products are eight neighbouring channels of one tap."""
+    k_steps: int
+    first_slices: tuple[int, ...]
+    """Slices of weights before each phase's, and their number."""
+    warps_o: int
+    warps_p: int
+    tiles_o: int
+    plain: TilingShape
+    split: TilingShape
+
+    @property
+    def output_tile(self) -> int:
+        return 16 * self.warps_o * self.tiles_o
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds of a position and a channel, for all outputs of a block, on average over the phases."""
+        taps = self.first_slices[-1] * self.k_steps * 8 / (self.chunk * self.channel_chunks * self.grid_phases)
+        return max(1, round(self.output_tile * taps))
+
+    @property
+    def grid_phases(self) -> int:
+        return len(self.first_slices) - 1
+
+    def positions(self, split: bool) -> int:
+        """Output positions of a block, per phase of the width."""
+        return self.warps_p * 8 * (self.split if split else self.plain).tiles_p
+
+    def block_flops(self, split: bool) -> float:
+        """Multiplications and additions of a block, padding included, on average over the phases."""
+        products = self.first_slices[-1] * self.k_steps * 8 / self.grid_phases
+        return 2.0 * products * self.output_tile * self.positions(split) * (3 if split else 1)
+
+
+_SHARED_WORDS = 24_576
+"""Shared memory of a block: 96 KiB, two blocks on a multiprocessor of sm_80 or sm_90, one on others."""
+_MAX_INTERLEAVED = 4
+_FAR = 8
+"""Rows between two taps from which on each has a load to itself."""
+_WARPS = 4
+"""Of a block; two blocks share a multiprocessor, so that one computes while the other loads or stores."""
+_WARP_TILES, _SPLIT_TILES = 8, 6
+"""Fragments of eight positions in a warp, over all phases of a block."""
+_OUTPUT_TILES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (4, 3), (4, 4))
+"""(warps, fragments of 16 outputs in each) along the outputs."""
+
+
+class TooLarge(Exception):
+    """A structure whose input does not fit into shared memory."""
+
+
+class _Taps:
+    """The taps of one axis, by output phase."""
+
+    def __init__(self, kernel: int, stride: int, padding: int, dilation: int, transposed: bool):
+        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
+        self.phases = stride if transposed else 1
+        self.step = 1 if transposed else stride
+        self.gap = stride // gcd(stride, dilation) if transposed else 1
+        self.spread = self.gap * dilation // stride if transposed else dilation
+        self.offsets: list[list[int]] = []
+        for phase in range(self.phases):
+            shifts = [phase + padding - k * dilation for k in range(kernel)]
+            if transposed:
+                self.offsets.append([shift // stride for shift in shifts if shift % stride == 0])
+            else:
+                self.offsets.append([-shift for shift in shifts])
+
+    @property
+    def most(self) -> int:
+        """Taps of the phase that has most."""
+        return max(map(len, self.offsets))
+
+    def tiled(self, *, alone: bool = False, width: bool = False, interleaved: bool = False) -> TilingAxis:
+        row = 1 if width else self.step if alone or self.most == 1 else gcd(self.step, self.spread)
+        span = 0 if alone else (self.most - 1) * self.spread // row
+        if interleaved:
+            every = [offset for offsets in self.offsets for offset in offsets]
+            span = max(every) - min(every)
+        return TilingAxis(
+            kernel=self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            phases=self.phases,
+            gap=self.gap,
+            alone=alone,
+            row=row,
+            span=span,
+        )
+
+
+def _output_tile(outputs: int, whole: bool) -> tuple[int, int]:
+    """(warps along the outputs, fragments of each); ``whole``: one block holds every output."""
+
+    if whole:
+        fitting = [choice for choice in _OUTPUT_TILES if 16 * prod(choice) >= outputs]
+        if not fitting:
+            raise TooLarge(f"{outputs} output channels do not fit into one block, as a reduction over them needs")
+        return fitting[0]
+
+    def cost(choice: tuple[int, int]) -> int:
+        tile = 16 * prod(choice)
+        return ceil(outputs / tile) * (tile + 8)  # every tile loads x once more
+
+    # One warp along the outputs: weights, which every block streams, serve as many positions as possible.
+    return min((choice for choice in _OUTPUT_TILES if choice[0] == 1), key=cost)
+
+
+def _aligned_plane(words: int) -> int:
+    """At least ``words``, 8 modulo 16: four planes' fragments fall into different banks."""
+    return (words + 7) // 16 * 16 + 8
+
+
+def _nominal_box(positions: int, rank: int) -> tuple[int, int, int]:
+    if rank == 1:
+        return 1, 1, positions
+    width = min(32, positions)
+    height = positions // width
+    return (1, height, width) if rank == 2 or height < 4 else (2, height // 2, width)
+
+
+def _chunks(channels: int) -> Iterator[tuple[int, bool]]:
+    """(channels at a time, affine) candidates, best first."""
+    if channels % 8 == 0 or channels >= 32:
+        for chunk in (32, 16, 8):
+            if chunk == 8 or ceil(channels / chunk) * chunk <= ceil(channels / 8) * 8:
+                yield chunk, True
+    for parts in range(1, channels + 1):
+        chunk = ceil(channels / parts)
+        if chunk < 32 and ceil(channels / chunk) == parts:
+            yield chunk, False
+
+
+def _k_steps(steps: list[int], affine: bool, tile: int) -> int:
+    """Groups of eight products in a slice: few padded ones, few barriers, slices that fit."""
+    most = max(1, min(8, 4096 // (8 * tile)))
+    if affine:
+        common = gcd(*steps)
+        return max(k for k in range(1, most + 1) if common % k == 0)
+    return min(range(1, most + 1), key=lambda k: sum(ceil(s / k) * (k + 0.5) for s in steps))
+
+
+def tile_conv(conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool) -> ConvTiling:
+    """The tiling of a convolution with ``channels`` -> ``outputs`` per group. Raises ``TooLarge``.
+
+    ``whole``: a block holds every output channel of its positions, for a reduction over them.
+    """
+    axes = list(zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True))
+    taps = tuple(_Taps(*axis, conv.transposed) for axis in [(1, 1, 0, 1)] * (3 - conv.rank) + axes)
+    warps_o, tiles_o = _output_tile(outputs, whole)
+    # Taps far apart have a load of x each: rows between them are not read.
+    apart = tuple(axis.most > 1 and axis.spread // gcd(axis.step, axis.spread) > _FAR for axis in taps[:2])
+    for alone in dict.fromkeys((apart, (True, True))):
+        fitter = _Fitter(taps, (alone[0], alone[1]), conv.rank, channels, warps_o, tiles_o)
+        candidates = list(_chunks(channels))
+        for nominal, chunks in ((True, candidates), (False, candidates[::-1])):
+            for chunk, affine in chunks:
+                if found := fitter.fit(chunk, affine, nominal):
+                    return found
+    raise TooLarge("the input that a few output positions meet does not fit into shared memory")
+
+
+@dataclass(frozen=True)
+class _Fitter:
+    """Tries chunks of channels for one way to load x. ``alone``: along depth, height, each tap has its own load."""
+
+    taps: tuple[_Taps, ...]
+    alone: tuple[bool, bool]
+    rank: int
+    channels: int
+    warps_o: int
+    tiles_o: int
+
+    @property
+    def interleaved(self) -> int:
+        phases = self.taps[2].phases
+        return phases if phases <= _MAX_INTERLEAVED else 1
+
+    @property
+    def warps_p(self) -> int:
+        return _WARPS // self.warps_o
+
+    @cached_property
+    def axes(self) -> tuple[TilingAxis, TilingAxis, TilingAxis]:
+        depth, height, width = self.taps
+        return (
+            depth.tiled(alone=self.alone[0]),
+            height.tiled(alone=self.alone[1]),
+            width.tiled(width=True, interleaved=self.interleaved > 1),
+        )
+
+    @cached_property
+    def phases(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """For every grid phase: loads of x per chunk of channels, and taps of one load by interleaved phase."""
+        width = [len(offsets) for offsets in self.taps[2].offsets]
+        groups = [tuple(width)] if self.interleaved > 1 else [(count,) for count in width]
+        found = []
+        for depth in self.taps[0].offsets:
+            for height in self.taps[1].offsets:
+                counts = [
+                    (len(o) if a else 1, 1 if a else len(o)) for o, a in zip((depth, height), self.alone, strict=True)
+                ]
+                loads, taps = counts[0][0] * counts[1][0], counts[0][1] * counts[1][1]
+                found += [(loads, tuple(taps * count for count in group)) for group in groups]
+        return tuple(found)
+
+    def fit(self, chunk: int, affine: bool, nominal: bool) -> ConvTiling | None:
+        """The tiling with this chunk if a box of ``nominal`` or else of the least size fits into shared memory."""
+        tile = 16 * self.warps_o * self.tiles_o
+        chunks = ceil(self.channels / chunk)
+        steps = [(loads, [ceil(count * chunk / 8) for count in counts]) for loads, counts in self.phases]
+        k_steps = _k_steps([s for _, counts in steps for s in counts if s], affine, tile)
+        slices = [(loads, sum(ceil(s / k_steps) for s in counts)) for loads, counts in steps]
+        words = _Words(
+            tile=k_steps * tile * 8,
+            offsets=ceil(k_steps * (1 if affine else 8) / 4) * 4,
+            planes=chunk if affine else chunk + 1,
+            table=0 if any(self.alone) else 1,
+            fewest=min(count for _, count in slices if count),
+        )
+        plain, split = (self._shape(words, parts, nominal) for parts in (1, 2))
+        if plain is None or split is None:
+            return None
+        return ConvTiling(
+            axes=self.axes,
+            interleaved=self.interleaved,
+            width_origin=min(min(offsets) for offsets in self.taps[2].offsets if offsets),
+            chunk=chunk,
+            channel_chunks=chunks,
+            affine=affine,
+            k_steps=k_steps,
+            first_slices=tuple(accumulate((loads * count * chunks for loads, count in slices), initial=0)),
+            warps_o=self.warps_o,
+            warps_p=self.warps_p,
+            tiles_o=self.tiles_o,
+            plain=plain,
+            split=split,
+        )
+
+    def _shape(self, words: _Words, parts: int, nominal: bool) -> TilingShape | None:
+        # Factors in two parts take more registers, and leave less for sums.
+        tiles = _SPLIT_TILES if parts > 1 and self.tiles_o > 3 else _WARP_TILES
+        tiles_p = max(1, tiles // self.interleaved)
+        box = _nominal_box(self.warps_p * tiles_p * 8, self.rank) if nominal else (1, 1, 8)
+        rows = [(b - 1) * (t.step // a.row) + a.span + 1 for t, a, b in zip(self.taps, self.axes, box, strict=True)]
+        need = _aligned_plane(rows[0] * rows[1] * ((rows[2] + 6) // 4 * 4))  # as `measure` in the template
+        for stages in (3, 2):
+            slots = 1 + ceil((stages - 1) / words.fewest)
+            free = _SHARED_WORDS - stages * (words.tile * parts + words.offsets)
+            spare = (free // (slots * words.planes + words.table) - 8) // 16 * 16 + 8
+            if spare >= need:
+                # Somewhat more than the nominal box needs: boxes follow the sizes of a call.
+                plane = min(spare, _aligned_plane(need * 5 // 4)) if nominal else spare
+                return TilingShape(tiles_p=tiles_p, stages=stages, slots=slots, plane=plane)
+        return None
+
+
+@dataclass(frozen=True)
+class _Words:
+    """Words of shared memory: of a slice of weights (per part) and of its offsets; planes of a chunk of x."""
+
+    tile: int
+    offsets: int
+    planes: int
+    table: int
+    fewest: int
+    """Slices of a load of x."""
+
+
+class MatmulTiling(Frozen):
+    """Warps and fragments of the portable matrix-product kernel."""
+
+    warps_m: int
+    warps_n: int
+    tiles_n: int
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """(rows, features) of a block."""
+        return 16 * self.warps_m * 4, 8 * self.warps_n * self.tiles_n
+
+
+def tile_matmul(features: int, whole: bool) -> MatmulTiling:
+    """The tiling of a product with so many columns. Raises ``TooLarge``."""
+    tiles = ceil(features / 8)
+    if whole and tiles > 32:
+        raise TooLarge(f"{features} features do not fit into one block, as a reduction over them needs")
+    warps_n = 1 if tiles <= 8 else 4 if whole and tiles > 16 else 2
+    return MatmulTiling(
+        warps_m=4 // warps_n,
+        warps_n=warps_n,
+        tiles_n=min(8, ceil(tiles / warps_n)),
+    )

@@ -1,0 +1,131 @@
+"""Convolutions and matrix products with what follows them, compiled here and now: every kind of structure."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen import contractions
+from fusegen.compiler import compile_file
+from fusegen.emit import write_atomic
+from fusegen.subject import load_generated
+from fusegen.trace import load_model_file
+from tests.gpu.cases import agrees
+from tests.models import write
+
+pytestmark = pytest.mark.gpu
+
+MODELS = {
+    "conv": ("nn.Conv2d(16, 40, 3, padding=1)", "return self.m(x).relu()", (16, 21, 33)),
+    "strided": ("nn.Conv2d(24, 20, (3, 5), (2, 3), (1, 2))", "return self.m(x).tanh()", (24, 31, 40)),
+    "dilated": ("nn.Conv2d(20, 33, 3, 1, 12, 12)", "return self.m(x) * 2", (20, 30, 36)),
+    "few_channels": ("nn.Conv2d(3, 30, 7, 2, 3)", "return self.m(x).amin(1, keepdim=True).tanh()", (3, 37, 44)),
+    "grouped": ("nn.Conv2d(36, 60, 3, groups=3)", "return self.m(x).sigmoid()", (36, 14, 18)),
+    "line": ("nn.Conv1d(32, 64, 9, 2, 4)", "return self.m(x).relu() + 1", (32, 133)),
+    "volume": ("nn.Conv3d(17, 24, 3, (1, 2, 1), 1)", "return F.hardswish(self.m(x))", (17, 6, 11, 13)),
+    "pixels": ("nn.Conv2d(48, 100, 1)", "return self.m(x).softmax(1)", (48, 9, 20)),
+    "patches": ("nn.Conv2d(3, 72, 8, 8)", "return self.m(x).relu()", (3, 40, 48)),
+    "transposed": ("nn.ConvTranspose2d(32, 50, 3, 2, 1, 1)", "return self.m(x).clamp(0, 1) * 2", (32, 13, 20)),
+    "transposed_far": (
+        "nn.ConvTranspose2d(8, 16, (2, 5), (5, 3), (0, 2), (4, 2))",
+        "return self.m(x).relu()",
+        (8, 9, 10),
+    ),
+    "transposed_volume": ("nn.ConvTranspose3d(16, 20, 3, 2, 1)", "return F.mish(self.m(x))", (16, 4, 6, 9)),
+    "transposed_rows": ("nn.ConvTranspose2d(40, 130, 4, 2, 1)", "return self.m(x).logsumexp(1) * 3", (40, 12, 11)),
+    "residual": ("nn.Conv2d(20, 20, 3, padding=1, bias=False)", "return self.m(x) * self.s + x", (20, 19, 28)),
+    "product": ("nn.Identity()", "return (x @ self.w).relu()", (7, 36)),
+    "product_rows": ("nn.Identity()", "return (x @ self.w).softmax(-1)", (7, 36)),
+}
+"""By name: the module ``self.m``, the forward, the shape of one sample."""
+
+
+@pytest.fixture(autouse=True)
+def _whatever_the_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+
+
+@pytest.fixture
+def full_precision() -> Iterator[None]:
+    """Convolutions in fp32, as matrix products are."""
+    saved = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = saved
+
+
+def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+    """The reference and the generated module, with the same parameters, and the shape of a sample."""
+    module, body, shape = MODELS[name]
+    init = (
+        f"self.m = {module}\nself.s = nn.Parameter(torch.randn(20, 1, 1))\nself.w = nn.Parameter(torch.randn(36, 50))"
+    )
+    path = write(tmp_path, body, init, f"torch.rand(4, {', '.join(map(str, shape))})")
+    compiled = compile_file(path)
+    assert [step.plan.detail.template for step in compiled.program.steps if step.kind == "kernel"] == ["contraction"]
+    generated = tmp_path / "generated.py"
+    write_atomic(generated, compiled.source)
+    torch.manual_seed(0)
+    reference = load_model_file(path).model_class().cuda()
+    model = load_generated(generated)().cuda()
+    model.load_state_dict(reference.state_dict())
+    return reference, model, shape
+
+
+@pytest.mark.usefixtures("full_precision")
+@pytest.mark.parametrize("name", MODELS)
+def test_as_accurate_as_eager_in_full_precision(name: str, tmp_path: Path) -> None:
+    reference, model, shape = pair(name, tmp_path)
+    for batch in (1, 3, 17):
+        x = torch.randn(batch, *shape, device="cuda") + 0.5
+        agrees(reference, model, x)
+        with torch.no_grad():
+            assert torch.equal(model(x), model(x))
+    grown = (shape[0], *(size + 5 for size in shape[1:])) if "Conv" in MODELS[name][0] else shape
+    agrees(reference, model, torch.randn(2, *grown, device="cuda"))
+
+
+def rounded(t: torch.Tensor) -> torch.Tensor:
+    """To TF32: nearest, ties away from zero."""
+    return ((t.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("name", ["conv", "strided", "pixels", "transposed", "transposed_volume", "transposed_rows"])
+def test_tf32_rounds_both_operands_to_nearest(name: str, tmp_path: Path) -> None:
+    reference, model, shape = pair(name, tmp_path)
+    x = torch.randn(3, *shape, device="cuda") + 0.5
+    exact = copy.deepcopy(reference)
+    exact.m.weight.data = rounded(exact.m.weight.data)
+    with torch.no_grad():
+        r = exact.double()(rounded(x).double())
+        assert (model(x) - r).abs().max() <= 2e-5 * r.abs().max()
+        assert (model(x) - reference.double()(x.double())).abs().max() > 4e-5 * r.abs().max() or name == "pixels"
+
+
+@pytest.mark.parametrize("name", ["conv", "transposed"])
+def test_special_values_reach_the_same_outputs(name: str, tmp_path: Path) -> None:
+    reference, model, shape = pair(name, tmp_path)
+    x = torch.randn(2, *shape, device="cuda")
+    x[0, 3, 2, 4] = torch.nan
+    x[1, 0, 5, 7] = torch.inf
+    with torch.no_grad():
+        y, e = model(x), reference(x)
+    assert torch.equal(y.isnan(), e.isnan())
+    assert torch.equal(y.isinf(), e.isinf())
+
+
+def test_a_weight_edited_in_place_is_seen(tmp_path: Path) -> None:
+    reference, model, shape = pair("conv", tmp_path)
+    x = torch.randn(2, *shape, device="cuda")
+    with torch.no_grad():
+        first = model(x)
+        for module in (reference, model):
+            module.m.weight.mul_(-1.5)
+        assert not torch.equal(model(x), first)
+        assert torch.allclose(model(x), reference(x), rtol=1e-2, atol=1e-2)

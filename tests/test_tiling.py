@@ -1,0 +1,141 @@
+"""Tilings of convolutions: every product exactly once, in buffers that hold it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from math import ceil
+
+import pytest
+
+from fusegen.ir import ConvOp
+from fusegen.tiling import ConvTiling, TilingAxis, TilingShape, TooLarge, tile_conv, tile_matmul
+
+SHARED_BYTES = 99 * 1024
+"""The least that a block may have on any device from sm_80 on."""
+
+
+def random_structure(seed: int) -> tuple[ConvOp, tuple[int, ...], int, int]:
+    """(convolution, kernel, channels, outputs) per group."""
+    draw = random.Random(seed)
+    rank, transposed = draw.choice((1, 2, 2, 3)), draw.random() < 0.5
+    kernel = tuple(draw.randint(1, 7 if rank < 3 else 3) for _ in range(rank))
+    stride = tuple(draw.randint(1, 6) for _ in range(rank))
+    dilation = tuple(draw.choice((1, 1, 2, 3, 12)) for _ in range(rank))
+    conv = ConvOp(
+        transposed=transposed,
+        stride=stride,
+        padding=tuple(draw.randint(0, d * (k - 1)) for k, d in zip(kernel, dilation, strict=True)),
+        dilation=dilation,
+        output_padding=tuple(
+            draw.randint(0, max(s, d) - 1) if transposed else 0 for s, d in zip(stride, dilation, strict=True)
+        ),
+    )
+    return conv, kernel, draw.choice((1, 3, 8, 12, 16, 20, 33, 48, 64, 100)), draw.choice((1, 8, 30, 64, 96, 130, 256))
+
+
+def taps(axis: TilingAxis, transposed: bool, phase: int) -> list[tuple[int, int]]:
+    """(tap, input offset) of an output phase, as the kernel's ``Axis`` enumerates them."""
+    if not transposed:
+        return [(k, k * axis.dilation - axis.padding) for k in range(axis.kernel)]
+    first = next(
+        (k for k in range(axis.kernel) if (phase + axis.padding - k * axis.dilation) % axis.stride == 0), axis.kernel
+    )
+    found = range(first, axis.kernel, axis.gap)
+    return [(k, (phase + axis.padding - k * axis.dilation) // axis.stride) for k in found]
+
+
+def structures(count: int) -> list[tuple[ConvOp, ConvTiling, int]]:
+    found = []
+    for seed in itertools.count():
+        conv, kernel, channels, outputs = random_structure(seed)
+        try:
+            found.append((conv, tile_conv(conv, kernel, channels, outputs, seed % 3 == 0), channels))
+        except TooLarge:
+            continue
+        if len(found) == count:
+            return found
+    raise AssertionError
+
+
+STRUCTURES = structures(300)
+
+
+def test_the_taps_of_a_phase_are_those_that_the_definition_gives() -> None:
+    for conv, tiling, _ in STRUCTURES:
+        for axis in tiling.axes:
+            met = Counter()
+            for phase in range(axis.phases):
+                for k, offset in taps(axis, conv.transposed, phase):
+                    met[k] += 1
+                    position, source = phase, offset  # j = 0
+                    if conv.transposed:
+                        assert source * axis.stride - axis.padding + k * axis.dilation == position
+                    else:
+                        assert source == k * axis.dilation - axis.padding
+            assert met == Counter(range(axis.kernel))  # every tap in exactly one phase
+
+
+def test_the_loaded_rows_hold_every_tap() -> None:
+    for conv, tiling, _ in STRUCTURES:
+        for number, axis in enumerate(tiling.axes):
+            every = [[offset for _, offset in taps(axis, conv.transposed, phase)] for phase in range(axis.phases)]
+            if number == 2 and tiling.interleaved > 1:
+                every = [[offset for offsets in every for offset in offsets]]
+                assert min(every[0]) == tiling.width_origin
+            for offsets in every:
+                for offset in offsets:
+                    distance = 0 if axis.alone else offset - min(offsets)
+                    assert distance % axis.row == 0
+                    assert distance // axis.row <= axis.span
+            assert (1 if conv.transposed else axis.stride) % axis.row == 0
+
+
+def test_slices_hold_every_product() -> None:
+    for conv, tiling, channels in STRUCTURES:
+        depth, height, width = tiling.axes
+        slices = [0]
+        for z, y in itertools.product(range(depth.phases), range(height.phases)):
+            rows = len(taps(depth, conv.transposed, z)) * len(taps(height, conv.transposed, y))
+            alone = (len(taps(depth, conv.transposed, z)) if depth.alone else 1) * (
+                len(taps(height, conv.transposed, y)) if height.alone else 1
+            )
+            columns = [len(taps(width, conv.transposed, x)) for x in range(width.phases)]
+            for group in [columns] if tiling.interleaved > 1 else [[count] for count in columns]:
+                counts = [rows // max(1, alone) * count * tiling.chunk for count in group]
+                per_load = sum(ceil(ceil(count / 8) / tiling.k_steps) for count in counts)
+                if tiling.affine:  # no slice is padded: padding would read what is not zero
+                    assert all(count % (8 * tiling.k_steps) == 0 for count in counts)
+                slices.append(slices[-1] + alone * per_load * ceil(channels / tiling.chunk))
+        assert tuple(slices) == tiling.first_slices
+
+
+def shared_bytes(tiling: ConvTiling, shape: TilingShape, parts: int) -> int:
+    offsets = ceil(tiling.k_steps * (1 if tiling.affine else 8) / 4) * 4
+    weights = shape.stages * (tiling.k_steps * parts * tiling.output_tile * 8 + offsets)
+    planes = shape.slots * (tiling.chunk if tiling.affine else tiling.chunk + 1) * shape.plane
+    table = 0 if tiling.axes[0].alone or tiling.axes[1].alone else shape.plane
+    return 4 * (weights + planes + table)
+
+
+def test_buffers_fit_and_are_filled_in_time() -> None:
+    for _, tiling, _ in STRUCTURES:
+        for shape, parts in ((tiling.plain, 1), (tiling.split, 2)):
+            assert shared_bytes(tiling, shape, parts) <= SHARED_BYTES
+            columns = tiling.positions(parts == 2) * tiling.interleaved
+            assert 4 * tiling.output_tile * (columns + 8 * tiling.interleaved) + 1024 <= SHARED_BYTES  # the sums
+            assert shape.plane % 16 == 8
+            assert shape.stages >= 2
+            assert shape.slots >= 2
+
+
+def test_a_reduction_keeps_every_channel_in_one_block() -> None:
+    conv, kernel, channels, _ = random_structure(2)
+    for outputs in (1, 16, 17, 100, 256):
+        assert tile_conv(conv, kernel, channels, outputs, True).output_tile >= outputs
+    with pytest.raises(TooLarge, match="257 output channels"):
+        tile_conv(conv, kernel, channels, 257, True)
+    with pytest.raises(TooLarge, match="300 features"):
+        tile_matmul(300, True)
+    assert tile_matmul(256, True).tile[1] >= 256
