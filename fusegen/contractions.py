@@ -40,7 +40,7 @@ _RESIDENT = 2
 """Blocks of the portable kernels on a multiprocessor."""
 _BLOCK_SECONDS = 2e-6
 """Start and end of such a block, where nothing hides them."""
-_PLAIN = 0.75
+_PLAIN = 0.85
 """Share of the rate that is left where an element of x takes part in few products."""
 _LIBRARY_TF32, _LIBRARY_TRANSPOSED, _LIBRARY_FP32 = 0.35, 0.2, 0.55
 """What cuDNN reaches on average of a machine's TF32 (convolution, transposed) and fp32 rate (H200, NCHW)."""
