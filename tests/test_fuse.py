@@ -124,9 +124,9 @@ def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> No
         ("self.c = nn.Conv2d(8, 16, 3)", "return self.c(x)", ["torch"]),
         ("self.c = nn.ConvTranspose2d(8, 16, 3)", "return self.c(x)", ["torch"]),
         ("self.l = nn.Linear(5, 7)", "return self.l(x)", ["torch"]),
-        ("self.l = nn.Linear(5, 7)", "return self.l(x).relu()", ["contraction"]),
+        ("self.l = nn.Linear(5, 7)", "return self.l(x).relu()", ["torch", "pointwise"]),
         ("self.b = nn.Parameter(torch.ones(1))\nself.l = nn.Linear(5, 7, bias=False)", "return self.l(x) + self.b",
-         ["contraction"]),  # one number for all features is no bias of the library's
+         ["torch", "pointwise"]),  # one number for all features is no bias of the library's
     ],
 )  # fmt: skip
 def test_a_lone_bias_is_added_by_the_library(init: str, body: str, expected: list[str], tmp_path: Path) -> None:
