@@ -40,7 +40,7 @@
 #   where ((x0_3 - 1) // 2) + 1 != 1
 #
 # Steps:
-#   %conv3d_r2: torch, 185 MB, 15.1 GFLOP (the library's convolution: no template computes it)
+#   %conv3d_r2: torch, 185 MB, 15.1 GFLOP (the library's convolution: with mean_r2: a reduction runs over other axes than the contraction's channels)
 #   k0_row_stream: generated row_stream kernel, 134 MB, 33.6 MFLOP
 #   k1_row_reduce: generated row_reduce kernel, 2.18 kB, 2.3 kFLOP
 #

@@ -117,7 +117,7 @@
 #   where x0_3 > 1
 #
 # Steps:
-#   %conv2d_r2: torch, 133 MB, 4.08 GFLOP (the library's convolution: no template computes it)
+#   %conv2d_r2: torch, 133 MB, 4.08 GFLOP (the library's convolution: with tanh: a reduction runs over other axes than the contraction's channels)
 #   %add_9: torch, 16 B, 1 FLOP (no template serves this op)
 #   k0_row_stream: generated row_stream kernel, 226 MB, 566 MFLOP
 #

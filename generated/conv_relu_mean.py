@@ -31,7 +31,7 @@
 #   return %mean
 #
 # Steps:
-#   %conv2d_r2: torch, 101 MB, 9.66 GFLOP (the library's convolution: no template computes it)
+#   %conv2d_r2: torch, 101 MB, 9.66 GFLOP (the library's convolution: with mean: a reduction runs over other axes than the contraction's channels)
 #   k0_row_stream: generated row_stream kernel, 67.1 MB, 50.3 MFLOP
 #
 # Memory traffic: 302 MB before, 168 MB after.

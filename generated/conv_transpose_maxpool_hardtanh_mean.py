@@ -52,7 +52,7 @@
 #   where x0_3 > 1
 #
 # Steps:
-#   %conv_transpose2d_r2: torch, 201 MB, 19.3 GFLOP (the library's convolution: no template computes it)
+#   %conv_transpose2d_r2: torch, 201 MB, 19.3 GFLOP (the library's convolution: with max_pool2d: max_pool2d (pool) is not elementwise or a reduction)
 #   k0_pool: generated pool kernel, 168 MB, 67.1 MFLOP
 #   k1_row_stream: generated row_stream kernel, 33.6 MB, 25.2 MFLOP
 #
