@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from fusegen import dims, gemm, ops
+from fusegen import dims, gemm, hopper, ops
 from fusegen.ir import ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, feature_axis
@@ -71,6 +71,19 @@ def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
     return waves * (block_flops * slots / rate + _BLOCK_SECONDS) + moved / machine.bandwidth
 
 
+def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
+    """Expected time of the kernel that runs on ``machine``. Raises ``TooLarge``.
+
+    The portable kernel must fit wherever the Hopper one runs: it takes the calls with TF32 off.
+    """
+    seconds = portable_seconds(body, node, whole, machine)
+    if isinstance(node.op, ConvOp) and machine.wgmma and allows_tf32(body, node):
+        x, w = (body.node(name).type for name in node.inputs[:2])
+        if hopper.refusal(node.op, ops.conv_channels(node.op, x, w), whole) is None:
+            return min(seconds, hopper.conv_seconds(body, node, whole, machine))
+    return seconds
+
+
 def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     """Expected time of the library's call, and of writing and reading its result for what follows."""
     output = 4 * dims.numel(node.type.shape, body.sizes)
@@ -112,7 +125,7 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     if _only_adds_bias(body, node):
         return "the library's call adds the bias"
     try:
-        ours = portable_seconds(body, node, bool(space.row_axes), machine)
+        ours = kernel_seconds(body, node, bool(space.row_axes), machine)
     except TooLarge as error:
         return str(error)
     library = library_seconds(body, node, machine)

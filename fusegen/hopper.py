@@ -13,6 +13,8 @@ _PRODUCTS = 0.5
 _RESULT, _REDUCED = 8.5, 2.2
 """Bytes of traffic that take as long as the epilogue of a result and its store; and where a reduction takes it in."""
 _LAUNCHES = 3
+_LEAST_CHANNELS = 8
+"""Depth of one product."""
 # Fitted to convolutions measured on an H200: within a third of each.
 
 
@@ -22,6 +24,16 @@ def tap_share(conv: ConvOp, kernel: tuple[int, ...]) -> float:
         return 1.0
     reach = [(k - 1) * d // s for k, d, s in zip(kernel, conv.dilation, conv.stride, strict=True)]
     return prod((r + 1) * s / k for r, s, k in zip(reach, conv.stride, kernel, strict=True))
+
+
+def refusal(conv: ConvOp, channels: tuple[int, int], reduces: bool) -> str | None:
+    """Why a convolution of (input, output) ``channels`` has no kernel, or None."""
+    inputs, outputs = (count // conv.groups for count in channels)
+    if inputs < _LEAST_CHANNELS or outputs < _LEAST_CHANNELS:
+        return f"groups of fewer than {_LEAST_CHANNELS} channels would mostly multiply zeros"
+    if reduces and conv.groups > 1:
+        return "a reduction over the channels of several groups"
+    return None
 
 
 def conv_seconds(body: Graph, node: Node, reduces: bool, machine: Machine) -> float:

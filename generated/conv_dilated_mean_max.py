@@ -944,9 +944,7 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory: `count` counters that are zero and that every kernel leaves at zero, then `bytes` of
-// workspace. Kept per device and stream, where launches follow each other, so that the counters are
-// cleared once; inside a graph capture it is fresh and cleared by the graph itself.
+// Scratch memory of a launch: counters, then the workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -955,6 +953,9 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
+// `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
+// per device and stream, where launches follow each other, so that the counters are cleared once;
+// inside a graph capture it is fresh and cleared by the graph itself.
 Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
     static auto& mutex = *new std::mutex;
     static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
@@ -1003,16 +1004,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_470219d91162ae67, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_38f64d22f0bb5583, m) {
     m.def("k0_window_sum(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_470219d91162ae67, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_38f64d22f0bb5583, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_470219d91162ae67"
+_fusegen_NAMESPACE = "fusegen_38f64d22f0bb5583"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

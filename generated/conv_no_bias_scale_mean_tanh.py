@@ -940,9 +940,7 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory: `count` counters that are zero and that every kernel leaves at zero, then `bytes` of
-// workspace. Kept per device and stream, where launches follow each other, so that the counters are
-// cleared once; inside a graph capture it is fresh and cleared by the graph itself.
+// Scratch memory of a launch: counters, then the workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -951,6 +949,9 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
+// `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
+// per device and stream, where launches follow each other, so that the counters are cleared once;
+// inside a graph capture it is fresh and cleared by the graph itself.
 Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
     static auto& mutex = *new std::mutex;
     static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
@@ -1001,16 +1002,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_88591814dc346190, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ae53a74f9d700ac9, m) {
     m.def("k0_window_sum(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_88591814dc346190, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ae53a74f9d700ac9, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_88591814dc346190"
+_fusegen_NAMESPACE = "fusegen_ae53a74f9d700ac9"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

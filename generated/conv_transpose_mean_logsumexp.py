@@ -977,9 +977,7 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory: `count` counters that are zero and that every kernel leaves at zero, then `bytes` of
-// workspace. Kept per device and stream, where launches follow each other, so that the counters are
-// cleared once; inside a graph capture it is fresh and cleared by the graph itself.
+// Scratch memory of a launch: counters, then the workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -988,6 +986,9 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
+// `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
+// per device and stream, where launches follow each other, so that the counters are cleared once;
+// inside a graph capture it is fresh and cleared by the graph itself.
 Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
     static auto& mutex = *new std::mutex;
     static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
@@ -1041,16 +1042,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c19e870286ddf944, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b9f7df7d073eb7f0, m) {
     m.def("k0_window_sum(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c19e870286ddf944, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b9f7df7d073eb7f0, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c19e870286ddf944"
+_fusegen_NAMESPACE = "fusegen_b9f7df7d073eb7f0"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

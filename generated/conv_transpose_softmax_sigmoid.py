@@ -1581,9 +1581,6 @@ _fusegen_GLUE_SOURCE = r"""
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
-#include <mutex>
-#include <utility>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -1642,9 +1639,7 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory: `count` counters that are zero and that every kernel leaves at zero, then `bytes` of
-// workspace. Kept per device and stream, where launches follow each other, so that the counters are
-// cleared once; inside a graph capture it is fresh and cleared by the graph itself.
+// Scratch memory of a launch: counters, then the workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1652,25 +1647,6 @@ struct Scratch {
     unsigned int* counters() const { return data<unsigned int>(memory); }
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
-
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
-    static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
-    const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
-    const bool capturing = capture != cudaStreamCaptureStatusNone;
-    const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
-        found->second.memory.numel() >= found->second.counter_bytes + bytes) {
-        return found->second;
-    }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
-    return fresh;
-}
 
 Tensor call_k0_contraction(
     const Tensor& p0_given,
@@ -1700,23 +1676,23 @@ Tensor call_k0_contraction(
     const Tensor y0 = allocate({batch, 128, 2*height + 1, 2*width + 1}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k0_contraction_workspace(batch, height, width);
-    const Scratch memory = scratch(0, bytes, device, stream);
+    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
     check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8236ad6a6baa863b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_82aa284b23006725, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8236ad6a6baa863b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_82aa284b23006725, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8236ad6a6baa863b"
+_fusegen_NAMESPACE = "fusegen_82aa284b23006725"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1190,9 +1190,7 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory: `count` counters that are zero and that every kernel leaves at zero, then `bytes` of
-// workspace. Kept per device and stream, where launches follow each other, so that the counters are
-// cleared once; inside a graph capture it is fresh and cleared by the graph itself.
+// Scratch memory of a launch: counters, then the workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1201,6 +1199,9 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
+// `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
+// per device and stream, where launches follow each other, so that the counters are cleared once;
+// inside a graph capture it is fresh and cleared by the graph itself.
 Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
     static auto& mutex = *new std::mutex;
     static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
@@ -1266,18 +1267,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_073129cd77c1754c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_efadefe9b768d664, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_073129cd77c1754c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_efadefe9b768d664, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_073129cd77c1754c"
+_fusegen_NAMESPACE = "fusegen_efadefe9b768d664"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

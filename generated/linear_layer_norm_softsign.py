@@ -1240,9 +1240,7 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory: `count` counters that are zero and that every kernel leaves at zero, then `bytes` of
-// workspace. Kept per device and stream, where launches follow each other, so that the counters are
-// cleared once; inside a graph capture it is fresh and cleared by the graph itself.
+// Scratch memory of a launch: counters, then the workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1251,6 +1249,9 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
+// `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
+// per device and stream, where launches follow each other, so that the counters are cleared once;
+// inside a graph capture it is fresh and cleared by the graph itself.
 Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
     static auto& mutex = *new std::mutex;
     static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
@@ -1316,18 +1317,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d6cec3cddd551f90, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1c617012cb9a115b, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d6cec3cddd551f90, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1c617012cb9a115b, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d6cec3cddd551f90"
+_fusegen_NAMESPACE = "fusegen_1c617012cb9a115b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1093,9 +1093,7 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory: `count` counters that are zero and that every kernel leaves at zero, then `bytes` of
-// workspace. Kept per device and stream, where launches follow each other, so that the counters are
-// cleared once; inside a graph capture it is fresh and cleared by the graph itself.
+// Scratch memory of a launch: counters, then the workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1104,6 +1102,9 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
+// `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
+// per device and stream, where launches follow each other, so that the counters are cleared once;
+// inside a graph capture it is fresh and cleared by the graph itself.
 Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
     static auto& mutex = *new std::mutex;
     static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
@@ -1165,18 +1166,18 @@ Tensor call_k1_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd97fbe3230e6df0, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c5fe71c779d1cdff, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_cd97fbe3230e6df0, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c5fe71c779d1cdff, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm_sm90", TORCH_BOX(&call_k1_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_cd97fbe3230e6df0"
+_fusegen_NAMESPACE = "fusegen_c5fe71c779d1cdff"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fusegen import plan
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
@@ -226,3 +227,28 @@ def test_a_mean_over_batch_and_space_reaches_a_fixpoint(body: str, tmp_path: Pat
     found = program(tmp_path, body, "self.c = nn.Conv2d(8, 16, 9)", "torch.rand(2, 8, 12, 12)")
     assert all("window" not in event.identity for event in found.rewrites)
     assert prove(found.before, found.after).worst < 1e-9
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["return torch.softmax(x, 1) * 2", "y = x.exp()\nreturn y, y.sum(1), (y / 2).tanh()"],
+)
+def test_a_region_without_a_plan_goes_back_to_torch(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise UnboundSize("no size")
+
+    monkeypatch.setattr(plan, "plan_region", fails)
+    found = program(tmp_path, body)
+    assert set(templates(found)) == {"torch"}
+    assert any(refusal.reason == "no size" for refusal in found.refusals)
+    assert prove(found.before, found.after).worst == 0
+
+
+def test_a_convolution_of_rounded_sizes_finds_its_own(tmp_path: Path) -> None:
+    init = "self.c = nn.ConvTranspose2d(64, 64, 3, stride=2, padding=1, output_padding=1)"
+    body = "return torch.tanh(self.c(F.avg_pool2d(x, 2)))"
+    found = program(tmp_path, body, init, "torch.rand(16, 64, 64, 64)")
+    assert templates(found) == ["pool", "contraction"]
+    step = found.steps[1]
+    assert isinstance(step, KernelStep)
+    assert step.plan.outputs[0].shape == ("batch", 64, "2*height", "2*width")

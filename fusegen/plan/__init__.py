@@ -6,9 +6,12 @@ from fusegen import ops
 from fusegen.ir import EagerOp, GetItemOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
 from fusegen.passes.fuse import FUSION
 from fusegen.plan import cost
+from fusegen.plan.inline import inline
 from fusegen.plan.kernels import plan_region
+from fusegen.plan.sizes import UnboundSize
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 from fusegen.printer import format_node
+from fusegen.verify import verify
 
 _LIBRARY = {"conv": "the library's convolution", "matmul": "the library's matrix product"}
 
@@ -32,6 +35,8 @@ def make_program(
     evaluation: bool,
 ) -> Program:
     """The program of a fused graph: a kernel per region, a torch call for every other op."""
+    after, unplanned = _plannable(after)
+    refusals += unplanned
     steps: list[Step] = []
     for node in after.nodes:
         if ops.is_leaf(node.op) or cost.is_result_of_kernel(after, node):
@@ -71,6 +76,21 @@ def make_program(
         target=target,
         evaluation=evaluation,
     )
+
+
+def _plannable(graph: Graph) -> tuple[Graph, tuple[RuleRefused, ...]]:
+    """``graph`` with every region that a kernel can be planned for, the others taken apart again, and why."""
+    refused: list[RuleRefused] = []
+    for node in graph.nodes:
+        if not isinstance(node.op, RegionOp):
+            continue
+        try:
+            plan_region(graph, node, 0)
+        except UnboundSize as error:
+            graph = inline(graph, node)
+            refused.append(RuleRefused(identity=FUSION, node=node.name, reason=str(error)))
+    verify(graph)
+    return graph, tuple(refused)
 
 
 def _results(graph: Graph, region: Node) -> tuple[str, ...]:

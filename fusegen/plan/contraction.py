@@ -11,20 +11,25 @@ from fusegen.plan.types import ContractionAxis, ContractionPlan, HopperConvPlan,
 from fusegen.rowspace import feature_axis, with_rows
 
 
-def _axes(region: Region, conv: ConvOp, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
+def _axes(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
     kernel = ops.kernel_size(w.type)
-    return tuple(
-        ContractionAxis(
-            kernel=kernel[axis],
-            stride=conv.stride[axis],
-            padding=conv.padding[axis],
-            dilation=conv.dilation[axis],
-            output_padding=conv.output_padding[axis],
-            size=region.sizes.local(size := x.type.shape[2 + axis]),
-            output=region.sizes.local(windows.output_size(conv, kernel, axis, size)),
+    axes: list[ContractionAxis] = []
+    for axis in range(conv.rank):
+        size = region.sizes.local(x.type.shape[2 + axis])
+        output = windows.output_size(conv, kernel, axis, size)
+        region.sizes.define(node.type.shape[2 + axis], output)  # a rounded size, after a pooling, has no symbol
+        axes.append(
+            ContractionAxis(
+                kernel=kernel[axis],
+                stride=conv.stride[axis],
+                padding=conv.padding[axis],
+                dilation=conv.dilation[axis],
+                output_padding=conv.output_padding[axis],
+                size=size,
+                output=output,
+            )
         )
-        for axis in range(conv.rank)
-    )
+    return tuple(axes)
 
 
 def hopper_conv(region: Region, node: Node, axes: tuple[ContractionAxis, ...]) -> HopperConvPlan | str:
@@ -49,12 +54,12 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One kernel for a contraction and what follows it; rows run along its channels (features)."""
     node = region.body.node(region.space.source)
     x, w = (region.body.node(operand) for operand in node.inputs)
+    axes = _axes(region, node.op, node, x, w) if isinstance(node.op, ConvOp) else ()
     rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
     source, weight = region.args[x.name].name, region.args[w.name].name
     if isinstance(node.op, ConvOp):
         inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
-        axes = _axes(region, node.op, x, w)
         precise = not contractions.allows_tf32(region.body, node)
         detail = ContractionPlan(
             head="conv_transpose" if node.op.transposed else "conv",

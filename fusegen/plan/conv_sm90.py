@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
+from fusegen import hopper
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp
 from fusegen.plan.types import ContractionAxis, HopperConvPlan, RowProgram, TapResidue
@@ -216,11 +217,9 @@ def plan(
     residues, tap_rows = _residues(taps)
     if len(tap_rows) > MAX_TAP_ROWS:
         return f"{len(tap_rows)} tap rows are too many for its tables"
+    if reason := hopper.refusal(conv, channels, reduces):
+        return reason
     inputs, outputs = (count // conv.groups for count in channels)
-    if inputs < 8 or outputs < 8:
-        return "groups of fewer than 8 channels would mostly multiply zeros"
-    if reduces and conv.groups > 1:
-        return "a reduction over the channels of several groups"
     phases, outer_phases = _phases(taps, outputs, reduces)
     tile = _tile(outputs, phases[0] * phases[1], reduces)
     if isinstance(tile, str):
