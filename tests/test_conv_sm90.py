@@ -17,7 +17,9 @@ from fusegen.emit import kernels
 from fusegen.emit.render import environment
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_sm90
-from fusegen.plan.types import ContractionAxis, HopperConvPlan, KernelPlan, KernelStep, RowProgram, Store
+from fusegen.plan.details import ContractionAxis, HopperConvPlan
+from fusegen.plan.rowprogram import RowProgram, Store
+from fusegen.plan.types import KernelPlan, KernelStep
 from fusegen.trace import trace
 
 NVCC = shutil.which("nvcc")

@@ -10,8 +10,10 @@ from fusegen import plan
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
+from fusegen.plan.details import RowStreamPlan
+from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
-from fusegen.plan.types import KernelStep, Program, RowStreamPlan, TensorArg
+from fusegen.plan.types import KernelStep, Program
 from fusegen.proof import prove
 from tests.models import traced, write
 

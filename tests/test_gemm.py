@@ -12,7 +12,8 @@ import pytest
 from fusegen import gemm
 from fusegen.compiler import Compiled, compile_file
 from fusegen.machines import machine
-from fusegen.plan.types import GemmPlan, KernelStep
+from fusegen.plan.details import GemmPlan
+from fusegen.plan.types import KernelStep
 from tests.models import write
 
 H200 = machine("sm_90")

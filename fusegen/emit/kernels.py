@@ -11,7 +11,8 @@ import jinja2
 from fusegen import dims
 from fusegen.errors import EmitError
 from fusegen.ir import DType, TensorType
-from fusegen.plan.types import KernelPlan, KernelStep, OutputArg, Program, RowProgram
+from fusegen.plan.rowprogram import OutputArg, RowProgram
+from fusegen.plan.types import KernelPlan, KernelStep, Program
 
 _C_TYPES = {
     DType.FLOAT64: "double",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from fusegen import contractions, ops, tiling, windows
 from fusegen.ir import ConvOp, MatmulOp, Node
 from fusegen.plan import conv_sm90, gemm
+from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import Style
-from fusegen.plan.types import ContractionAxis, ContractionPlan, HopperConvPlan, KernelPlan, RowProgram
+from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import feature_axis, with_rows
 
 

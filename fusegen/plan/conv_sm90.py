@@ -20,7 +20,8 @@ from typing import NamedTuple
 from fusegen import hopper
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp
-from fusegen.plan.types import ContractionAxis, HopperConvPlan, RowProgram, TapResidue
+from fusegen.plan.details import ContractionAxis, HopperConvPlan, TapResidue
+from fusegen.plan.rowprogram import RowProgram
 
 SHARED_BYTES = 232_448
 _BARRIERS = 1024

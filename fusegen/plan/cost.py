@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from fusegen import dims, gemm, ops
 from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
-from fusegen.plan.types import ContractionPlan, EagerStep, GemmPlan, KernelStep, Program, Step
+from fusegen.plan.details import ContractionPlan, GemmPlan
+from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 
 
 def is_result_of_kernel(graph: Graph, node: Node) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fusegen import dims, gemm
 from fusegen.ir import MatmulOp
+from fusegen.plan.details import GemmPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rows import Style
-from fusegen.plan.types import GemmPlan, KernelPlan
+from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import feature_axis, with_rows
 
 _CUT_TILES = 512  # counters: fewer tiles than this are ever cut, two for each cluster

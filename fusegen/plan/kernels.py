@@ -8,17 +8,11 @@ from fusegen import dims, ops, windows
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp, Graph, Node, RegionOp, WindowSumOp
 from fusegen.plan import contraction, pool, stream
+from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowprogram import Operand
 from fusegen.plan.rows import Style
-from fusegen.plan.types import (
-    KernelPlan,
-    Operand,
-    PointwisePlan,
-    RowReducePlan,
-    WindowAxis,
-    WindowBounds,
-    WindowSumPlan,
-)
+from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import RowSpace, with_rows
 
 _ABSENT_AXIS = WindowAxis(

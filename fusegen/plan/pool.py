@@ -7,9 +7,11 @@ import math
 from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import AdaptivePoolOp, Graph, PoolOp
+from fusegen.plan.details import PoolAxis, PoolPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowprogram import OutputArg, RowProgram
 from fusegen.plan.rows import RowLowering, Style
-from fusegen.plan.types import KernelPlan, OutputArg, PoolAxis, PoolPlan, RowProgram
+from fusegen.plan.types import KernelPlan
 from fusegen.poolspace import PlaneSpace, PoolRegion, output_size, split
 
 MAX_LOADS = 32

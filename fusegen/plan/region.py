@@ -7,9 +7,11 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import Graph, InputOp, Node, ParamOp, RegionOp
+from fusegen.plan.details import Detail
+from fusegen.plan.rowprogram import OutputArg, RowProgram, TensorArg
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.sizes import Sizes
-from fusegen.plan.types import Detail, KernelPlan, OutputArg, RowProgram, TensorArg
+from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 from fusegen.rowspace import RowSpace, analyze
 

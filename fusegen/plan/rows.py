@@ -26,8 +26,8 @@ from fusegen.ir import (
     SoftmaxOp,
 )
 from fusegen.literals import hex_float
+from fusegen.plan.rowprogram import Operand, OutputArg, Phase, Reduction, RowProgram, Statement, Store, TensorArg
 from fusegen.plan.sizes import Sizes
-from fusegen.plan.types import Operand, OutputArg, Phase, Reduction, RowProgram, Statement, Store, TensorArg
 from fusegen.pointwise import POINTWISE, QUICK
 from fusegen.printer import format_node
 from fusegen.rowspace import AxisMap, RowSpace

@@ -9,7 +9,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.plan.types import Binding, TensorArg
+from fusegen.plan.rowprogram import Binding, TensorArg
 
 _AXIS_NAMES = {
     2: ("batch", "features"),

@@ -11,18 +11,11 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import Node, ReduceOp
+from fusegen.plan.details import RowStreamPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
 from fusegen.plan.rows import Draft, DraftReduction, RowLowering, Style, Value
-from fusegen.plan.types import (
-    Divider,
-    KernelPlan,
-    OutputArg,
-    Phase,
-    Reduction,
-    RowProgram,
-    RowStreamPlan,
-    Statement,
-)
+from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 
 

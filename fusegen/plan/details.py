@@ -1,0 +1,316 @@
+"""What each kernel template needs to know: its constants, geometry and row program."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from fusegen.dims import Dim
+from fusegen.ir import Frozen
+from fusegen.plan.rowprogram import (
+    RowProgram,
+)
+from fusegen.tiling import ConvTiling, MatmulTiling
+
+
+class PointwisePlan(Frozen):
+    """A grid-stride elementwise kernel over the output's elements.
+
+    ``rows`` has one phase of element statements; its operands' and stores' ``index`` are C++ over
+    ``index``, the element. ``vector_args`` are the operands indexed by ``index`` itself: loaded as
+    16-byte vectors where alignment allows.
+    """
+
+    template: Literal["pointwise"] = "pointwise"
+    elements: Dim
+    """Element count over binding names."""
+    vector_args: tuple[str, ...] = ()
+    rows: RowProgram
+
+
+class WindowBounds(Frozen):
+    """The positions of an axis from ``start`` on that lie below ``stop``, a size over binding names."""
+
+    start: int
+    stop: Dim
+
+
+class WindowAxis(Frozen):
+    """One axis of a window-sum kernel (three, innermost last; absent axes have kernel 1, one full window)."""
+
+    kernel: int
+    step: int
+    """Of the positions in a window."""
+    windows: tuple[WindowBounds, ...]
+    tap_window: tuple[int, ...]
+    """Tap -> index of its window."""
+    full: bool
+    """One window, the whole axis at any length."""
+    size: Dim
+    """Length over binding names."""
+    least: int
+    """Shortest length at which the convolution has an output."""
+
+
+class WindowSumPlan(Frozen):
+    """One-launch collapse of a convolution under a mean or sum over all its spatial axes."""
+
+    template: Literal["window_sum"] = "window_sum"
+    transposed: bool
+    mean: bool
+    """Divide by ``positions``, the number of the convolution's output positions."""
+    positions: Dim
+    rank: int
+    in_channels: int
+    out_channels: int
+    groups: int
+    axes: tuple[WindowAxis, WindowAxis, WindowAxis]
+    source: str
+    weight: str
+    batch: Dim
+    threads: int
+    min_blocks: int
+    """Resident blocks of a multiprocessor to leave registers for."""
+    unroll: int
+    """Independent loads in flight per thread."""
+    rows: RowProgram
+
+
+class RowReducePlan(Frozen):
+    """Pointwise and reductions along one axis of [outer, length, inner], read once, written once."""
+
+    template: Literal["row_reduce"] = "row_reduce"
+    source: str
+    outer: Dim
+    inner: Dim
+    strided: bool
+    """True when ``inner`` can exceed 1: lanes run along ``inner``."""
+    parts: tuple[int, int]
+    """Threads that share one row, for scalar and for 16-byte accesses."""
+    lanes: tuple[int, int]
+    """Rows side by side in a block, likewise."""
+    resident: int
+    """Resident threads of a multiprocessor to leave registers for."""
+    rows: RowProgram
+
+
+class RowStreamPlan(Frozen):
+    """Rows of any length in [outer, before, middle, run, inner], a row being [before, run].
+
+    A pass over the row for each phase; element statements are computed again in every phase that needs
+    them. ``kept`` names the operands that several passes read. ``middle`` is 1 where rows are one run.
+    """
+
+    template: Literal["row_stream"] = "row_stream"
+    outer: Dim
+    before: Dim
+    middle: Dim
+    run: Dim
+    inner: Dim
+    strided: bool
+    """True when ``inner`` can exceed 1: threads side by side take neighbouring rows."""
+    kept: tuple[str, ...]
+    unroll: tuple[int, int]
+    """Accesses in flight per thread, scalar and of 16 bytes."""
+    rows: RowProgram
+
+
+class ContractionAxis(Frozen):
+    """One spatial axis of a convolution; ``size`` and ``output`` are its lengths over binding names."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    output_padding: int
+    size: Dim
+    output: Dim
+
+
+class TapResidue(Frozen):
+    """Taps of a convolution that read the same residue of its strides: ``rows`` tap rows, ``taps`` along x in each."""
+
+    at: tuple[int, int, int]
+    first_row: int
+    rows: int
+    taps: tuple[int, ...]
+
+
+class HopperConvPlan(Frozen):
+    """A convolution in TF32 on the tensor cores of sm_90a: structure along z, y, x and the shape of a tile.
+
+    Input position of slot i is ``in_step * i + in_origin`` (+ residue); output position of base b in
+    phase p is ``out_step * b + out_origin + p``; a tap reads slot b + shift, 0 <= shift <= ``reach``.
+    The epilogue's coordinates are those of a ``ContractionPlan``.
+    """
+
+    template: Literal["conv_sm90"] = "conv_sm90"
+    transposed: bool
+    source: str
+    weight: str
+    batch: Dim
+    groups: int
+    inputs: int
+    outputs: int
+    """Channels of a group."""
+    kernel: tuple[int, int, int]
+    stride: tuple[int, int, int]
+    dilation: tuple[int, int, int]
+    reach: tuple[int, int, int]
+    lead: tuple[int, int, int]
+    in_step: tuple[int, int, int]
+    in_origin: tuple[int, int, int]
+    out_step: tuple[int, int, int]
+    out_origin: tuple[int, int, int]
+    residues: tuple[TapResidue, ...]
+    tap_rows: tuple[tuple[int, int], ...]
+    """Shifts along z and y of every tap row."""
+    phases: tuple[int, int]
+    """Phases along y and x that share a block."""
+    outer_phases: tuple[tuple[int, int, int], ...]
+    """First phase of every kind of tile."""
+    sizes: tuple[tuple[Dim, Dim, Dim], tuple[Dim, Dim, Dim]]
+    """Input and output lengths over binding names."""
+    channels: int
+    """Output channels of a block."""
+    split: int
+    channel_tiles: int
+    cluster: int
+    warpgroups: int
+    chunk: int
+    """Input channels of a stage."""
+    rings: int
+    """Rings of stages: one that all warpgroups read, or one for each."""
+    stages: int
+    """Stages of a ring."""
+    buffers: int
+    """Staging buffers of the results of a warpgroup."""
+    slice: int
+    """Channels of a buffer."""
+    all_rows: bool
+    """A stage holds all tap rows of a residue, at the traced sizes."""
+    slots: int
+    stream: bool
+    ring: int
+    consumer_registers: int
+    producer_registers: int
+    rows: RowProgram
+
+    @property
+    def columns(self) -> int:
+        return self.phases[0] * self.phases[1] * self.channels
+
+    @property
+    def max_taps(self) -> int:
+        return max(len(residue.taps) for residue in self.residues)
+
+    @property
+    def kind_taps(self) -> int:
+        return sum(residue.rows * len(residue.taps) for residue in self.residues)
+
+
+class ContractionPlan(Frozen):
+    """Implicit GEMM with an epilogue: rows of ``outputs`` channels (features), one per output position.
+
+    In the epilogue ``outer`` is the sample, ``l`` the output channel, ``inner`` the flattened output
+    position; for a matrix product ``outer`` is the row (batch * height of them) and ``l`` the feature.
+    """
+
+    template: Literal["contraction"] = "contraction"
+    head: Literal["conv", "conv_transpose", "matmul"]
+    source: str
+    weight: str
+    weight_transposed: bool = False
+    """Matrix product: the weight is stored as [N, K]."""
+    weight_batched: bool = False
+    """Matrix product: the weight has the batch axes of the source."""
+    batch: Dim
+    """Samples of a convolution, or batches of a matrix product with a weight for each."""
+    height: Dim = 1
+    """Matrix product: rows of a batch."""
+    inputs: int
+    """Input channels, or the contracted length of a matrix product."""
+    outputs: int
+    groups: int = 1
+    axes: tuple[ContractionAxis, ...] = ()
+    precise: bool = False
+    """Full fp32 whatever torch's TF32 setting says, as eager computes it."""
+    tiling: ConvTiling | None = None
+    products: MatmulTiling | None = None
+    rows: RowProgram
+
+
+class PoolAxis(Frozen):
+    """One pooled axis; ``size`` and ``output`` are its lengths over binding names."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    size: Dim
+    output: Dim
+    clipped: bool
+    """Some window may reach past the input."""
+
+
+class PoolPlan(Frozen):
+    """Maximum or mean over windows, with the chains before and after it.
+
+    ``before`` runs on every element read, ``after`` on every result; their texts are over ``plane``, the
+    position along the axes before the pooled ones, and ``inner``, the position within a plane.
+    """
+
+    template: Literal["pool"] = "pool"
+    fn: Literal["max", "mean"]
+    adaptive: bool
+    """Windows that cover the axis, of lengths known at run time."""
+    axes: tuple[PoolAxis, PoolAxis, PoolAxis]
+    planes: Dim
+    rows_are_planes: bool
+    """One pooled axis: the middle axis is the planes."""
+    count_include_pad: bool
+    fixed_count: int | None
+    """What every sum is divided by, where that is one number."""
+    outputs: int
+    """Results of a thread, one below the other."""
+    vector: int
+    """Neighbouring elements of a window that one aligned load reads."""
+    unrolled: bool
+    source: str
+    before: RowProgram
+    after: RowProgram
+    plane_operands: tuple[str, ...]
+    """Operands of ``before`` with one value for a plane."""
+
+
+class GemmPlan(Frozen):
+    """Product of a matrix [height, inputs] and a weight [outputs, inputs], on the tensor cores of sm_90a.
+
+    In the epilogue ``outer`` is the row, ``l`` the feature.
+    """
+
+    template: Literal["gemm_sm90"] = "gemm_sm90"
+    source: str
+    weight: str
+    height: Dim
+    inputs: int
+    outputs: int
+    widths: tuple[int, ...]
+    """Rows of a tile, ascending: the last for all heights above the others."""
+    instructions: tuple[int, ...]
+    """Columns of the products' instructions."""
+    rows: RowProgram
+
+
+Detail: TypeAlias = Annotated[
+    PointwisePlan
+    | PoolPlan
+    | WindowSumPlan
+    | ContractionPlan
+    | HopperConvPlan
+    | GemmPlan
+    | RowReducePlan
+    | RowStreamPlan,
+    Field(discriminator="template"),
+]

@@ -1,0 +1,131 @@
+"""What happens to the elements of a row, as data: operands, statements in phases, stores."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fusegen.dims import Dim, Dims
+from fusegen.ir import DType, Frozen, TensorType
+
+
+class TensorArg(Frozen):
+    """A tensor operand of a kernel: its C name (``x0``, ``p1``) and the graph node it holds."""
+
+    name: str
+    node: str
+    type: TensorType
+
+
+class Binding(Frozen):
+    """A run-time size: ``name`` is the size of axis ``axis`` of tensor operand ``arg``."""
+
+    name: str
+    arg: int
+    axis: int
+
+
+class OutputArg(Frozen):
+    """A tensor that a kernel allocates and fills. ``shape`` is over binding names."""
+
+    name: str
+    node: str
+    dtype: DType
+    shape: Dims
+
+
+class Operand(Frozen):
+    """A value read from a tensor argument: ``index`` is C++ over ``outer``, ``inner`` and, per element, ``l``."""
+
+    name: str
+    arg: str
+    index: str
+    per_element: bool
+    comment: str
+    vector: Literal["", "source", "row"] = ""
+    """Read at the offsets of the source, or at those of the row; ``""``: at offsets of its own."""
+
+
+class Statement(Frozen):
+    """``ctype name = expr``, for each element of the row or once per row.
+
+    ``array``: an element value that later phases read, so it is kept in registers.
+    """
+
+    name: str
+    ctype: Literal["float", "bool"]
+    expr: str
+    comment: str
+    array: bool = False
+
+
+class Reduction(Frozen):
+    """``name = fn over the row of value``; ``value`` is C++ text in element scope.
+
+    ``exponentials`` has two results: the maximum, and in ``second`` the sum of exp(value - maximum).
+
+    Where several blocks share a row: a ``partial`` result covers the block's own elements only, and a
+    sum of exponentials with a ``shift`` (a partial maximum, subtracted in each block) is brought to
+    the shift of its own block when the blocks' sums are added.
+    """
+
+    name: str
+    fn: Literal["sum", "max", "min", "prod", "var", "exponentials"]
+    value: str
+    comment: str
+    second: str = ""
+    partial: bool = False
+    shift: str | None = None
+
+
+class Phase(Frozen):
+    """Element statements, then the reductions of what they computed, then statements on the results.
+
+    ``loads`` names the element operands that the element statements read.
+    """
+
+    loads: tuple[str, ...] = ()
+    elements: tuple[Statement, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
+    scalars: tuple[Statement, ...] = ()
+
+
+class Store(Frozen):
+    """Writes one result: C++ ``value`` at offset ``index`` of output ``output``.
+
+    ``like_source``: the output is laid out as the kernel's source is, so the offsets are the same.
+    """
+
+    output: str
+    value: str
+    index: str
+    per_element: bool
+    like_source: bool = False
+
+
+class Divider(Frozen):
+    """``name`` is the position along the row divided by ``divisor`` (over binding names)."""
+
+    name: str
+    divisor: Dim
+
+
+class RowProgram(Frozen):
+    """Statements over one row of ``length`` elements (0: known at run time), as a kernel template runs them.
+
+    The template defines, in row scope, ``outer`` and ``inner`` (int64 coordinates of the row); in
+    element scope ``l``, the position along the row. ``source`` is the array of the row's elements
+    that the template fills first. ``sizes`` are the bindings that some text mentions. Text refers to
+    values as the template declares them (see ``plan.rows.Style``).
+    """
+
+    length: int
+    source: str
+    operands: tuple[Operand, ...]
+    phases: tuple[Phase, ...]
+    stores: tuple[Store, ...]
+    sizes: tuple[str, ...] = ()
+    helpers: tuple[str, ...] = ()
+    dividers: tuple[Divider, ...] = ()
+    """Quotients that some index mentions, where the template divides (see ``plan.stream``)."""
+    special: int = 0
+    """Special-function operations per element."""
