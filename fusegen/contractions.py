@@ -30,12 +30,6 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
     return True
 
 
-def flops(graph: Graph, node: Node) -> int:
-    """Multiplications and additions at the traced sizes."""
-    shapes = [graph.shape(name) for name in node.inputs]
-    return ops.ROWS[node.op.kind].flops(node.op, shapes, graph.shape(node.name))
-
-
 _RESIDENT = 2
 """Blocks of the portable kernels on a multiprocessor."""
 _BLOCK_SECONDS = 2e-6
@@ -93,7 +87,7 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
         rate = share * machine.tensor_flops
     else:
         rate = machine.flops * (_LIBRARY_FP32 if isinstance(node.op, ConvOp) else 1.0)
-    call = max(flops(body, node) / rate, moved / machine.bandwidth)
+    call = max(ops.flops(body, node) / rate, moved / machine.bandwidth)
     return call + 2 * output / machine.bandwidth + 2 * machine.launch
 
 

@@ -40,8 +40,7 @@ def conv_seconds(body: Graph, node: Node, reduces: bool, machine: Machine) -> fl
     """Seconds at the traced sizes: the input is written once as a grid, then the products and what follows them."""
     assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
-    shapes = [body.shape(name) for name in node.inputs]
-    products = ops.ROWS[node.op.kind].flops(node.op, shapes, body.shape(node.name))
+    products = ops.flops(body, node)
     outputs = ops.conv_channels(node.op, x, w)[1] // node.op.groups
     # Below 64 columns a product waits for its operand from shared memory.
     share = tap_share(node.op, ops.kernel_size(w)) * max(1.0, 0.5 + 32 / outputs)

@@ -19,8 +19,10 @@ from fusegen.ir import (
     EagerOp,
     ExpandOp,
     GetItemOp,
+    Graph,
     InputOp,
     MatmulOp,
+    Node,
     NormalizeOp,
     Op,
     PadOp,
@@ -403,6 +405,12 @@ def infer(op: Op, types: Types, declared: TensorType) -> TensorType:
     Leaves (inputs, parameters, eager ops) compute what they are declared to.
     """
     return ROWS[op.kind].infer(op, types, declared)
+
+
+def flops(graph: Graph, node: Node) -> int:
+    """Additions, multiplications and the like of a node at the traced sizes."""
+    operands = [graph.shape(name) for name in node.inputs]
+    return ROWS[node.op.kind].flops(node.op, operands, graph.shape(node.name))
 
 
 def torch_expr(op: Op, args: Sequence[str]) -> str:

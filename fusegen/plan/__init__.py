@@ -9,7 +9,7 @@ from fusegen.plan import cost
 from fusegen.plan.inline import inline
 from fusegen.plan.kernels import plan_region
 from fusegen.plan.sizes import UnboundSize
-from fusegen.plan.types import EagerStep, KernelStep, Program, Step
+from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program, Step
 from fusegen.printer import format_node
 from fusegen.verify import verify
 
@@ -35,7 +35,7 @@ def make_program(
     evaluation: bool,
 ) -> Program:
     """The program of a fused graph: a kernel per region, a torch call for every other op."""
-    after, unplanned = _plannable(after)
+    after, plans, unplanned = _planned(after)
     refusals += unplanned
     steps: list[Step] = []
     for node in after.nodes:
@@ -43,10 +43,9 @@ def make_program(
             continue
         moved, flops = cost.node_bytes(after, node), cost.node_flops(after, node)
         if isinstance(node.op, RegionOp):
-            number = sum(isinstance(step, KernelStep) for step in steps)
-            plan = plan_region(after, node, number)
+            outputs = _results(after, node)
             steps.append(
-                KernelStep(plan=plan, inputs=node.inputs, outputs=_results(after, node), bytes=moved, flops=flops)
+                KernelStep(plan=plans[node.name], inputs=node.inputs, outputs=outputs, bytes=moved, flops=flops)
             )
             continue
         operands = [_operand(after, name) for name in node.inputs]
@@ -78,19 +77,21 @@ def make_program(
     )
 
 
-def _plannable(graph: Graph) -> tuple[Graph, tuple[RuleRefused, ...]]:
-    """``graph`` with every region that a kernel can be planned for, the others taken apart again, and why."""
+def _planned(graph: Graph) -> tuple[Graph, dict[str, KernelPlan], tuple[RuleRefused, ...]]:
+    """The plan of every region by its name; ``graph`` with regions without one taken apart again, and why."""
+    plans: dict[str, KernelPlan] = {}
     refused: list[RuleRefused] = []
     for node in graph.nodes:
         if not isinstance(node.op, RegionOp):
             continue
         try:
-            plan_region(graph, node, 0)
+            plans[node.name] = plan_region(graph, node, len(plans))
         except UnboundSize as error:
             graph = inline(graph, node)
             refused.append(RuleRefused(identity=FUSION, node=node.name, reason=str(error)))
-    verify(graph)
-    return graph, tuple(refused)
+    if refused:
+        verify(graph)
+    return graph, plans, tuple(refused)
 
 
 def _results(graph: Graph, region: Node) -> tuple[str, ...]:

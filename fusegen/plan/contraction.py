@@ -56,6 +56,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One kernel for a contraction and what follows it; rows run along its channels (features)."""
     node = region.body.node(region.space.source)
     x, w = (region.body.node(operand) for operand in node.inputs)
+    if contractions.fits_gemm(node, w):
+        return gemm.plan(region, name)
     axes = _axes(region, node.op, node, x, w) if isinstance(node.op, ConvOp) else ()
     rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
@@ -87,8 +89,6 @@ def plan(region: Region, name: str) -> KernelPlan:
             tf32="conv",
         )
     assert isinstance(node.op, MatmulOp)
-    if contractions.fits_gemm(node, w):
-        return gemm.plan(region, name)
     batched = w.type.rank > 2
     outputs = int(node.type.shape[-1])
     detail = ContractionPlan(

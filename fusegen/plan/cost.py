@@ -36,8 +36,7 @@ def node_flops(graph: Graph, node: Node) -> int:
     """Additions, multiplications and the like; a region's are its body's."""
     if isinstance(node.op, RegionOp):
         return sum(node_flops(node.op.body, inner) for inner in node.op.body.nodes)
-    shapes = [graph.shape(name) for name in node.inputs]
-    return ops.ROWS[node.op.kind].flops(node.op, shapes, graph.shape(node.name))
+    return ops.flops(graph, node)
 
 
 def graph_bytes(graph: Graph) -> int:

@@ -44,7 +44,7 @@ def _pays(m: Match, count: int) -> str | None:
     """None when passes over the input and what joins them take less time than the convolution."""
     rates = machine(DEFAULT_TARGET)
     x, w, y = (m.graph.shape(m[name].name) for name in ("x", "w", "conv"))
-    flops = ops.ROWS["conv"].flops(m["conv"].op, (x, w), y)
+    flops = ops.flops(m.graph, m["conv"])
     direct = flops / rates.tensor_flops + 4 * math.prod(y) / rates.bandwidth
     lines = (x if m["conv"].op.transposed else y)[2 + _axis(m)]  # type: ignore[union-attr]
     left = flops * count / (lines * w[2 + _axis(m)]) / rates.flops

@@ -199,7 +199,7 @@ def _collapse_obstacle(graph: Graph, conv: Node) -> str | None:
 def _pays(graph: Graph, conv: Node, count: int) -> str | None:
     """None when the window sums and their contraction take fewer operations than the convolution."""
     x, w = (graph.shape(name) for name in conv.inputs[:2])
-    direct = ops.ROWS["conv"].flops(conv.op, (x, w), graph.shape(conv.name))
+    direct = ops.flops(graph, conv)
     collapsed = math.prod(x) * max(1, count // 4) + x[0] * x[1] * math.prod(w[1:])
     return None if collapsed < direct else f"{collapsed} operations collapsed, {direct} direct"
 
