@@ -3,6 +3,7 @@
 With r the reference in float64, e eager and y the generated module under the same flags, every output
 must satisfy ``|y - r| <= max(2 max|e - r|, 8 eps max|r|)`` elementwise and
 ``RMSE(y) <= 2 RMSE(e) + 2 eps RMS(r)``, where eps is 2**-24; NaN and infinities must be where r has them.
+Where torch permits TF32 and cuDNN still chose fp32, e's error is that of TF32 arithmetic (``tf32.py``).
 Where an op of the model flattens differences (softmax, sigmoid), the part before it is held to the same.
 """
 
@@ -11,8 +12,7 @@ from __future__ import annotations
 import copy
 import gc
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fusegen.emit import write_atomic
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import ConvOp, Frozen, Graph, RegionOp
 from fusegen.subject import Subject, call, call_generated, open_subject, part_subject, strict
+from fusegen.tf32 import tf32_arithmetic, tf32_convolutions
 from fusegen.truncate import before_flattening
 
 EPS = 2.0**-24
@@ -44,6 +45,8 @@ class OutputError(Frozen):
     rms_generated: float
     rms_eager: float
     rms_allowed: float
+    max_tf32: float | None = None
+    """The error of TF32 arithmetic where torch permits it: the tolerance takes it when it is larger than eager's."""
     wrong_specials: int
     """Elements where the oracle or the module has NaN or an infinity and the two differ."""
     passed: bool
@@ -110,28 +113,33 @@ class CheckReport(Frozen):
         return ran and all(s.passed for s in (*self.sets, *self.alone))
 
 
-def compare(name: str, y: torch.Tensor, e: torch.Tensor, r: torch.Tensor) -> OutputError:
-    """Measure ``y`` and ``e`` against the float64 oracle ``r`` and apply the tolerance."""
+def compare(
+    name: str, y: torch.Tensor, e: torch.Tensor, r: torch.Tensor, tf32: torch.Tensor | None = None
+) -> OutputError:
+    """Measure ``y``, ``e`` and ``tf32`` against the float64 oracle ``r`` and apply the tolerance.
+
+    ``tf32``: the result of TF32 arithmetic, where torch's settings permit it.
+    """
     if y.shape != r.shape or y.dtype != e.dtype:
         raise MismatchError(
             f"{name} is {y.dtype}{tuple(y.shape)}, the reference's is {e.dtype}{tuple(r.shape)}",
         )
     wrong = 0
     zero = torch.zeros((), dtype=torch.float64, device=r.device)
-    largest = {"y": zero, "e": zero, "r": zero}
-    squares = {"y": zero, "e": zero, "r": zero}
+    largest = dict.fromkeys("yetr", zero)
+    squares = dict.fromkeys("yetr", zero)
     count = 0
-    flat = [t.detach().reshape(-1) for t in (y, e, r)]
+    flat = [t.detach().reshape(-1) for t in (y, e, e if tf32 is None else tf32, r)]
     for start in range(0, r.numel(), CHUNK):
-        yc, ec, rc = (t[start : start + CHUNK].double() for t in flat)
+        yc, ec, tc, rc = (t[start : start + CHUNK].double() for t in flat)
         if y.is_floating_point():  # a value beyond the output type's range is an infinity there
             narrow = rc.to(y.dtype)
             rc = torch.where(narrow.isinf(), narrow.double(), rc)
         finite = rc.isfinite()
         same = (yc == rc) | (yc.isnan() & rc.isnan())
         wrong += int(torch.where(finite, ~yc.isfinite(), ~same).sum())
-        good = {"y": finite & yc.isfinite(), "e": finite & ec.isfinite(), "r": finite}
-        errors = {"y": yc - rc, "e": ec - rc, "r": rc}
+        good = {key: finite & value.isfinite() for key, value in zip("yetr", (yc, ec, tc, rc), strict=True)}
+        errors = {"y": yc - rc, "e": ec - rc, "t": tc - rc, "r": rc}
         for key, error in errors.items():
             error = torch.where(good[key], error, 0.0).abs()
             largest[key] = torch.maximum(largest[key], error.max())
@@ -139,8 +147,8 @@ def compare(name: str, y: torch.Tensor, e: torch.Tensor, r: torch.Tensor) -> Out
         count += int(finite.sum())
     top = {key: float(value) for key, value in largest.items()}
     rms = {key: (float(value) / max(count, 1)) ** 0.5 for key, value in squares.items()}
-    max_allowed = max(2 * top["e"], 8 * EPS * top["r"])
-    rms_allowed = 2 * rms["e"] + 2 * EPS * rms["r"]
+    max_allowed = max(2 * max(top["e"], top["t"]), 8 * EPS * top["r"])
+    rms_allowed = 2 * max(rms["e"], rms["t"]) + 2 * EPS * rms["r"]
     return OutputError(
         output=name,
         shape=tuple(r.shape),
@@ -150,6 +158,7 @@ def compare(name: str, y: torch.Tensor, e: torch.Tensor, r: torch.Tensor) -> Out
         rms_generated=rms["y"],
         rms_eager=rms["e"],
         rms_allowed=rms_allowed,
+        max_tf32=None if tf32 is None else top["t"],
         wrong_specials=wrong,
         passed=wrong == 0 and top["y"] <= max_allowed and rms["y"] <= rms_allowed,
     )
@@ -232,21 +241,18 @@ def _scale_weights(module: nn.Module) -> nn.Module:
     return module
 
 
-@contextmanager
-def tf32_convolutions(allowed: bool) -> Iterator[None]:
-    """Within it, cuDNN may (or may not) use TF32."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
 def _release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _tf32_results(reference: nn.Module, inputs: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    """The results of TF32 arithmetic; none where torch's settings do not permit it."""
+    if not (torch.cuda.is_available() and torch.backends.cudnn.allow_tf32):
+        return {}
+    with tf32_arithmetic():
+        return _results(reference, lambda m: call(m, inputs))
 
 
 def _run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ...]) -> SetResult:
@@ -254,10 +260,11 @@ def _run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ..
     r = _results(copy.deepcopy(reference).double(), lambda m: oracle(m, tuple(map(_double, inputs))))
     _release()
     e = _results(reference, lambda m: call(m, inputs))
+    tf32 = _tf32_results(reference, inputs)
     y = _results(generated, lambda m: call_generated(m, inputs))
     if y.keys() != e.keys():
         raise MismatchError(f"the generated module returns {sorted(y)}, the reference {sorted(e)}")
-    outputs = tuple(compare(key, y[key], e[key], r[key]) for key in e)
+    outputs = tuple(compare(key, y[key], e[key], r[key], tf32.get(key)) for key in e)
     return SetResult(name=name, outputs=outputs)
 
 

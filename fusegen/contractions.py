@@ -12,22 +12,17 @@ from fusegen import dims, gemm, hopper, ops
 from fusegen.ir import ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, feature_axis
+from fusegen.tf32 import in_tf32
 from fusegen.tiling import TooLarge, tile_conv, tile_matmul
 
 
 def allows_tf32(graph: Graph, node: Node) -> bool:
-    """True when eager computes this contraction with TF32 operands as far as torch's settings permit it.
-
-    cuDNN does so for transposed convolutions and for 16 or more input channels per group (measured on
-    an H200; with fewer it chooses kernels in full fp32); cuBLAS for every matrix product.
-    """
-    if isinstance(node.op, ConvOp) and node.op.precise:
-        return False
-    if isinstance(node.op, ConvOp) and not node.op.transposed:
-        x, w = (graph.node(name).type for name in node.inputs[:2])
-        channels, _ = ops.conv_channels(node.op, x, w)
-        return channels // node.op.groups >= 16
-    return True
+    """True when eager computes this contraction with TF32 operands as far as torch's settings permit it."""
+    if not isinstance(node.op, ConvOp):
+        return True
+    x, w = (graph.node(name).type for name in node.inputs[:2])
+    channels, _ = ops.conv_channels(node.op, x, w)
+    return not node.op.precise and in_tf32(node.op.transposed, channels // node.op.groups)
 
 
 _RESIDENT = 2
@@ -109,6 +104,8 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
         return "its weight has a size that is known only at run time"
     if isinstance(node.op, MatmulOp) and any(not isinstance(size, int) for size in sizes[-2:]):
         return "the sizes of its weight are known only at run time"
+    if isinstance(node.op, ConvOp) and node.op.groups > 1 and space.row_axes:
+        return "a reduction over the channels of several groups"
     if dims.numel(node.type.shape, body.sizes) == 0:
         return "it is empty"
     if fits_gemm(node, body.node(node.inputs[1])):

@@ -123,7 +123,7 @@ class _Converter:
             if not isinstance(guard, sympy.core.relational.Relational) or not guard.free_symbols <= known:
                 continue
             if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) and guard.lhs.is_Symbol:
-                continue  # broadcasting and layout questions, settled by tracing again with size 1
+                continue  # asked of every size: see guards.py
             operator_text = {"Ne": "!=", "Eq": "=="}.get(guard.rel_op, guard.rel_op)
             try:
                 left, right = dims.canonical(guard.lhs), dims.canonical(guard.rhs)

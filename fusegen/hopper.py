@@ -31,8 +31,6 @@ def refusal(conv: ConvOp, channels: tuple[int, int], reduces: bool) -> str | Non
     inputs, outputs = (count // conv.groups for count in channels)
     if inputs < _LEAST_CHANNELS or outputs < _LEAST_CHANNELS:
         return f"groups of fewer than {_LEAST_CHANNELS} channels would mostly multiply zeros"
-    if reduces and conv.groups > 1:
-        return "a reduction over the channels of several groups"
     return None
 
 

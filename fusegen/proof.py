@@ -14,10 +14,11 @@ import torch
 
 from fusegen import dims, interpret
 from fusegen.errors import FusegenError, MismatchError
+from fusegen.guards import all_hold, positive, smallest_sizes
 from fusegen.ir import EagerOp, Graph
 
 ROUNDS = 4
-SMALLEST, LARGEST = 1, 9
+SPREAD = 9
 _ATTEMPTS = 200
 _RETRIES = 20
 _RELATIVE = 1e-9
@@ -52,21 +53,15 @@ class Proof:
     worst: float
 
 
-def _holds(condition: str, sizes: Mapping[str, int]) -> bool:
-    return bool(eval(condition, {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
-
-
 def _choose_sizes(graph: Graph, rng: random.Random) -> dict[str, int]:
-    """Small sizes that the graph's constraints and every shape allow; grows when small ones do not."""
-    largest = LARGEST
-    for attempt in range(_ATTEMPTS):
-        sizes = {size: rng.randint(SMALLEST, largest) for size in graph.sizes}
-        positive = all(dims.evaluate(d, sizes) >= 1 for node in graph.nodes for d in node.type.shape)
-        if positive and all(_holds(condition, sizes) for condition in graph.constraints):
+    """Random sizes a little above the least ones that the graph's constraints and every shape allow."""
+    smallest = smallest_sizes(graph)
+    conditions = [*graph.constraints, *positive(graph)]
+    for _ in range(_ATTEMPTS):
+        sizes = {name: size + rng.randrange(SPREAD) for name, size in smallest.items()}
+        if all_hold(conditions, sizes):
             return sizes
-        if attempt % 20 == 19:
-            largest *= 2
-    return dict(graph.sizes)
+    return smallest
 
 
 def _values(

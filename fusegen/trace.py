@@ -7,15 +7,13 @@ the model allows it. Nothing of the inputs' size is allocated.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import io
-import itertools
 import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +23,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from fusegen import dims
+from fusegen import dims, guards
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert
 from fusegen.interpret import input_shapes
@@ -174,9 +172,8 @@ def _is_functional(program: torch.export.ExportedProgram) -> bool:
     return not writes and not any(isinstance(target, torch._ops.HigherOrderOperator) for target in targets)
 
 
-def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, ones: Collection[str]) -> tuple[torch.Tensor, ...]:
-    """Fake inputs like ``inputs`` with the sizes in ``ones`` set to 1."""
-    sizes = {name: 1 if name in ones else value for name, value in graph.sizes.items()}
+def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+    """Fake inputs like ``inputs`` of other sizes."""
     with FakeTensorMode():
         return tuple(
             torch.empty(shape, dtype=value.dtype)
@@ -202,36 +199,30 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
     return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
 
 
-def _ops_of(graph: Graph) -> list[str]:
-    return [node.op.kind + getattr(node.op, "fn", "") + getattr(node.op, "target", "") for node in graph.nodes]
+def _outline(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[object, ...]]:
+    """What every node computes, and its shape at ``sizes``."""
+    return [
+        (
+            node.op.kind,
+            getattr(node.op, "fn", ""),
+            getattr(node.op, "target", ""),
+            *(dims.evaluate(d, sizes) for d in node.type.shape),
+        )
+        for node in graph.nodes
+    ]
 
 
-def _size_one_constraints(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, path: Path) -> tuple[str, ...]:
-    """Export takes every dynamic size to be at least 2; find the sizes where 1 changes the model.
+def _settled(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, path: Path) -> Graph:
+    """``graph`` with the size conditions that decide what is computed."""
 
-    The model is traced again with every size at 1, which settles most models. Where the ops then differ
-    (a branch on a size, a squeeze) or tracing fails, the least groups of sizes that do it are looked for:
-    the graph stands for the model only where a size of each group is above 1.
-    """
-
-    @functools.cache
-    def same(ones: frozenset[str]) -> bool:
+    def same(sizes: Mapping[str, int]) -> bool:
         try:
-            again = convert(_export(model, _resized(inputs, graph, ones), dynamic=False), model, path)
+            again = convert(_export(model, _resized(inputs, graph, sizes), dynamic=False), model, path)
         except Exception:
             return False
-        return _ops_of(again) == _ops_of(graph)
+        return _outline(again, {}) == _outline(graph, sizes)
 
-    at_fault: list[frozenset[str]] = []
-    left = list(graph.sizes)
-    for count in range(1, len(left) + 1):
-        if same(frozenset(left)):
-            break
-        for group in map(frozenset, itertools.combinations(left, count)):
-            if not any(fault <= group for fault in at_fault) and not same(group):
-                at_fault.append(group)
-        left = [size for size in left if frozenset({size}) not in at_fault]
-    return tuple(f"{'*'.join(sorted(group))} > 1" for group in at_fault)
+    return guards.settle(graph, same)
 
 
 def _renewed(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -263,8 +254,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     if fixed := _row_lengths(graph):
         graph = convert(_export(model, inputs, dynamic=True, fixed=fixed), model, path)
     if graph.sizes:
-        extra = _size_one_constraints(model, inputs, graph, path)
-        graph = graph.replace(constraints=graph.constraints + extra)
+        graph = _settled(model, inputs, graph, path)
     mode_dependent = any(
         isinstance(m, (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)) for m in model.modules()
     ) or _reads_training(model)

@@ -13,7 +13,6 @@
 #   return %sigmoid
 #   where x0_2 >= 3
 #   where ((x0_2 - 3) // 4) + 1 != 1
-#   where x0_2 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   mean(conv(x, w)) over all spatial axes = taps-summed w times window means of x,  sum likewise  at %adaptive_avg_pool1d
@@ -34,7 +33,6 @@
 #   return %sigmoid
 #   where x0_2 >= 3
 #   where ((x0_2 - 3) // 4) + 1 != 1
-#   where x0_2 > 1
 #
 # Steps:
 #   k0_window_sum: generated window_sum kernel, 537 MB, 135 MFLOP
@@ -1140,8 +1138,6 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_2 >= 3"
     if not (((x0_2 - 3) // 4) + 1 != 1):
         return "sizes do not satisfy ((x0_2 - 3) // 4) + 1 != 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

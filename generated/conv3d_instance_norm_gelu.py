@@ -20,16 +20,7 @@
 #   where x0_2 >= 3
 #   where x0_3 >= 3
 #   where x0_4 >= 3
-#   where x0_4 - 2 != 1
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
 #   where 4*x0_2 + 4*x0_3 + 4*x0_4 - 2*x0_2*x0_3 - 2*x0_2*x0_4 - 2*x0_3*x0_4 + x0_2*x0_3*x0_4 - 8 != 1
-#   where x0_3 - 2 > 1
-#   where x0_2 - 2 > 1
-#   where x0_4 - 2 > 1
-#   where x0_2 > 1
-#   where x0_3 > 1
-#   where x0_4 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv3d  (exact)
@@ -69,16 +60,7 @@
 #   where x0_2 >= 3
 #   where x0_3 >= 3
 #   where x0_4 >= 3
-#   where x0_4 - 2 != 1
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
 #   where 4*x0_2 + 4*x0_3 + 4*x0_4 - 2*x0_2*x0_3 - 2*x0_2*x0_4 - 2*x0_3*x0_4 + x0_2*x0_3*x0_4 - 8 != 1
-#   where x0_3 - 2 > 1
-#   where x0_2 - 2 > 1
-#   where x0_4 - 2 > 1
-#   where x0_2 > 1
-#   where x0_3 > 1
-#   where x0_4 > 1
 #
 # Steps:
 #   %conv3d_r2: torch, 77.5 MB, 3.62 GFLOP (the library's convolution: with gelu: a reduction runs over other axes than the contraction's channels)
@@ -1072,26 +1054,8 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_3 >= 3"
     if not (x0_4 >= 3):
         return "sizes do not satisfy x0_4 >= 3"
-    if not (x0_4 - 2 != 1):
-        return "sizes do not satisfy x0_4 - 2 != 1"
-    if not (x0_3 - 2 != 1):
-        return "sizes do not satisfy x0_3 - 2 != 1"
-    if not (x0_2 - 2 != 1):
-        return "sizes do not satisfy x0_2 - 2 != 1"
     if not (4*x0_2 + 4*x0_3 + 4*x0_4 - 2*x0_2*x0_3 - 2*x0_2*x0_4 - 2*x0_3*x0_4 + x0_2*x0_3*x0_4 - 8 != 1):
         return "sizes do not satisfy 4*x0_2 + 4*x0_3 + 4*x0_4 - 2*x0_2*x0_3 - 2*x0_2*x0_4 - 2*x0_3*x0_4 + x0_2*x0_3*x0_4 - 8 != 1"
-    if not (x0_3 - 2 > 1):
-        return "sizes do not satisfy x0_3 - 2 > 1"
-    if not (x0_2 - 2 > 1):
-        return "sizes do not satisfy x0_2 - 2 > 1"
-    if not (x0_4 - 2 > 1):
-        return "sizes do not satisfy x0_4 - 2 > 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
-    if not (x0_4 > 1):
-        return "sizes do not satisfy x0_4 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

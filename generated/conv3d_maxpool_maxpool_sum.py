@@ -23,12 +23,6 @@
 #   where (x0_4 // 2) - 1 != 1
 #   where (x0_3 // 2) - 1 != 1
 #   where (x0_2 // 2) - 1 != 1
-#   where (((x0_4 // 2) - 3) // 2) + 1 != 1
-#   where (((x0_3 // 2) - 3) // 2) + 1 != 1
-#   where (((x0_2 // 2) - 3) // 2) + 1 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
-#   where x0_4 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv3d  (exact)
@@ -66,12 +60,6 @@
 #   where (x0_4 // 2) - 1 != 1
 #   where (x0_3 // 2) - 1 != 1
 #   where (x0_2 // 2) - 1 != 1
-#   where (((x0_4 // 2) - 3) // 2) + 1 != 1
-#   where (((x0_3 // 2) - 3) // 2) + 1 != 1
-#   where (((x0_2 // 2) - 3) // 2) + 1 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
-#   where x0_4 > 1
 #
 # Steps:
 #   k0_contraction: generated contraction kernel, 105 MB, 3.7 GFLOP
@@ -1451,18 +1439,6 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy (x0_3 // 2) - 1 != 1"
     if not ((x0_2 // 2) - 1 != 1):
         return "sizes do not satisfy (x0_2 // 2) - 1 != 1"
-    if not ((((x0_4 // 2) - 3) // 2) + 1 != 1):
-        return "sizes do not satisfy (((x0_4 // 2) - 3) // 2) + 1 != 1"
-    if not ((((x0_3 // 2) - 3) // 2) + 1 != 1):
-        return "sizes do not satisfy (((x0_3 // 2) - 3) // 2) + 1 != 1"
-    if not ((((x0_2 // 2) - 3) // 2) + 1 != 1):
-        return "sizes do not satisfy (((x0_2 // 2) - 3) // 2) + 1 != 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
-    if not (x0_4 > 1):
-        return "sizes do not satisfy x0_4 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

@@ -42,12 +42,6 @@
 #   update norm.num_batches_tracked = %add_9
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
-#   where x0_3 - 2 > 1
-#   where x0_2 - 2 > 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
@@ -109,12 +103,6 @@
 #   update norm.num_batches_tracked = %add_9
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
-#   where x0_3 - 2 > 1
-#   where x0_2 - 2 > 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Steps:
 #   %conv2d_r2: torch, 133 MB, 4.08 GFLOP (the library's convolution: with tanh: a reduction runs over other axes than the contraction's channels)
@@ -1193,18 +1181,6 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_2 >= 3"
     if not (x0_3 >= 3):
         return "sizes do not satisfy x0_3 >= 3"
-    if not (x0_3 - 2 != 1):
-        return "sizes do not satisfy x0_3 - 2 != 1"
-    if not (x0_2 - 2 != 1):
-        return "sizes do not satisfy x0_2 - 2 != 1"
-    if not (x0_3 - 2 > 1):
-        return "sizes do not satisfy x0_3 - 2 > 1"
-    if not (x0_2 - 2 > 1):
-        return "sizes do not satisfy x0_2 - 2 > 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

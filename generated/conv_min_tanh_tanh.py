@@ -14,10 +14,6 @@
 #   return %tanh_1
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
@@ -40,10 +36,6 @@
 #   return %tanh_1
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Steps:
 #   k0_contraction: generated contraction kernel, 311 MB, 79.8 GFLOP
@@ -1019,14 +1011,6 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_2 >= 3"
     if not (x0_3 >= 3):
         return "sizes do not satisfy x0_3 >= 3"
-    if not (x0_3 - 2 != 1):
-        return "sizes do not satisfy x0_3 - 2 != 1"
-    if not (x0_2 - 2 != 1):
-        return "sizes do not satisfy x0_2 - 2 != 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

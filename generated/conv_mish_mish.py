@@ -13,10 +13,6 @@
 #   return %mish_1
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
@@ -38,10 +34,6 @@
 #   return %mish_1
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Steps:
 #   k0_contraction: generated contraction kernel, 2.27 GB, 337 GFLOP
@@ -1693,14 +1685,6 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_2 >= 3"
     if not (x0_3 >= 3):
         return "sizes do not satisfy x0_3 >= 3"
-    if not (x0_3 - 2 != 1):
-        return "sizes do not satisfy x0_3 - 2 != 1"
-    if not (x0_2 - 2 != 1):
-        return "sizes do not satisfy x0_2 - 2 != 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

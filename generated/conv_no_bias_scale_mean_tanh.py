@@ -18,10 +18,6 @@
 #   return %tanh
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   mean(x c) = mean(x) c,  sum(x c) = sum(x) c,  c constant along the axes  at %mean
@@ -49,10 +45,6 @@
 #   return %tanh
 #   where x0_2 >= 3
 #   where x0_3 >= 3
-#   where x0_3 - 2 != 1
-#   where x0_2 - 2 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Steps:
 #   k0_window_sum: generated window_sum kernel, 206 MB, 53.2 MFLOP
@@ -1178,14 +1170,6 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_2 >= 3"
     if not (x0_3 >= 3):
         return "sizes do not satisfy x0_3 >= 3"
-    if not (x0_3 - 2 != 1):
-        return "sizes do not satisfy x0_3 - 2 != 1"
-    if not (x0_2 - 2 != 1):
-        return "sizes do not satisfy x0_2 - 2 != 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

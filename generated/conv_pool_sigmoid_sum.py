@@ -16,10 +16,6 @@
 #   where x0_3 >= 3
 #   where x0_3 - 2 != 1
 #   where x0_2 - 2 != 1
-#   where ((x0_3 - 6) // 4) + 1 != 1
-#   where ((x0_2 - 6) // 4) + 1 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
@@ -49,10 +45,6 @@
 #   where x0_3 >= 3
 #   where x0_3 - 2 != 1
 #   where x0_2 - 2 != 1
-#   where ((x0_3 - 6) // 4) + 1 != 1
-#   where ((x0_2 - 6) // 4) + 1 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Steps:
 #   %avg_pool2d_r1_r1: torch, 369 kB, 0 FLOP (a view)
@@ -1071,14 +1063,6 @@ def _fusegen_operands(module, x0):
         return "sizes do not satisfy x0_3 - 2 != 1"
     if not (x0_2 - 2 != 1):
         return "sizes do not satisfy x0_2 - 2 != 1"
-    if not (((x0_3 - 6) // 4) + 1 != 1):
-        return "sizes do not satisfy ((x0_3 - 6) // 4) + 1 != 1"
-    if not (((x0_2 - 6) // 4) + 1 != 1):
-        return "sizes do not satisfy ((x0_2 - 6) // 4) + 1 != 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

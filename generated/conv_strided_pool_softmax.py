@@ -12,8 +12,6 @@
 #   %flatten: float32[x0_0, 128] = reshape(%adaptive_avg_pool2d, [x0_0, 128])
 #   %softmax: float32[x0_0, 128] = softmax(%flatten, axis=1)
 #   return %softmax
-#   where ((x0_3 - 1) // 2) + 1 != 1
-#   where ((x0_2 - 1) // 2) + 1 != 1
 #   where x0_2*x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
@@ -39,8 +37,6 @@
 #       %softmax: float32[x0_0, 128] = softmax(%flatten, axis=1)
 #       return %softmax
 #   return %softmax
-#   where ((x0_3 - 1) // 2) + 1 != 1
-#   where ((x0_2 - 1) // 2) + 1 != 1
 #   where x0_2*x0_3 > 1
 #
 # Steps:
@@ -1202,10 +1198,6 @@ def _fusegen_operands(module, x0):
     x0_3 = x0_shape[3]
     if 0 in x0_shape:
         return ""
-    if not (((x0_3 - 1) // 2) + 1 != 1):
-        return "sizes do not satisfy ((x0_3 - 1) // 2) + 1 != 1"
-    if not (((x0_2 - 1) // 2) + 1 != 1):
-        return "sizes do not satisfy ((x0_2 - 1) // 2) + 1 != 1"
     if not (x0_2*x0_3 > 1):
         return "sizes do not satisfy x0_2*x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():

@@ -16,12 +16,6 @@
 #   %scalar_3: float32[] = const(2.0)
 #   %mul: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = mul(%clamp_2, %scalar_3)
 #   return %mul
-#   where x0_4 - 1 != 1
-#   where x0_3 - 1 != 1
-#   where x0_2 - 1 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
-#   where x0_4 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv_transpose3d  (exact)
@@ -52,12 +46,6 @@
 #       %mul: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = mul(%clamp_2, %scalar_3)
 #       return %mul
 #   return %mul
-#   where x0_4 - 1 != 1
-#   where x0_3 - 1 != 1
-#   where x0_2 - 1 != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
-#   where x0_4 > 1
 #
 # Steps:
 #   %avg_pool3d_r1_r1: torch, 745 kB, 0 FLOP (a view)
@@ -1870,23 +1858,8 @@ def _fusegen_operands(module, x0):
     x0_shape = x0.shape
     if len(x0_shape) != 5 or x0_shape[1] != 32:
         return f"input x has shape {tuple(x0_shape)}, compiled for [*, 32, *, *, *]"
-    x0_2 = x0_shape[2]
-    x0_3 = x0_shape[3]
-    x0_4 = x0_shape[4]
     if 0 in x0_shape:
         return ""
-    if not (x0_4 - 1 != 1):
-        return "sizes do not satisfy x0_4 - 1 != 1"
-    if not (x0_3 - 1 != 1):
-        return "sizes do not satisfy x0_3 - 1 != 1"
-    if not (x0_2 - 1 != 1):
-        return "sizes do not satisfy x0_2 - 1 != 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
-    if not (x0_4 > 1):
-        return "sizes do not satisfy x0_4 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

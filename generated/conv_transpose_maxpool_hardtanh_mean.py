@@ -16,10 +16,6 @@
 #   %mean: float32[x0_0, 64, 1, 1] = reduce.mean(%hardtanh_2, axes=(2, 3), keepdim=True)
 #   %tanh: float32[x0_0, 64, 1, 1] = tanh(%mean)
 #   return %tanh
-#   where (x0_3 // 2) != 1
-#   where (x0_2 // 2) != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv_transpose2d  (exact)
@@ -46,10 +42,6 @@
 #       %tanh: float32[x0_0, 64, 1, 1] = tanh(%mean)
 #       return %tanh
 #   return %tanh
-#   where (x0_3 // 2) != 1
-#   where (x0_2 // 2) != 1
-#   where x0_2 > 1
-#   where x0_3 > 1
 #
 # Steps:
 #   %conv_transpose2d_r2: torch, 201 MB, 19.3 GFLOP (the library's convolution: with max_pool2d: max_pool2d (pool) is not elementwise or a reduction)
@@ -1083,18 +1075,8 @@ def _fusegen_operands(module, x0):
     x0_shape = x0.shape
     if len(x0_shape) != 4 or x0_shape[1] != 32:
         return f"input x has shape {tuple(x0_shape)}, compiled for [*, 32, *, *]"
-    x0_2 = x0_shape[2]
-    x0_3 = x0_shape[3]
     if 0 in x0_shape:
         return ""
-    if not ((x0_3 // 2) != 1):
-        return "sizes do not satisfy (x0_3 // 2) != 1"
-    if not ((x0_2 // 2) != 1):
-        return "sizes do not satisfy (x0_2 // 2) != 1"
-    if not (x0_2 > 1):
-        return "sizes do not satisfy x0_2 > 1"
-    if not (x0_3 > 1):
-        return "sizes do not satisfy x0_3 > 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

@@ -13,9 +13,6 @@
 #   %add: float32[x0_0, 64, ((x0_2 - 1) // 2) + 1, ((x0_3 - 1) // 2) + 1] = add(%max_pool2d, %p_bias)
 #   %tanh: float32[x0_0, 64, ((x0_2 - 1) // 2) + 1, ((x0_3 - 1) // 2) + 1] = tanh(%add)
 #   return %tanh
-#   where ((x0_3 - 1) // 2) + 1 != 1
-#   where ((x0_2 - 1) // 2) + 1 != 1
-#   where ((x0_2 - 1) // 2)*((x0_3 - 1) // 2) + ((x0_2 - 1) // 2) + ((x0_3 - 1) // 2) + 1 != 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   max pooling of f(x) = f of it,  f increasing  at %max_pool2d
@@ -35,9 +32,6 @@
 #       %tanh: float32[x0_0, 64, ((x0_2 - 1) // 2) + 1, ((x0_3 - 1) // 2) + 1] = tanh(%add)
 #       return %tanh
 #   return %tanh
-#   where ((x0_3 - 1) // 2) + 1 != 1
-#   where ((x0_2 - 1) // 2) + 1 != 1
-#   where ((x0_2 - 1) // 2)*((x0_3 - 1) // 2) + ((x0_2 - 1) // 2) + ((x0_3 - 1) // 2) + 1 != 1
 #
 # Steps:
 #   k0_pool: generated pool kernel, 671 MB, 839 MFLOP
@@ -518,16 +512,8 @@ def _fusegen_operands(module, x0):
     x0_shape = x0.shape
     if len(x0_shape) != 4 or x0_shape[1] != 64:
         return f"input x has shape {tuple(x0_shape)}, compiled for [*, 64, *, *]"
-    x0_2 = x0_shape[2]
-    x0_3 = x0_shape[3]
     if 0 in x0_shape:
         return ""
-    if not (((x0_3 - 1) // 2) + 1 != 1):
-        return "sizes do not satisfy ((x0_3 - 1) // 2) + 1 != 1"
-    if not (((x0_2 - 1) // 2) + 1 != 1):
-        return "sizes do not satisfy ((x0_2 - 1) // 2) + 1 != 1"
-    if not (((x0_2 - 1) // 2)*((x0_3 - 1) // 2) + ((x0_2 - 1) // 2) + ((x0_3 - 1) // 2) + 1 != 1):
-        return "sizes do not satisfy ((x0_2 - 1) // 2)*((x0_3 - 1) // 2) + ((x0_2 - 1) // 2) + ((x0_3 - 1) // 2) + 1 != 1"
     if _fusegen_torch.is_autocast_enabled():
         return "autocast is on"
     if not compiling and (_fusegen_torch._C._are_functorch_transforms_active() or _fusegen_forward_ad._current_level >= 0):

@@ -254,3 +254,11 @@ def test_a_convolution_of_rounded_sizes_finds_its_own(tmp_path: Path) -> None:
     step = found.steps[1]
     assert isinstance(step, KernelStep)
     assert step.plan.outputs[0].shape == ("batch", 64, "2*height", "2*width")
+
+
+@pytest.mark.parametrize(("groups", "expected"), [(1, ["contraction"]), (2, ["torch", "row_reduce"])])
+def test_a_row_of_all_channels_does_not_span_groups(groups: int, expected: list[str], tmp_path: Path) -> None:
+    """A block of the contraction has the channels of one group."""
+    init = f"self.m = nn.Conv2d(8, 16, 3, groups={groups})"
+    found = program(tmp_path, "return self.m(x).sigmoid().prod(1)", init, "torch.rand(64, 8, 64, 64)")
+    assert templates(found) == expected

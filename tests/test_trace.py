@@ -190,3 +190,22 @@ def test_compiling_a_large_model_stays_small_and_quick() -> None:
     seconds, gigabytes = map(float, run.stdout.split())
     assert gigabytes < 1.0
     assert seconds < 10.0, "5 s on an idle machine; twice that allows for tests beside this one"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return F.max_pool2d(x, 2) + F.avg_pool2d(x, 3, 2, 1, count_include_pad=False).amax()",
+        "return F.avg_pool2d(F.pad(x, (30, 30, 30, 30)), 11, 5)",
+        "return self.n(x).relu()",
+    ],
+)
+def test_questions_about_layout_and_rounding_are_no_constraints(body: str, tmp_path: Path) -> None:
+    assert traced(write(tmp_path, body, "self.n = nn.GroupNorm(1, 3)")).graph.constraints == ()
+
+
+def test_a_condition_stays_where_the_other_answer_gives_another_graph(tmp_path: Path) -> None:
+    body = "return x.relu() if x.shape[2] % 2 == 0 else x.tanh()"
+    graph = traced(write(tmp_path, body)).graph
+    assert kinds(graph) == ["relu" if graph.sizes["x0_2"] % 2 == 0 else "tanh"]
+    assert [c for c in graph.constraints if "% 2" in c], graph.constraints

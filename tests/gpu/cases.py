@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import nn
 
 from fusegen.check import compare
+from fusegen.dims import Dim
 from fusegen.subject import Subject, call, load_generated
-from fusegen.trace import LoadedModel, load_model_file
+from fusegen.tf32 import tf32_arithmetic
+from fusegen.trace import LoadedModel, instantiate, load_model_file, trace
 from tests.variants import ROOT
 
 SPATIAL = {0: (), 1: (131,), 2: (33, 29), 3: (9, 12, 11)}
@@ -38,8 +41,13 @@ class Case:
     name: str
     loaded: LoadedModel
     model_new: type[nn.Module]
-    channels: int
-    rank: int
+    shape: tuple[Dim, ...]
+    """Of the input as compiled: integers are structure."""
+
+    @property
+    def rank(self) -> int:
+        """Axes after the channels whose size is free."""
+        return sum(isinstance(size, str) for size in self.shape[2:])
 
     def reference(self) -> nn.Module:
         return self.loaded.model_class(*self.loaded.get_init_inputs())
@@ -58,12 +66,18 @@ class Case:
     def x(self, batch: int = BATCH, spatial: tuple[int, ...] | None = None, seed: int = 1) -> torch.Tensor:
         """Random input of the given batch and spatial sizes."""
         generator = torch.Generator("cuda").manual_seed(seed)
-        shape = (batch, self.channels, *(spatial or SPATIAL[self.rank]))
-        return torch.randn(shape, device="cuda", generator=generator) + 0.5
+        return torch.randn(self.sized(batch, spatial), device="cuda", generator=generator) + 0.5
+
+    def sized(self, batch: int, spatial: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """The input's shape for the given batch and free spatial sizes."""
+        free = iter(spatial or SPATIAL[self.rank])
+        channels, *rest = self.shape[1:]
+        assert isinstance(channels, int)
+        return (batch, channels, *(size if isinstance(size, int) else next(free) for size in rest))
 
     def subject(self) -> Subject:
         """For ``check_numerics``, at the small sizes."""
-        shape = (16, self.channels, *SPATIAL[self.rank])
+        shape = self.sized(16)
         return Subject(
             name=self.name, reference=self.reference, generated=self.generated, inputs=lambda: (torch.rand(shape),)
         )
@@ -72,19 +86,28 @@ class Case:
 @cache
 def case(name: str) -> Case:
     """The golden file of a spec."""
-    loaded = load_model_file(ROOT / "specs" / f"{name}.py")
-    with torch.device("meta"):
-        (x,) = loaded.get_inputs()
-    return Case(name, loaded, load_generated(ROOT / "generated" / f"{name}.py"), x.shape[1], x.dim() - 2)
+    path = ROOT / "specs" / f"{name}.py"
+    loaded = load_model_file(path)
+    graph = trace(*instantiate(loaded), path).graph
+    return Case(name, loaded, load_generated(ROOT / "generated" / f"{name}.py"), graph.inputs[0].type.shape)
+
+
+def in_tf32(reference: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor | None]:
+    """The results of TF32 arithmetic, or as many times None where torch does not permit it."""
+    with tf32_arithmetic():
+        found = call(copy.deepcopy(reference), inputs)
+    return found if torch.backends.cudnn.allow_tf32 else [None] * len(found)
 
 
 def agrees(reference: nn.Module, generated: nn.Module, x: torch.Tensor, y: Any = None) -> None:
-    """Assert that ``generated(x)`` (or ``y``) is as close to float64 as the tolerance asks for."""
+    """Assert that every result of ``generated(x)`` (or ``y``) is as close to float64 as the tolerance asks for."""
     with torch.no_grad():
-        result = generated(x) if y is None else y
-    r = call(copy.deepcopy(reference).double(), (x.double(),))[0]
-    e = call(copy.deepcopy(reference), (x,))[0]
-    found = compare("output", result.detach(), e, r)
-    assert found.wrong_specials == 0, found
-    assert found.max_generated <= found.max_allowed, found
-    assert r.numel() < 1024 or found.passed, found  # the RMS of a few roundings is no statistic
+        found = generated(x) if y is None else y
+    results = found if isinstance(found, tuple) else (found,)
+    exact = call(copy.deepcopy(reference).double(), (x.double(),))
+    eager = call(copy.deepcopy(reference), (x,))
+    for result, e, r, tf32 in zip(results, eager, exact, in_tf32(reference, (x,)), strict=True):
+        error = compare("output", result.detach(), e, r, tf32)
+        assert error.wrong_specials == 0, error
+        assert error.max_generated <= error.max_allowed, error
+        assert r.numel() < 1024 or error.passed, error  # the RMS of a few roundings is no statistic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,13 @@ def test_an_empty_batch_gives_an_empty_result(name: str) -> None:
     reference, generated = case(name).pair()
     x = case(name).x()
     with torch.no_grad():
-        assert generated(x[:0]).shape == (0, *reference(x).shape[1:])
+        try:
+            expected = reference(x[:0]).shape
+        except Exception as error:  # some ops of torch refuse it
+            with pytest.raises(type(error)):
+                generated(x[:0])
+        else:
+            assert generated(x[:0]).shape == expected == (0, *reference(x).shape[1:])
 
 
 @pytest.mark.parametrize("name", [COLLAPSED, WINDOWED])
@@ -119,6 +126,19 @@ def test_channels_last_volumes() -> None:
     agrees(reference, generated, case(VOLUME).x().to(memory_format=torch.channels_last_3d))
 
 
+SUMS_WEIGHTS = (
+    "conv_pool_sigmoid_sum",
+    "conv_transpose3d_depth_mean_softmax",
+    "conv_transpose3d_pool_clamp",
+    "conv_transpose_row_mean",
+    "linear_pool_gelu_max",
+    "linear_sum_logsumexp",
+    "linear_token_mean_softplus",
+)
+"""Weights that meet the same input are added up first: infinity times weights of both signs is NaN in eager,
+and an infinity of the sum's sign here (docs/architecture.md says so)."""
+
+
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_infinities_come_out_as_in_eager(name: str, special: float) -> None:
@@ -135,6 +155,8 @@ def test_nan_and_infinities_come_out_as_in_eager(name: str, special: float) -> N
     # Where eager's own specials are not those of its arithmetic (cuDNN's transforms spread them), nothing is owed.
     owed = (e.isnan() == r.isnan()) & (e.isinf() == r.isinf())
     assert owed[3].all()
+    if name in SUMS_WEIGHTS and math.isinf(special):
+        owed &= r.isfinite()
     found = compare("output", *(torch.where(owed, value, 0.0) for value in (y, e, r)))
     assert found.wrong_specials == 0, (y, e)
 

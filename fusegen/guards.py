@@ -1,0 +1,122 @@
+"""The conditions on sizes under which a trace stands for its model.
+
+torch.export notes every question that tracing put to a size: some decide what is computed, most only
+how memory is laid out (contiguous? rounded up?), and it takes every size to be at least 2. Asking again
+tells them apart: where the model, traced at sizes with another answer, comes out as the same graph, the
+question does not matter.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType
+
+from fusegen.ir import Graph
+
+Sizes = Mapping[str, int]
+_LEAST = re.compile(r"\w+ >= \d+")
+_REACH = 64
+"""How far from the traced and from the smallest size another answer is looked for."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(condition: str) -> CodeType:
+    return compile(condition, "<size condition>", "eval")
+
+
+def holds(condition: str, sizes: Sizes) -> bool:
+    """The truth of a condition over size symbols."""
+    return bool(eval(_compiled(condition), {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
+
+
+def all_hold(conditions: Iterable[str], sizes: Sizes) -> bool:
+    """True when every condition holds."""
+    return all(holds(condition, sizes) for condition in conditions)
+
+
+def _is_question(condition: str) -> bool:
+    """Everything but the least size of an axis, which an op asks of its operand."""
+    return _LEAST.fullmatch(condition) is None
+
+
+def positive(graph: Graph) -> list[str]:
+    """Every computed axis has a size."""
+    computed = {d for node in graph.nodes for d in node.type.shape if isinstance(d, str) and not d.isidentifier()}
+    return [f"{d} >= 1" for d in sorted(computed)]
+
+
+def smallest_sizes(graph: Graph) -> dict[str, int]:
+    """The least sizes that the constraints and every shape allow, one after the other."""
+    return _smallest(graph.sizes, [*graph.constraints, *positive(graph)])
+
+
+def _smallest(sizes: Sizes, certain: list[str]) -> dict[str, int]:
+    """One size after the other as small as the conditions ``certain`` let it be."""
+    found = dict(sizes)
+    for name, size in sizes.items():
+        found[name] = next(v for v in range(1, size + 1) if v == size or all_hold(certain, {**found, name: v}))
+    return found
+
+
+def _symbols(condition: str) -> tuple[str, ...]:
+    return tuple(name for name in _compiled(condition).co_names if name not in ("min", "max"))
+
+
+def _neighbours(sizes: Sizes, smallest: Sizes, names: Iterable[str]) -> Iterator[dict[str, int]]:
+    """Sizes that differ in one of ``names``: near the traced one, then small; last, all small."""
+    for name in names:
+        size = sizes[name]
+        near = range(size - 1, max(size - _REACH, 0), -1)
+        for value in itertools.chain(near, range(1, _REACH)):
+            yield {**sizes, name: value}
+    yield dict(smallest)
+
+
+def _groups_of_ones(
+    sizes: Sizes, names: list[str], certain: list[str], same: Callable[[Sizes], bool]
+) -> tuple[str, ...]:
+    """The least groups of sizes that, all at 1, change the graph."""
+    at_fault: list[frozenset[str]] = []
+
+    @functools.cache
+    def harmless(group: frozenset[str]) -> bool:
+        ones = {**sizes, **dict.fromkeys(group, 1)}
+        return not all_hold(certain, ones) or same(ones)
+
+    for count in range(1, len(names) + 1):
+        if harmless(frozenset(names)):
+            break
+        for group in map(frozenset, itertools.combinations(names, count)):
+            if not any(fault <= group for fault in at_fault) and not harmless(group):
+                at_fault.append(group)
+        names = [name for name in names if frozenset({name}) not in at_fault]
+    return tuple(f"{'*'.join(sorted(group))} > 1" for group in at_fault)
+
+
+def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
+    """``graph`` with the constraints that matter; ``same`` traces again at the given sizes and compares."""
+    shapes = positive(graph)
+    kept = [c for c in graph.constraints if not _is_question(c)]
+    open_questions = [c for c in graph.constraints if _is_question(c)]
+    smallest = _smallest(graph.sizes, [*kept, *shapes])
+    ones = [name for name, size in smallest.items() if size == 1]
+    if smallest != graph.sizes and same(smallest):
+        open_questions = [c for c in open_questions if holds(c, smallest)]
+    elif ones:
+        kept += _groups_of_ones(graph.sizes, ones, shapes, same)
+    while open_questions:
+        question, *open_questions = open_questions
+        others = _neighbours(graph.sizes, smallest, _symbols(question))
+        other = next((s for s in others if not holds(question, s) and all_hold([*kept, *shapes], s)), None)
+        if other is not None and same(other):
+            open_questions = [c for c in open_questions if holds(c, other)]
+        else:
+            kept.append(question)
+    return graph.replace(constraints=tuple(c for c in graph.constraints if c in kept) + _added(graph, kept))
+
+
+def _added(graph: Graph, kept: list[str]) -> tuple[str, ...]:
+    return tuple(c for c in kept if c not in graph.constraints)
