@@ -221,6 +221,7 @@ __host__ __device__ constexpr int along(int axis, int z, int y, int x) { return 
 __host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 3, 3, 3); }
 __host__ __device__ constexpr int stride(int axis) { return along(axis, 2, 2, 2); }
 __host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int padding(int axis) { return along(axis, 1, 1, 1); }
 __host__ __device__ constexpr int reach(int axis) { return along(axis, 1, 1, 1); }             // largest shift of a tap
 __host__ __device__ constexpr int lead(int axis) { return along(axis, 1, 1, 1); }              // zero slots before the first input position
 __host__ __device__ constexpr int in_step(int axis) { return along(axis, 1, 1, 1); }        // slot -> input position
@@ -438,6 +439,33 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
     return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
 }
 
+// A result by its definition, in fp32: the taps that other phases have do not meet it.
+__device__ __forceinline__ float plain_result(const Args& args, int slot, int outer_phase, int phase, int channel) {
+    const Pixel p = pixel_of(args, slot);
+    const int group = channel / OUT, phases[3] = {0, phase / PHASES_X, phase % PHASES_X};
+    const float* x = args.x + (int64_t(args.first_sample) + p.sample) * (GROUPS * IN) * args.in[0] * args.in[1] * args.in[2];
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int tap = 0; tap < kernel_size(0) * kernel_size(1) * kernel_size(2); ++tap) {
+        const int k[3] = {tap / kernel_size(2) / kernel_size(1), tap / kernel_size(2) % kernel_size(1), tap % kernel_size(2)};
+        bool in = p.in;
+        int64_t at = 0;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const int reached = output_position(p, axis, OUTER_PHASE[outer_phase][axis] + phases[axis]) + padding(axis) - k[axis] * dilation(axis);
+            const int i = reached / stride(axis);
+            in = in && reached >= 0 && reached % stride(axis) == 0 && i < args.in[axis];
+            at = at * args.in[axis] + i;
+        }
+        if (!in) continue;
+#pragma unroll 1
+        for (int c = group * IN; c < (group + 1) * IN; ++c)
+            sum = fmaf(__ldg(x + int64_t(c) * args.in[0] * args.in[1] * args.in[2] + at),
+                       __ldg(args.w + (int64_t(c) * OUT + channel % OUT) * (kernel_size(0) * kernel_size(1) * kernel_size(2)) + tap), sum);
+    }
+    return sum;
+}
+
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -614,6 +642,21 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2];
+            // A tap that its phase lacks has a weight of zero, which makes a NaN of an Inf or a NaN there.
+            float total[4] = {};
+#pragma unroll
+            for (int n = 0; n < 2 * VALUES; ++n) total[n % 4] += v[n / VALUES][n % VALUES];
+            if (!isfinite((total[0] + total[1]) + (total[2] + total[3]))) {
+                float cell[2 * VALUES];   // in memory: registers have no run-time index
+#pragma unroll
+                for (int n = 0; n < 2 * VALUES; ++n) cell[n] = v[n / VALUES][n % VALUES];
+#pragma unroll 1
+                for (int n = 0; n < 2 * VALUES; ++n)
+                    if (!isfinite(cell[n]) && live(n % VALUES))
+                        cell[n] = plain_result(args, first_slot + quarter * 16 + r8 + n / VALUES * 8, outer_phase, c % PHASES, first_channel + position(n % VALUES));
+#pragma unroll
+                for (int n = 0; n < 2 * VALUES; ++n) v[n / VALUES][n % VALUES] = cell[n];
+            }
             int64_t outers[2], inners[2];
             [[maybe_unused]] bool in[2];
 #pragma unroll
@@ -1475,16 +1518,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bee758de48598ea1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5f6949bb7b510cf8, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_bee758de48598ea1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5f6949bb7b510cf8, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_bee758de48598ea1"
+_fusegen_NAMESPACE = "fusegen_5f6949bb7b510cf8"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -114,6 +114,24 @@ def test_every_tap_of_every_phase_is_a_shift() -> None:
         checked += 1
 
 
+def test_a_tap_that_a_phase_lacks_is_known() -> None:
+    """There a weight of zero meets the input, which an infinite one must not survive."""
+    rng = random.Random(1)
+    seen = {True: 0, False: 0}
+    for _ in range(2000):
+        conv, axis = _random_axis(rng)
+        plan = _plan(conv, axis)
+        assert isinstance(plan, HopperConvPlan)
+        lacks = False
+        for phase in range(axis.stride if conv.transposed else 0):
+            for shift in plan.residues[0].taps:
+                distance = phase + axis.stride * (plan.reach[2] - shift)
+                lacks |= distance % axis.dilation != 0 or distance // axis.dilation >= axis.kernel
+        assert plan.idle_taps == lacks, (conv, axis)
+        seen[lacks] += 1
+    assert min(seen.values()) > 100
+
+
 def test_phases_side_by_side_share_a_block() -> None:
     axis = ContractionAxis(kernel=4, stride=2, padding=1, dilation=1, output_padding=1, size=64, output=129)
     conv = ConvOp(transposed=True, stride=(2,), padding=(1,), dilation=(1,), output_padding=(1,))

@@ -51,7 +51,7 @@ def _triple(values: list[int]) -> Triple:
 
 
 class Taps:
-    """The taps of one axis as (residue, shift)."""
+    """The taps of one axis as (residue, shift); ``idle``: some phase lacks a shift that others have."""
 
     def __init__(self, axis: ContractionAxis, transposed: bool):
         kernel, stride, dilation, padding = axis.kernel, axis.stride, axis.dilation, axis.padding
@@ -65,6 +65,7 @@ class Taps:
             shifts = {reach - k * dilation // stride for k in range(kernel)}
             self.shifts = {0: tuple(sorted(shifts))}
             self.phases = stride
+            self.idle = len(shifts) * stride > kernel
         else:
             self.in_step, self.in_origin = stride, -padding
             self.out_step, self.out_origin = 1, 0
@@ -73,6 +74,7 @@ class Taps:
             self.shifts = {r: tuple(sorted(shift for shift, residue in taps if residue == r)) for r in residues}
             self.lead = min(max(-(-(padding - residues[-1]) // stride), 0), reach)
             self.phases = 1
+            self.idle = False
 
 
 def absent_taps(count: int) -> list[Taps]:
@@ -251,6 +253,7 @@ def plan(
         outputs=outputs,
         kernel=_triple([axis.kernel for axis in whole]),
         stride=_triple([axis.stride for axis in whole]),
+        padding=_triple([axis.padding for axis in whole]),
         dilation=_triple([axis.dilation for axis in whole]),
         reach=_triple([axis.reach for axis in taps]),
         lead=_triple([axis.lead for axis in taps]),
@@ -262,6 +265,7 @@ def plan(
         tap_rows=tap_rows,
         phases=phases,
         outer_phases=outer_phases,
+        idle_taps=any(axis.idle for axis in taps),
         sizes=(_sizes(whole, "size"), _sizes(whole, "output")),
         channels=block,
         split=split,

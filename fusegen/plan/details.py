@@ -156,6 +156,7 @@ class HopperConvPlan(Frozen):
     """Channels of a group."""
     kernel: tuple[int, int, int]
     stride: tuple[int, int, int]
+    padding: tuple[int, int, int]
     dilation: tuple[int, int, int]
     reach: tuple[int, int, int]
     lead: tuple[int, int, int]
@@ -170,6 +171,8 @@ class HopperConvPlan(Frozen):
     """Phases along y and x that share a block."""
     outer_phases: tuple[tuple[int, int, int], ...]
     """First phase of every kind of tile."""
+    idle_taps: bool
+    """Some phase lacks taps that others have: it multiplies by zeros there."""
     sizes: tuple[tuple[Dim, Dim, Dim], tuple[Dim, Dim, Dim]]
     """Input and output lengths over binding names."""
     channels: int
