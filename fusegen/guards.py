@@ -28,8 +28,11 @@ def _compiled(condition: str) -> CodeType:
 
 
 def holds(condition: str, sizes: Sizes) -> bool:
-    """The truth of a condition over size symbols."""
-    return bool(eval(_compiled(condition), {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
+    """The truth of a condition over size symbols; false where it divides by a size of zero."""
+    try:
+        return bool(eval(_compiled(condition), {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
+    except ZeroDivisionError:
+        return False
 
 
 def all_hold(conditions: Iterable[str], sizes: Sizes) -> bool:

@@ -15,6 +15,7 @@ from fusegen import interpret
 from fusegen.check import EPS, compare, has_convolution
 from fusegen.compiler import compile_file
 from fusegen.emit import write_atomic
+from fusegen.guards import all_hold
 from fusegen.interpret import input_shapes
 from fusegen.ir import Graph
 from fusegen.subject import call, call_generated, load_generated
@@ -88,7 +89,7 @@ def problems(graph: Graph, pair: tuple[nn.Module, nn.Module], inputs: Inputs) ->
 def other_sizes(graph: Graph, pair: tuple[nn.Module, nn.Module]) -> Inputs | None:
     """Inputs of one more along every size that may vary, where the model and its constraints allow that."""
     sizes = {name: value + 1 for name, value in graph.sizes.items()}
-    if not sizes or not all(eval(constraint, {}, sizes) for constraint in graph.constraints):
+    if not sizes or not all_hold(graph.constraints, sizes):
         return None
     inputs = tuple(torch.rand(shape, device="cuda") for shape in input_shapes(graph, sizes))
     try:

@@ -22,6 +22,7 @@ from fusegen.ir import (
 )
 from fusegen.passes.algebra.collapse import conv_below
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
+from fusegen.tf32 import in_tf32
 
 # --- poolings that compose ----------------------------------------------------------------------
 
@@ -120,8 +121,12 @@ def _pooled_weights(m: Match, before: tuple[int, ...], after: tuple[int, ...], s
     return m.add(box.replace(size=taps), padded)
 
 
-def _merged_conv(pool: PoolOp, conv: ConvOp) -> ConvOp:
-    return conv.replace(stride=tuple(a * b for a, b in zip(conv.stride, pool.stride, strict=True)))
+def _merged_conv(m: Match, pool: PoolOp, conv: ConvOp) -> ConvOp:
+    """In full fp32 where eager's convolution is: of another kernel and stride, the library may choose TF32."""
+    stride = tuple(a * b for a, b in zip(conv.stride, pool.stride, strict=True))
+    channels = m["w"].type.shape[1]
+    exact = isinstance(channels, int) and not in_tf32(conv.transposed, channels)
+    return conv.replace(stride=stride, precise=conv.precise or exact)
 
 
 def _pool_and_conv(m: Match) -> tuple[PoolOp, ConvOp] | None:
@@ -147,7 +152,8 @@ def _merges(m: Match) -> str | None:
     merged = math.prod(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True))
     if not _cheaper(merged, math.prod(kernel) * math.prod(pool.stride)):
         return f"{merged} taps for every result, against {math.prod(kernel)} for each of {math.prod(pool.kernel)}"
-    size = _conv_type(m, _merged_conv(pool, conv), tuple(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True)))
+    taps = tuple(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True))
+    size = _conv_type(m, _merged_conv(m, pool, conv), taps)
     return None if size == m.root.type else "the sizes do not agree for every input size"
 
 
@@ -170,7 +176,7 @@ def _merge(m: Match) -> Node:
     pool, conv = found
     around = tuple(n - 1 for n in pool.kernel)
     weights = _pooled_weights(m, around, around, (1,) * pool.rank)
-    return m.add(_merged_conv(pool, conv), m["x"], weights)
+    return m.add(_merged_conv(m, pool, conv), m["x"], weights)
 
 
 def _transposed_axis(conv: ConvOp, pool: PoolOp, taps: int, axis: int) -> tuple[int, int, int, int, int]:
