@@ -126,11 +126,19 @@ def symbols(dims: Iterable[Dim]) -> tuple[str, ...]:
     return tuple(sorted({s.name for d in dims for s in parse(d).free_symbols}))
 
 
-def is_linear(dim: Dim) -> bool:
-    """True when ``dim`` is ``a*symbol + b``, so that the symbol follows from the size."""
-    expr = parse(dim)
-    free = list(expr.free_symbols)
-    return len(free) == 1 and not expr.atoms(sympy.Function) and sympy.Poly(expr, free[0]).degree() == 1
+def linear(dim: Dim) -> tuple[sympy.Expr, int, int] | None:
+    """(unknown, a, b) where ``dim`` is ``a*unknown + b``: the unknown, a symbol or a quotient, follows from it."""
+    offset, rest = parse(dim).as_coeff_Add()
+    slope, unknown = rest.as_coeff_Mul()
+    known = (unknown.is_Symbol or isinstance(unknown, FloorDiv)) and slope.is_Integer and offset.is_Integer
+    return (unknown, int(slope), int(offset)) if known else None
+
+
+def solve(dim: Dim, known: Mapping[sympy.Expr, sympy.Expr]) -> Dim | None:
+    """``dim`` with the ``known`` symbols and quotients replaced; None where others are left."""
+    expr = parse(dim).xreplace(dict(known))
+    left = expr.free_symbols - {symbol for value in known.values() for symbol in value.free_symbols}
+    return None if left else canonical(expr)
 
 
 def _lift(fn: Callable[[Any, Any], Any], on_ints: Callable[[int, int], int]) -> Callable[[Dim, Dim], Dim]:

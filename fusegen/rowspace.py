@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import sympy
+
 from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
@@ -251,16 +253,11 @@ def _is_view_of_input(node: Node, by_name: dict[str, Node]) -> bool:
 
 def _check_sizes(body: Graph) -> None:
     """Scalars that are sizes must follow from the sizes of the kernel's own operands."""
-    bound = {
-        symbol
-        for node in body.inputs
-        for size in node.type.shape
-        if len(found := dims.symbols([size])) == 1 and dims.is_linear(size)
-        for symbol in found
-    }
+    linear = [dims.linear(size) for node in body.inputs for size in node.type.shape]
+    known = {found[0]: sympy.Symbol(f"known{i}") for i, found in enumerate(linear) if found}
     for node in body.nodes:
         size = node.op.value if isinstance(node.op, ConstOp) else 0.0
-        if isinstance(size, str) and not set(dims.symbols([size])) <= bound:
+        if isinstance(size, str) and dims.solve(size, known) is None:
             raise NotFusable(f"{node.name} depends on a size that no operand of the kernel has")
 
 

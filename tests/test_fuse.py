@@ -70,6 +70,8 @@ def test_rows_too_long_for_registers_are_streamed(tmp_path: Path) -> None:
         ("y = x.relu()\nreturn self.n(y) + y", "self.n = nn.InstanceNorm2d(8)", ["row_stream"]),
         # the count of batches is an integer; both running statistics are the kernel's further results
         ("return self.n(x.tanh()).relu()", "self.n = nn.BatchNorm2d(8)", ["torch", "row_stream"]),
+        # the count of values comes from the halved sizes, which is all that the kernel sees
+        ("return self.n(F.max_pool2d(x, 2)).relu()", "self.n = nn.BatchNorm2d(8)", ["pool", "torch", "row_stream"]),
         # statistics over other axes than the mean after it: two kernels read x, none writes the norm's result
         ("return self.n(x.tanh()).relu().mean((2, 3))", "self.n = nn.BatchNorm2d(8)", ["torch", *["row_stream"] * 2]),
         ("return self.n(x.relu()).sigmoid().mean((2, 3))", "self.n = nn.GroupNorm(2, 8)", ["row_stream"] * 2),

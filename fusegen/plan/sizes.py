@@ -42,19 +42,15 @@ class Sizes:
                 self.bindings.append(Binding(name=name, arg=position, axis=axis))
         self._solved = self._solve()
 
-    def _solve(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Symbols of the graph as expressions over binding names, where some size is linear in one symbol."""
-        solved: dict[sympy.Symbol, sympy.Expr] = {}
+    def _solve(self) -> dict[sympy.Expr, sympy.Expr]:
+        """Symbols and quotients of the graph over binding names, where some size is linear in one."""
+        solved: dict[sympy.Expr, sympy.Expr] = {}
         for size, name in sorted(self._names.items(), key=lambda item: len(str(item[0]))):
-            if not dims.is_linear(size):
+            if (found := dims.linear(size)) is None or found[0] in solved:
                 continue
-            expr = dims.parse(size)
-            (free,) = expr.free_symbols
-            slope, offset = (int(c) for c in sympy.Poly(expr, free).all_coeffs())
+            unknown, slope, offset = found
             bound = sympy.Symbol(name, positive=True, integer=True)
-            if free in solved:
-                continue
-            solved[free] = bound if (slope, offset) == (1, 0) else FloorDiv(bound - offset, slope)
+            solved[unknown] = bound if (slope, offset) == (1, 0) else FloorDiv(bound - offset, slope)
         return solved
 
     def define(self, size: Dim, local: Dim) -> None:
@@ -70,10 +66,10 @@ class Sizes:
             return self._defined[size]
         if size in self._names:
             return self._names[size]
-        expr = dims.parse(size)
-        if not expr.free_symbols <= set(self._solved):
+        found = dims.solve(size, self._solved)
+        if found is None:
             raise UnboundSize(f"no operand of the kernel has a size that gives {size}")
-        return dims.canonical(expr.xreplace(self._solved))
+        return found
 
     def product(self, sizes: Iterable[Dim]) -> Dim:
         """The product of ``sizes``, each taken over binding names first: a product hides which axis is which."""
