@@ -32,7 +32,13 @@ class TilingAxis(Frozen):
 class TilingShape(Frozen):
     """The part of a tiling that depends on the precision. ``plane`` is in words."""
 
+    k_steps: int
+    """Groups of eight products in a slice of weights."""
+    first_slices: tuple[int, ...]
+    """Slices before each phase's, and their number."""
     tiles_p: int
+    resident: int
+    """Blocks of a multiprocessor, whose shared memory and registers they share."""
     stages: int
     slots: int
     plane: int
@@ -51,9 +57,6 @@ class ConvTiling(Frozen):
     channel_chunks: int
     affine: bool
     """Eight neighbouring products are eight neighbouring channels of one tap."""
-    k_steps: int
-    first_slices: tuple[int, ...]
-    """Slices of weights before each phase's, and their number."""
     warps_o: int
     warps_p: int
     tiles_o: int
@@ -64,35 +67,42 @@ class ConvTiling(Frozen):
     def output_tile(self) -> int:
         return 16 * self.warps_o * self.tiles_o
 
-    @property
-    def products(self) -> int:
-        """Multiply-adds of a position and a channel, for all outputs of a block, on average over the phases."""
-        taps = self.first_slices[-1] * self.k_steps * 8 / (self.chunk * self.channel_chunks * self.grid_phases)
-        return max(1, round(self.output_tile * taps))
+    def shape(self, split: bool) -> TilingShape:
+        return self.split if split else self.plain
+
+    def _depth(self, split: bool) -> float:
+        """Products of an output, padding included, on average over the phases."""
+        shape = self.shape(split)
+        return shape.first_slices[-1] * shape.k_steps * 8 / self.grid_phases
+
+    def products(self, split: bool) -> int:
+        """Multiply-adds of a position and a channel, for all outputs of a block."""
+        return max(1, round(self.output_tile * self._depth(split) / (self.chunk * self.channel_chunks)))
 
     @property
     def grid_phases(self) -> int:
-        return len(self.first_slices) - 1
+        return len(self.plain.first_slices) - 1
 
     def positions(self, split: bool) -> int:
         """Output positions of a block, per phase of the width."""
-        return self.warps_p * 8 * (self.split if split else self.plain).tiles_p
+        return self.warps_p * 8 * self.shape(split).tiles_p
 
     def block_flops(self, split: bool) -> float:
-        """Multiplications and additions of a block, padding included, on average over the phases."""
-        products = self.first_slices[-1] * self.k_steps * 8 / self.grid_phases
-        return 2.0 * products * self.output_tile * self.positions(split) * (3 if split else 1)
+        """TF32 multiplications and additions of a block, padding included; three of fp16 take the time of 1.5."""
+        return 2.0 * self._depth(split) * self.output_tile * self.positions(split) * (1.5 if split else 1)
 
 
-_SHARED_WORDS = 24_576
-"""Shared memory of a block: 96 KiB, two blocks on a multiprocessor of sm_80 or sm_90, one on others."""
+_SHARED_WORDS = {2: 24_576, 3: 18_432, 4: 13_824}
+"""Shared memory of a block, by the number of blocks that share a multiprocessor: of sm_90, fewer on others."""
 _MAX_INTERLEAVED = 4
 _FAR = 8
 """Rows between two taps from which on each has a load to itself."""
 _WARPS = 4
-"""Of a block; two blocks share a multiprocessor, so that one computes while the other loads or stores."""
-_WARP_TILES, _SPLIT_TILES = 8, 6
+"""Of a block; several share a multiprocessor, so that one computes while another loads or stores."""
+_WARP_TILES = 8
 """Fragments of eight positions in a warp, over all phases of a block."""
+_SPLIT_RESIDENT = {1: 4, 2: 3, 3: 3, 4: 2}
+"""Blocks of a multiprocessor in full fp32, by the fragments of outputs in a warp: as many as registers allow."""
 _OUTPUT_TILES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (4, 3), (4, 4))
 """(warps, fragments of 16 outputs in each) along the outputs."""
 
@@ -184,13 +194,16 @@ def _chunks(channels: int) -> Iterator[tuple[int, bool]]:
             yield chunk, False
 
 
-def _k_steps(steps: list[int], affine: bool, tile: int) -> int:
+def _k_steps(steps: list[int], affine: bool, tile: int, split: bool) -> int:
     """Groups of eight products in a slice: few padded ones, few barriers, slices that fit."""
-    most = max(1, min(8, 4096 // (8 * tile)))
-    if affine:
-        common = gcd(*steps)
-        return max(k for k in range(1, most + 1) if common % k == 0)
-    return min(range(1, most + 1), key=lambda k: sum(ceil(s / k) * (k + 0.5) for s in steps))
+    if split:  # a product of halves takes two groups
+        choices = range(2, max(2, min(12, 6144 // (8 * tile))) + 1, 2)
+    else:
+        choices = range(1, max(1, min(8, 4096 // (8 * tile))) + 1)
+        if affine:
+            common = gcd(*steps)
+            return max(k for k in choices if common % k == 0)
+    return min(choices, key=lambda k: sum(ceil(s / k) * (k + 0.5) for s in steps))
 
 
 def tile_conv(conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool) -> ConvTiling:
@@ -203,10 +216,10 @@ def tile_conv(conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int
     warps_o, tiles_o = _output_tile(outputs, whole)
     # Taps far apart have a load of x each: rows between them are not read.
     apart = tuple(axis.most > 1 and axis.spread // gcd(axis.step, axis.spread) > _FAR for axis in taps[:2])
-    for alone in dict.fromkeys((apart, (True, True))):
-        fitter = _Fitter(taps, (alone[0], alone[1]), conv.rank, channels, warps_o, tiles_o)
-        candidates = list(_chunks(channels))
-        for nominal, chunks in ((True, candidates), (False, candidates[::-1])):
+    candidates = list(_chunks(channels))
+    for nominal, chunks in ((True, candidates), (False, candidates[::-1])):
+        for alone in dict.fromkeys((apart, (True, True))):
+            fitter = _Fitter(taps, (alone[0], alone[1]), conv.rank, channels, warps_o, tiles_o)
             for chunk, affine in chunks:
                 if found := fitter.fit(chunk, affine, nominal):
                     return found
@@ -262,16 +275,20 @@ class _Fitter:
         tile = 16 * self.warps_o * self.tiles_o
         chunks = ceil(self.channels / chunk)
         steps = [(loads, [ceil(count * chunk / 8) for count in counts]) for loads, counts in self.phases]
-        k_steps = _k_steps([s for _, counts in steps for s in counts if s], affine, tile)
-        slices = [(loads, sum(ceil(s / k_steps) for s in counts)) for loads, counts in steps]
-        words = _Words(
-            tile=k_steps * tile * 8,
-            offsets=ceil(k_steps * (1 if affine else 8) / 4) * 4,
-            planes=chunk if affine else chunk + 1,
-            table=0 if any(self.alone) else 1,
-            fewest=min(count for _, count in slices if count),
-        )
-        plain, split = (self._shape(words, parts, nominal) for parts in (1, 2))
+
+        def shape(split: bool) -> TilingShape | None:
+            k_steps = _k_steps([s for _, counts in steps for s in counts if s], affine, tile, split)
+            slices = [(loads, sum(ceil(s / k_steps) for s in counts)) for loads, counts in steps]
+            words = _Words(
+                slice=(k_steps * 8 + split) * tile + ceil(k_steps * (1 if affine else 8) / 4) * 4,
+                planes=chunk if affine else chunk + 1,
+                table=0 if any(self.alone) else 1,
+                fewest=min(count for _, count in slices if count),
+            )
+            first_slices = tuple(accumulate((loads * count * chunks for loads, count in slices), initial=0))
+            return self._shape(words, k_steps, first_slices, split, nominal)
+
+        plain, split = shape(False), shape(True)
         if plain is None or split is None:
             return None
         return ConvTiling(
@@ -281,8 +298,6 @@ class _Fitter:
             chunk=chunk,
             channel_chunks=chunks,
             affine=affine,
-            k_steps=k_steps,
-            first_slices=tuple(accumulate((loads * count * chunks for loads, count in slices), initial=0)),
             warps_o=self.warps_o,
             warps_p=self.warps_p,
             tiles_o=self.tiles_o,
@@ -290,30 +305,44 @@ class _Fitter:
             split=split,
         )
 
-    def _shape(self, words: _Words, parts: int, nominal: bool) -> TilingShape | None:
-        # Factors in two parts take more registers, and leave less for sums.
-        tiles = _SPLIT_TILES if parts > 1 and self.tiles_o > 3 else _WARP_TILES
-        tiles_p = max(1, tiles // self.interleaved)
+    def _shape(
+        self, words: _Words, k_steps: int, first_slices: tuple[int, ...], split: bool, nominal: bool
+    ) -> TilingShape | None:
+        tiles_p = max(1, _WARP_TILES // self.interleaved)
+        choices = range(_SPLIT_RESIDENT[self.tiles_o] if split else 2, 1, -1)
+        shapes = (self._fitted(words, k_steps, first_slices, tiles_p, resident, nominal) for resident in choices)
+        return next((shape for shape in shapes if shape), None)
+
+    def _fitted(
+        self, words: _Words, k_steps: int, first_slices: tuple[int, ...], tiles_p: int, resident: int, nominal: bool
+    ) -> TilingShape | None:
         box = _nominal_box(self.warps_p * tiles_p * 8, self.rank) if nominal else (1, 1, 8)
         rows = [(b - 1) * (t.step // a.row) + a.span + 1 for t, a, b in zip(self.taps, self.axes, box, strict=True)]
         need = _aligned_plane(rows[0] * rows[1] * ((rows[2] + 6) // 4 * 4))  # as `measure` in the template
         for stages in (3, 2):
             slots = 1 + ceil((stages - 1) / words.fewest)
-            free = _SHARED_WORDS - stages * (words.tile * parts + words.offsets)
+            free = _SHARED_WORDS[resident] - stages * words.slice
             spare = (free // (slots * words.planes + words.table) - 8) // 16 * 16 + 8
             if spare >= need:
                 # Somewhat more than the nominal box needs: boxes follow the sizes of a call.
                 plane = min(spare, _aligned_plane(need * 5 // 4)) if nominal else spare
-                return TilingShape(tiles_p=tiles_p, stages=stages, slots=slots, plane=plane)
+                return TilingShape(
+                    k_steps=k_steps,
+                    first_slices=first_slices,
+                    tiles_p=tiles_p,
+                    resident=resident,
+                    stages=stages,
+                    slots=slots,
+                    plane=plane,
+                )
         return None
 
 
 @dataclass(frozen=True)
 class _Words:
-    """Words of shared memory: of a slice of weights (per part) and of its offsets; planes of a chunk of x."""
+    """Words of shared memory of a slice of weights with its offsets; planes of a chunk of x."""
 
-    tile: int
-    offsets: int
+    slice: int
     planes: int
     table: int
     fewest: int

@@ -171,7 +171,7 @@ __device__ __forceinline__ void load_run(float* v, const float* p) {
 }
 
 // Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
-__device__ __forceinline__ float round_tf32(float v) {
+[[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
     unsigned r;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
     return __uint_as_float(r);
@@ -179,36 +179,65 @@ __device__ __forceinline__ float round_tf32(float v) {
 
 // The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
 // all other bits set, which no arithmetic makes.
-__device__ __forceinline__ float round_tf32_fast(float v) { return __int_as_float(min(__float_as_int(v), 0x7fffefff) + 0x1000); }
-
-// As round_tf32 in two operations, for the high part of a number: a NaN that becomes a number stays in v - high.
-__device__ __forceinline__ float high_tf32(float v) { return __uint_as_float((__float_as_uint(v) + 0x1000u) & 0xffffe000u); }
+[[maybe_unused]] __device__ __forceinline__ float round_tf32_fast(float v) { return __int_as_float(min(__float_as_int(v), 0x7fffefff) + 0x1000); }
 
 // 16 x 8 sums of products of TF32 fragments, 8 deep.
-__device__ __forceinline__ void multiply_add(float (&d)[4], const float4& a, float b0, float b1) {
+[[maybe_unused]] __device__ __forceinline__ void multiply_add(float (&d)[4], const float4& a, float b0, float b1) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
           "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// The same in full fp32, for TILES fragments that share b: every factor is the sum of two TF32 numbers, and
-// the three larger of their products count. Tensor cores truncate as they add, so they add 8 terms at most;
-// the sums stay in float registers. Bits of b's low part in excess are dropped by the instruction.
-template <int TILES, typename Sums>
-__device__ __forceinline__ void multiply_add_split(Sums&& sums, const float4 (&high)[TILES], const float4 (&low)[TILES], float b0, float b1) {
-    const float high0 = high_tf32(b0), high1 = high_tf32(b1);
-    float t[TILES][4] = {};
+// The bits of |v|, which are ordered as numbers are; 0 for an infinity or NaN.
+__device__ __forceinline__ unsigned finite_magnitude(float v) {
+    const unsigned bits = __float_as_uint(v) & 0x7fffffffu;
+    return bits < 0x7f800000u ? bits : 0;
+}
+
+// The power of two that brings values of at most `peak` (its bits) below 2^15.
+__device__ __forceinline__ float half_scale(unsigned peak) { return __uint_as_float((268 - max(peak >> 23, 15u)) << 23); }
+
+// One over half_scale.
+__device__ __forceinline__ float half_inverse(unsigned peak) { return __uint_as_float((max(peak >> 23, 15u) - 14) << 23); }
+
+// The nearest half, and above it in the word the half of what that leaves.
+__device__ __forceinline__ unsigned split_halves(float v) {
+    unsigned pair;
+    asm("{ .reg .f16 h, l; .reg .f32 r; cvt.rn.f16.f32 h, %1; cvt.f32.f16 r, h; sub.f32 r, %1, r; cvt.rn.f16.f32 l, r; mov.b32 %0, {h, l}; }" : "=r"(pair) : "f"(v));
+    return pair;
+}
+
+__device__ __forceinline__ unsigned high_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x5410); }
+
+__device__ __forceinline__ unsigned low_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x7632); }
+
+// 16 x 8 sums of products of fp16 fragments, 16 deep.
+__device__ __forceinline__ void multiply_add_halves(float (&d)[4], const float4& a, const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)), "r"(b[0]), "r"(b[1]));
+}
+
+// One operation for each of COUNT (a multiple of 4) values.
+template <int COUNT>
+__device__ __forceinline__ bool all_finite(const float* v) {
+    float zero[4] = {};
 #pragma unroll
-    for (int i = 0; i < TILES; ++i) multiply_add(t[i], low[i], high0, high1);
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) multiply_add(t[i], high[i], b0 - high0, b1 - high1);
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) multiply_add(t[i], high[i], high0, high1);
-#pragma unroll
-    for (int i = 0; i < TILES; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums(i)[e] += t[i][e];
+    for (int i = 0; i < COUNT; ++i) zero[i % 4] = fmaf(v[i], 0.0f, zero[i % 4]);
+    return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0.0f;
+}
+
+// What is not finite in split arithmetic may be so in plain fp32, or have another sign: such values of
+// lines in shared memory are computed again.
+template <typename Plain>
+__device__ __forceinline__ void mend(float* values, int lines, int columns, int pitch, int thread, int threads, Plain plain) {
+#pragma unroll 1
+    for (int i = thread; i < lines * columns; i += threads) {
+        const int line = i / columns, column = i % columns;
+        float& value = values[line * pitch + column];
+        if (!isfinite(value)) value = plain(line, column);
+    }
 }
 
 // A store that is no branch: neighbouring elements' arithmetic stays interleaved.
@@ -1009,8 +1038,14 @@ namespace k1_contraction_sm80_kernel {
 // block, so that it writes whole runs, the others are blocks of their own.
 //
 // Weights are the left factor (rows = output channels). `pack` puts them into the order in which the
-// fragments of mma.m16n8k8 want them, rounded to TF32, or split into two TF32 parts, and beside every
-// slice the offsets at which its products find x.
+// fragments of mma want them, rounded to TF32, and beside every slice the offsets at which its products
+// find x.
+//
+// In full fp32 (SPLIT), factors are pairs of halves on the fp16 tensor cores: a power of two brings values
+// into fp16's range, a high and a low half then hold 22 bits of each, and
+//   w x = high high + high low + low high
+// accumulates in fp32. The weights of an output have a scale for every slice, the loaded part of x has one.
+// Tensor cores truncate what they add, so a sum leaves them after 16 terms, the small ones first.
 
 constexpr bool TRANSPOSED = true;
 constexpr int GROUPS = 1;
@@ -1038,6 +1073,12 @@ struct Axis {
         return TRANSPOSED ? (phase + PADDING - k * DILATION) / STRIDE : k * DILATION - PADDING;
     }
     __host__ __device__ static constexpr int origin(int phase) { return offset(phase, TRANSPOSED ? taps(phase) - 1 : 0); }
+    // Where an output position meets x by tap k; outside x where it does not.
+    __device__ static int met(int position, int k) {
+        if (!TRANSPOSED) return position * STRIDE - PADDING + k * DILATION;
+        const int at = position + PADDING - k * DILATION;
+        return at % STRIDE ? -1 : at / STRIDE;
+    }
 };
 using Depth = Axis<2, 1, 1, 1, 1, 1, false, 1, 1>;
 using Height = Axis<2, 1, 1, 1, 1, 1, false, 1, 1>;
@@ -1053,32 +1094,32 @@ constexpr int CHUNK = 8;                   // channels of x in shared memory at 
 constexpr bool AFFINE = true;             // 8 neighbouring products are 8 neighbouring channels
 constexpr int PLANES = AFFINE ? CHUNK : CHUNK + 1;  // with one of zeros for products that pad a slice
 constexpr int CHANNEL_CHUNKS = (CHANNELS + CHUNK - 1) / CHUNK;
-constexpr int K_STEPS = 8;                  // groups of 8 products in a slice
-constexpr int OFFSETS = (K_STEPS * (AFFINE ? 1 : 8) + 3) / 4 * 4;
 
 constexpr int WARPS_O = 1, WARPS_P = 4;
 constexpr int THREADS = WARPS_O * WARPS_P * WARP;
+constexpr int PLANE_WARPS = CHUNK < 4 ? THREADS / WARP : CHUNK % 4 ? 2 : 1;   // that load a plane of x
 constexpr int TILES_O = 4;                  // fragments of 16 outputs in a warp
 constexpr int OUTPUT_TILE = WARPS_O * TILES_O * 16;
 constexpr int OUTPUT_TILES = (OUTPUTS + OUTPUT_TILE - 1) / OUTPUT_TILE;
 
-// Slices before each phase's, and their number.
-__host__ __device__ constexpr int first_slice(int phase) {
-    return phase == 0 ? 0 : 4;
-}
-constexpr int SLICES = first_slice(GRID_PHASES);
-
-// SPLIT: every factor is the sum of two TF32 numbers, and the three larger of their products are added.
 template <bool SPLIT>
 struct Shape {
-    static constexpr int PARTS = SPLIT ? 2 : 1;
-    static constexpr int TILES_P = SPLIT ? 6 : 8;   // fragments of 8 positions in a warp, per phase
+    static constexpr int K_STEPS = SPLIT ? 8 : 8;   // groups of 8 products in a slice
+    static constexpr int OFFSETS = (K_STEPS * (AFFINE ? 1 : 8) + 3) / 4 * 4;
+    // Slices before each phase's, and their number.
+    __host__ __device__ static constexpr int first_slice(int phase) {
+        return phase == 0 ? 0 : 4;
+    }
+    static constexpr int SLICES = first_slice(GRID_PHASES);
+    static constexpr int INVERSES = K_STEPS * OUTPUT_TILE * 8;   // words before the inverse scales of the outputs
+    static constexpr int TILES_P = SPLIT ? 8 : 8;   // fragments of 8 positions in a warp, per phase
     static constexpr int POSITIONS = WARPS_P * TILES_P * 8;   // of a block, per phase
     static constexpr int COLUMNS = POSITIONS * INTERLEAVED;   // outputs of a channel in a block
+    static constexpr int RESIDENT = SPLIT ? 2 : 2;   // blocks of a multiprocessor
     static constexpr int STAGES = SPLIT ? 2 : 2;    // slices in flight
     static constexpr int SLOTS = SPLIT ? 2 : 2;     // loads of x in flight
-    static constexpr int PLANE = SPLIT ? 472 : 696;   // words, 8 modulo 16: fragments read without bank conflicts
-    static constexpr int SLICE = K_STEPS * PARTS * OUTPUT_TILE * 8 + OFFSETS;   // words
+    static constexpr int PLANE = SPLIT ? 696 : 696;   // words, 8 modulo 16: fragments read without bank conflicts
+    static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
     static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
     static constexpr int REDUCED_WORDS = 0, RESULT_WORDS = THREADS / WARP * 16 * (TILES_P + 1) * 8 * INTERLEAVED;
     static constexpr int WORDS = (OPERAND_WORDS > RESULT_WORDS ? OPERAND_WORDS : RESULT_WORDS) + REDUCED_WORDS;
@@ -1101,6 +1142,7 @@ struct Args {
 };
 
 // A phase of the output: its taps, in chunks that share a load of x, in slices.
+template <typename S>
 struct Phase {
     int depth, height, width;
     int depth_parts, height_parts;   // loads per chunk of channels
@@ -1118,7 +1160,7 @@ struct Phase {
     __device__ __forceinline__ int parts() const { return depth_parts * height_parts; }
     __device__ __forceinline__ int taps(int sub) const { return depth_taps * height_taps * Width::taps(width + sub); }
     __device__ __forceinline__ int slices(int sub) const {
-        return ((taps(sub) * CHUNK + 7) / 8 + K_STEPS - 1) / K_STEPS;
+        return ((taps(sub) * CHUNK + 7) / 8 + S::K_STEPS - 1) / S::K_STEPS;
     }
     __device__ __forceinline__ int chunk_slices() const {
         int count = 0;
@@ -1133,12 +1175,12 @@ struct Phase {
 template <bool SPLIT>
 __global__ void __launch_bounds__(128) pack(const __grid_constant__ Args args) {
     using S = Shape<SPLIT>;
-    const int slice = blockIdx.x % SLICES;
-    const int output_tile = blockIdx.x / SLICES % OUTPUT_TILES, group = blockIdx.x / SLICES / OUTPUT_TILES;
+    const int slice = blockIdx.x % S::SLICES;
+    const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
     int index = 0;
-    while (slice >= first_slice(index + 1)) ++index;
-    const Phase phase(index);
-    int step = slice - first_slice(index);
+    while (slice >= S::first_slice(index + 1)) ++index;
+    const Phase<S> phase(index);
+    int step = slice - S::first_slice(index);
     const int chunk = step / phase.chunk_slices();
     step -= chunk * phase.chunk_slices();
     int sub = 0;
@@ -1149,30 +1191,48 @@ __global__ void __launch_bounds__(128) pack(const __grid_constant__ Args args) {
     const int taps = phase.taps(sub), width_taps = Width::taps(width);
     float* const packed = args.packed + static_cast<int64_t>(blockIdx.x) * S::SLICE;
 
-    for (int i = threadIdx.x; i < K_STEPS * OUTPUT_TILE * 8; i += blockDim.x) {
-        const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
-        const int output = output_tile * OUTPUT_TILE + fragment * 16 + lane / 4 + reg % 2 * 8;
-        const int product = (step * K_STEPS + k_step) * 8 + lane % 4 + reg / 2 * 4;
+    // The weight of an output of the tile in a product of the slice.
+    auto weight = [&](int line, int k) {
+        const int output = output_tile * OUTPUT_TILE + line, product = step * S::K_STEPS * 8 + k;
         const int tap = product / CHUNK, channel = first_channel + product % CHUNK;
-        float value = 0.0f;
-        if (tap < taps && channel < CHANNELS && output < OUTPUTS) {
-            const int kw = Width::tap(width, tap % width_taps);
-            const int kh = Height::tap(phase.height, height_part + tap / width_taps % phase.height_taps);
-            const int kd = Depth::tap(phase.depth, depth_part + tap / width_taps / phase.height_taps);
-            const int64_t pair = TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + channel) * OUTPUTS + output
-                                            : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + channel;
-            value = args.w[((pair * Depth::SIZE + kd) * Height::SIZE + kh) * Width::SIZE + kw];
+        if (tap >= taps || channel >= CHANNELS || output >= OUTPUTS) return 0.0f;
+        const int kw = Width::tap(width, tap % width_taps);
+        const int kh = Height::tap(phase.height, height_part + tap / width_taps % phase.height_taps);
+        const int kd = Depth::tap(phase.depth, depth_part + tap / width_taps / phase.height_taps);
+        const int64_t pair = TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + channel) * OUTPUTS + output
+                                        : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + channel;
+        return args.w[((pair * Depth::SIZE + kd) * Height::SIZE + kh) * Width::SIZE + kw];
+    };
+    if constexpr (SPLIT) {
+        __shared__ unsigned peaks[OUTPUT_TILE];
+        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) peaks[i] = 0;
+        __syncthreads();
+        for (int i = threadIdx.x; i < OUTPUT_TILE * S::K_STEPS * 8; i += blockDim.x)
+            atomicMax(peaks + i / (S::K_STEPS * 8), finite_magnitude(weight(i / (S::K_STEPS * 8), i % (S::K_STEPS * 8))));
+        __syncthreads();
+        // Two neighbours of a fragment are products 4 apart, as the threads that meet them find x.
+        for (int i = threadIdx.x; i < S::K_STEPS / 2 * OUTPUT_TILE * 8; i += blockDim.x) {
+            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
+            const int line = fragment * 16 + lane / 4 + reg % 2 * 8, k = k_step * 16 + lane % 4 + reg / 2 * 8;
+            const float scale = half_scale(peaks[line]);
+            const unsigned near = split_halves(weight(line, k) * scale), far = split_halves(weight(line, k + 4) * scale);
+            float* const to = packed + k_step * OUTPUT_TILE * 16 + i % (OUTPUT_TILE * 8);
+            to[0] = __uint_as_float(high_halves(near, far));
+            to[OUTPUT_TILE * 8] = __uint_as_float(low_halves(near, far));
         }
-        float* const to = packed + k_step * S::PARTS * OUTPUT_TILE * 8 + i % (OUTPUT_TILE * 8);
-        to[0] = round_tf32(value);
-        if (SPLIT) to[OUTPUT_TILE * 8] = round_tf32(value - round_tf32(value));
+        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) packed[S::INVERSES + i] = half_inverse(peaks[i]);
+    } else {
+        for (int i = threadIdx.x; i < S::K_STEPS * OUTPUT_TILE * 8; i += blockDim.x) {
+            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
+            packed[i] = round_tf32(weight(fragment * 16 + lane / 4 + reg % 2 * 8, k_step * 8 + lane % 4 + reg / 2 * 4));
+        }
     }
-    int* const offsets = reinterpret_cast<int*>(packed + K_STEPS * S::PARTS * OUTPUT_TILE * 8);
-    for (int i = threadIdx.x; i < OFFSETS; i += blockDim.x) {
-        const int product = step * K_STEPS * 8 + i * (AFFINE ? 8 : 1);
+    int* const offsets = reinterpret_cast<int*>(packed + S::SLICE - S::OFFSETS);
+    for (int i = threadIdx.x; i < S::OFFSETS; i += blockDim.x) {
+        const int product = step * S::K_STEPS * 8 + i * (AFFINE ? 8 : 1);
         const int tap = product / CHUNK;
-        if (tap >= taps) {   // padding reads zeros
-            offsets[i] = 4 * (PLANES - 1) * S::PLANE;
+        if (tap >= taps) {   // padding reads zeros, or multiplies by them
+            offsets[i] = AFFINE ? 0 : 4 * (PLANES - 1) * S::PLANE;
             continue;
         }
         const int h = tap / width_taps % phase.height_taps, d = tap / width_taps / phase.height_taps;
@@ -1184,8 +1244,30 @@ __global__ void __launch_bounds__(128) pack(const __grid_constant__ Args args) {
 }
 
 
+// An output in plain fp32.
+__device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int group, int output, int64_t inner) {
+    const int64_t row = inner / args.out[2], plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
+    const int w = static_cast<int>(inner % args.out[2]), h = static_cast<int>(row % args.out[1]), d = static_cast<int>(row / args.out[1]);
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < CHANNELS; ++c) {
+        const float* const x = args.x + ((outer * GROUPS + group) * CHANNELS + c) * plane;
+        const float* tap = args.w + (TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + c) * OUTPUTS + output
+                                                : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + c) *
+                                        (Depth::SIZE * Height::SIZE * Width::SIZE);
+#pragma unroll 1
+        for (int k = 0; k < Depth::SIZE * Height::SIZE * Width::SIZE; ++k, ++tap) {
+            const int z = Depth::met(d, k / Width::SIZE / Height::SIZE), y = Height::met(h, k / Width::SIZE % Height::SIZE);
+            const int at = Width::met(w, k % Width::SIZE);
+            const bool in = unsigned(z) < unsigned(args.in[0]) && unsigned(y) < unsigned(args.in[1]) && unsigned(at) < unsigned(args.in[2]);
+            if (in) sum = fmaf(__ldg(tap), __ldg(x + (static_cast<int64_t>(z) * args.in[1] + y) * args.in[2] + at), sum);
+        }
+    }
+    return sum;
+}
+
 template <bool SPLIT>
-__global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -1194,15 +1276,15 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
     // The block's box of positions.
     unsigned rest = blockIdx.x;
     auto next = [&](unsigned count) { const unsigned i = rest % count; rest /= count; return static_cast<int>(i); };
-    const int output_tile = OUTPUT_TILES > 1 ? next(OUTPUT_TILES) : 0;
+    const int block_tile = OUTPUT_TILES > 1 ? next(OUTPUT_TILES) : 0;
     const int phase_index = GRID_PHASES > 1 ? next(GRID_PHASES) : 0;
-    const Phase phase(phase_index);
+    const Phase<S> phase(phase_index);
     const int box_w = next(args.boxes[2]) * args.box[2], box_h = next(args.boxes[1]) * args.box[1];
     const int box_d = next(args.boxes[0]) * args.box[0];
-    const int group = GROUPS > 1 ? next(GROUPS) : 0;
-    const int64_t outer = rest;
-    __shared__ int first_output[3];   // spares registers until the sums are done
+    const int block_group = GROUPS > 1 ? next(GROUPS) : 0, sample = rest;
+    __shared__ int first_output[3], block[3];   // spare registers until the sums are done
     if (threadIdx.x == 0) {
+        block[0] = block_tile, block[1] = block_group, block[2] = sample;
         first_output[0] = box_d * Depth::PHASES + phase.depth;
         first_output[1] = box_h * Height::PHASES + phase.height;
         first_output[2] = box_w * Width::PHASES + phase.width;
@@ -1211,9 +1293,9 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int warp_o = warp % WARPS_O, warp_p = warp / WARPS_O;
     const int64_t plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
-    const float* const x = args.x + (outer * GROUPS + group) * CHANNELS * plane;
+    const float* const x = args.x + (static_cast<int64_t>(sample) * GROUPS + block_group) * CHANNELS * plane;
     const float* const packed = args.packed +
-        (static_cast<int64_t>(group * OUTPUT_TILES + output_tile) * SLICES + first_slice(phase_index)) * S::SLICE;
+        (static_cast<int64_t>(block_group * OUTPUT_TILES + block_tile) * S::SLICES + S::first_slice(phase_index)) * S::SLICE;
 
     // Columns of x are loaded from a multiple of 4 on where rows are aligned.
     const int first_column = box_w * Width::STEP + width_origin(phase.width);
@@ -1242,14 +1324,14 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
         const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
         float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
 #pragma unroll 1
-        for (int c = warp; c < PLANES; c += THREADS / WARP) {
+        for (int c = warp / PLANE_WARPS; c < PLANES; c += THREADS / WARP / PLANE_WARPS) {
             const bool live = c < CHUNK && first_channel + c < CHANNELS;
             const float* const from = x + (live ? (first_channel + c) * plane : 0);
             float* const to = slot + c * S::PLANE;
             auto copy = [&](auto width) {
                 constexpr int VEC = decltype(width)::value;
 #pragma unroll 1
-                for (int v = lane; v < vectors; v += WARP) {
+                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
                     const int at = TAP_BY_TAP ? locate(v, part) : located[v];
                     copy_words<VEC>(to + v * VEC, from + max(at, 0), live && at >= 0);
                 }
@@ -1258,24 +1340,43 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             else copy(std::integral_constant<int, 1>());
         }
     };
-    // Rounds what this thread has copied, which it sees before the others do.
-    auto round_inputs = [&](int chunk) {
+    // Applies `change` to every VEC words that this thread has copied, which it sees before the others do.
+    auto for_copied = [&](int chunk, auto change) {
         float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
 #pragma unroll 1
-        for (int c = warp; c < CHUNK; c += THREADS / WARP) {
-            auto round = [&](auto width) {
+        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS) {
+            auto visit = [&](auto width) {
                 constexpr int VEC = decltype(width)::value;
 #pragma unroll 2
-                for (int v = lane; v < vectors; v += WARP) {
+                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
                     float values[VEC];
                     load_vector<VEC>(values, slot + c * S::PLANE + v * VEC);
+                    bool store = false;
 #pragma unroll
-                    for (int i = 0; i < VEC; ++i) values[i] = round_tf32_fast(values[i]);
-                    store_vector<VEC>(slot + c * S::PLANE + v * VEC, values);
+                    for (int i = 0; i < VEC; ++i) store = change(values[i]);
+                    if (store) store_vector<VEC>(slot + c * S::PLANE + v * VEC, values);
                 }
             };
-            if (args.aligned) round(std::integral_constant<int, 4>());
-            else round(std::integral_constant<int, 1>());
+            if (args.aligned) visit(std::integral_constant<int, 4>());
+            else visit(std::integral_constant<int, 1>());
+        }
+    };
+    [[maybe_unused]] float inverse_x = 1.0f;   // one over the scale of x, of the current chunk
+    __shared__ unsigned peaks[THREADS / WARP];
+    auto convert_inputs = [&](int chunk) {
+        if constexpr (SPLIT) {
+            unsigned peak = 0;
+            for_copied(chunk, [&](float v) { return peak = max(peak, finite_magnitude(v)), false; });
+            peak = __reduce_max_sync(~0u, peak);
+            if (lane == 0) peaks[warp] = peak;
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < THREADS / WARP; ++i) peak = max(peak, peaks[i]);
+            inverse_x = half_inverse(peak);
+            const float scale = half_scale(peak);
+            for_copied(chunk, [&](float& v) { return v = __uint_as_float(split_halves(v * scale)), true; });
+        } else {
+            for_copied(chunk, [&](float& v) { return v = round_tf32_fast(v), true; });
         }
     };
     const float* next_slice = packed + threadIdx.x * 4;
@@ -1301,27 +1402,59 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
     float sums[INTERLEAVED][TILES_O][S::TILES_P][4] = {};
 
     auto multiply = [&](float (&d)[TILES_O][S::TILES_P][4], const float* slice, const float* slot) {
-        const int* const offsets = reinterpret_cast<const int*>(slice + K_STEPS * S::PARTS * OUTPUT_TILE * 8);
-#pragma unroll(SPLIT ? 1 : K_STEPS)   // registers are short where sums are split
-        for (int k = 0; k < K_STEPS; ++k) {
-            const float4* const fragments = reinterpret_cast<const float4*>(slice + k * S::PARTS * OUTPUT_TILE * 8) + warp_o * TILES_O * WARP + lane;
-            float4 a[S::PARTS][TILES_O];
+        const int* const offsets = reinterpret_cast<const int*>(slice + S::SLICE - S::OFFSETS);
+        const float4* fragments = reinterpret_cast<const float4*>(slice) + warp_o * TILES_O * WARP + lane;
+        // x of products k and k + 4 of a group of 8 begins at these.
+        auto near = [&](int group) { return reinterpret_cast<const char*>(slot) + offsets[AFFINE ? group : group * 8 + lane % 4]; };
+        auto far = [&](int group) {
+            return AFFINE ? near(group) + 4 * S::PLANE * sizeof(float) : reinterpret_cast<const char*>(slot) + offsets[group * 8 + 4 + lane % 4];
+        };
+        if constexpr (SPLIT) {
+            float inverse[TILES_O][2];
 #pragma unroll
-            for (int o = 0; o < TILES_O; ++o) {
-                a[0][o] = fragments[o * WARP];
-                if constexpr (SPLIT) a[1][o] = fragments[OUTPUT_TILE * 2 + o * WARP];
+            for (int o = 0; o < TILES_O; ++o)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    inverse[o][half] = inverse_x * slice[S::INVERSES + (warp_o * TILES_O + o) * 16 + half * 8 + lane / 4];
+#pragma unroll 1
+            for (int k = 0; k < S::K_STEPS; k += 2, fragments += OUTPUT_TILE * 4) {
+                float4 high[TILES_O], low[TILES_O];
+#pragma unroll
+                for (int o = 0; o < TILES_O; ++o) high[o] = fragments[o * WARP], low[o] = fragments[OUTPUT_TILE * 2 + o * WARP];
+                const char* const at[2][2] = {{near(k), far(k)}, {near(k + 1), far(k + 1)}};
+#pragma unroll
+                for (int p = 0; p < S::TILES_P; ++p) {
+                    unsigned high_x[2], low_x[2];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const unsigned a = *reinterpret_cast<const unsigned*>(at[i][0] + place[p]), b = *reinterpret_cast<const unsigned*>(at[i][1] + place[p]);
+                        high_x[i] = high_halves(a, b), low_x[i] = low_halves(a, b);
+                    }
+                    float terms[TILES_O][4] = {};
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], low[o], high_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], low_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], high_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) d[o][p][e] = fmaf(terms[o][e], inverse[o][e / 2], d[o][p][e]);
+                }
             }
-            const char* const near = reinterpret_cast<const char*>(slot) + offsets[AFFINE ? k : k * 8 + lane % 4];
-            const char* const far = AFFINE ? near + 4 * S::PLANE * sizeof(float)
-                                           : reinterpret_cast<const char*>(slot) + offsets[k * 8 + 4 + lane % 4];
+        } else {
 #pragma unroll
-            for (int p = 0; p < S::TILES_P; ++p) {
-                const float b0 = *reinterpret_cast<const float*>(near + place[p]), b1 = *reinterpret_cast<const float*>(far + place[p]);
-                if constexpr (SPLIT) {
-                    multiply_add_split([&](int o) -> float(&)[4] { return d[o][p]; }, a[0], a[1], b0, b1);
-                } else {
+            for (int k = 0; k < S::K_STEPS; ++k, fragments += OUTPUT_TILE * 2) {
+                float4 a[TILES_O];
 #pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add(d[o][p], a[0][o], b0, b1);
+                for (int o = 0; o < TILES_O; ++o) a[o] = fragments[o * WARP];
+                const char *const from = near(k), *const beyond = far(k);
+#pragma unroll
+                for (int p = 0; p < S::TILES_P; ++p) {
+                    const float b0 = *reinterpret_cast<const float*>(from + place[p]), b1 = *reinterpret_cast<const float*>(beyond + place[p]);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add(d[o][p], a[o], b0, b1);
                 }
             }
         }
@@ -1345,7 +1478,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             const int count = phase.slices(sub);
             for (int i = 0; i < count; ++i) {
                 wait_copies<S::STAGES - 2>();
-                if (!SPLIT && first) round_inputs(chunk);
+                if (first) convert_inputs(chunk);
                 __syncthreads();
                 if (first && chunk + S::SLOTS - 1 < chunks) load_inputs(chunk + S::SLOTS - 1);
                 first = false;
@@ -1364,6 +1497,8 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     const int64_t out_plane = static_cast<int64_t>(args.out[0]) * args.out[1] * args.out[2];
+    [[maybe_unused]] const int output_tile = block[0], group = block[1];
+    const int64_t outer = block[2];
     // An output of the block: where it lies, and whether it exists.
     auto output_at = [&](int column, int64_t& inner) {
         const int position = column / INTERLEAVED;
@@ -1392,6 +1527,12 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
                     for (int i = 0; i < 2 * INTERLEAVED; i += 2) *reinterpret_cast<float2*>(to + i) = make_float2(run[i], run[i + 1]);
             }
     };
+    const bool special = SPLIT && !all_finite<INTERLEAVED * TILES_O * S::TILES_P * 4>(&sums[0][0][0][0]);
+    // Line `output` of the block's results, where split sums are not finite.
+    auto plain = [&](int output, int column) {
+        int64_t inner;
+        return output < OUTPUTS && output_at(column, inner) ? plain_sum(args, outer, group, output, inner) : 0.0f;
+    };
 
     // The epilogue: every warp takes its sums through shared memory, so that lanes side by side write
     // outputs side by side.
@@ -1407,8 +1548,12 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
 #pragma unroll
     for (int o = 0; o < TILES_O; ++o) {
         stage_sums(staged, PITCH, o);
-        __syncwarp();
         const int first = output_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16;
+        if (__any_sync(~0u, special)) {
+            __syncwarp();
+            mend(staged, 16, WARP_COLUMNS, PITCH, lane, WARP, [&](int line, int column) { return plain(first + line, warp_p * WARP_COLUMNS + column); });
+        }
+        __syncwarp();
         float* to[LANE_COLUMNS];
 #pragma unroll
         for (int j = 0; j < LANE_COLUMNS; ++j)
@@ -1447,7 +1592,7 @@ inline int64_t measure(const int (&box)[3], int (&extent)[3]) {
 template <bool SPLIT>
 bool choose_box(Args& args, const int (&size)[3]) {
     using S = Shape<SPLIT>;
-    constexpr double PRODUCTS = 512 / 80.0 * (SPLIT ? 3 : 1) * S::POSITIONS;   // the time of a block's products, in words of x
+    constexpr double PRODUCTS = (SPLIT ? 512 : 512) / 80.0 * S::POSITIONS;   // the time of a block's products, in words of x
     double least = INFINITY;
     for (int w = 8; w < S::POSITIONS + 8; w += 8) {
         int box[3] = {1, 1, w < size[2] ? w : size[2]}, extent[3];
@@ -1483,13 +1628,16 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     const int bytes = S::WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * SLICES, 128, 0, stream>>>(args);
+    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, 128, 0, stream>>>(args);
     run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
     return cudaGetLastError();
 }
 
 int64_t workspace_bytes() {
-    return int64_t(GROUPS) * OUTPUT_TILES * SLICES * Shape<true>::SLICE * int64_t(sizeof(float));
+    constexpr int SPLIT_WORDS = Shape<true>::SLICES * Shape<true>::SLICE;
+    constexpr int PLAIN_WORDS = Shape<false>::SLICES * Shape<false>::SLICE;
+    constexpr int WORDS = SPLIT_WORDS > PLAIN_WORDS ? SPLIT_WORDS : PLAIN_WORDS;
+    return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
 int compute(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
@@ -1669,18 +1817,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7e83db2501f78d62, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ae0952fbc0059d22, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7e83db2501f78d62, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ae0952fbc0059d22, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7e83db2501f78d62"
+_fusegen_NAMESPACE = "fusegen_ae0952fbc0059d22"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

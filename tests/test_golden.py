@@ -62,5 +62,7 @@ def test_compiles_without_spills(spec: str, architecture: str, tmp_path: Path) -
     assert "warning" not in run.stderr, run.stderr
     kernels = re.findall(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores", run.stderr, re.S)
     assert kernels
-    # Hopper's asynchronous kernels keep a few values of a tile on the stack while its products run.
-    assert [k for k in kernels if int(k[1]) > (96 if "_sm90_" in k[0] else 0)] == []
+    # A few values of a tile wait on the stack while its products run: in Hopper's asynchronous kernels, and
+    # (run<true>) in full fp32.
+    allowed = {name: 96 if "_sm90_" in name else 32 if "runILb1E" in name else 0 for name, _ in kernels}
+    assert [k for k in kernels if int(k[1]) > allowed[k[0]]] == []

@@ -92,9 +92,11 @@ def test_the_loaded_rows_hold_every_tap() -> None:
             assert (1 if conv.transposed else axis.stride) % axis.row == 0
 
 
-def test_slices_hold_every_product() -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_slices_hold_every_product(split: bool) -> None:
     for conv, tiling, channels in STRUCTURES:
         depth, height, width = tiling.axes
+        shape = tiling.shape(split)
         slices = [0]
         for z, y in itertools.product(range(depth.phases), range(height.phases)):
             rows = len(taps(depth, conv.transposed, z)) * len(taps(height, conv.transposed, y))
@@ -104,16 +106,18 @@ def test_slices_hold_every_product() -> None:
             columns = [len(taps(width, conv.transposed, x)) for x in range(width.phases)]
             for group in [columns] if tiling.interleaved > 1 else [[count] for count in columns]:
                 counts = [rows // max(1, alone) * count * tiling.chunk for count in group]
-                per_load = sum(ceil(ceil(count / 8) / tiling.k_steps) for count in counts)
-                if tiling.affine:  # no slice is padded: padding would read what is not zero
-                    assert all(count % (8 * tiling.k_steps) == 0 for count in counts)
+                per_load = sum(ceil(ceil(count / 8) / shape.k_steps) for count in counts)
+                if tiling.affine and not split:  # no slice is padded: padding would read what is not zero
+                    assert all(count % (8 * shape.k_steps) == 0 for count in counts)
                 slices.append(slices[-1] + alone * per_load * ceil(channels / tiling.chunk))
-        assert tuple(slices) == tiling.first_slices
+        assert tuple(slices) == shape.first_slices
+        assert not split or shape.k_steps % 2 == 0  # a product of halves takes two groups of eight
 
 
-def shared_bytes(tiling: ConvTiling, shape: TilingShape, parts: int) -> int:
-    offsets = ceil(tiling.k_steps * (1 if tiling.affine else 8) / 4) * 4
-    weights = shape.stages * (tiling.k_steps * parts * tiling.output_tile * 8 + offsets)
+def shared_bytes(tiling: ConvTiling, shape: TilingShape, split: bool) -> int:
+    offsets = ceil(shape.k_steps * (1 if tiling.affine else 8) / 4) * 4
+    inverses = tiling.output_tile if split else 0
+    weights = shape.stages * (shape.k_steps * tiling.output_tile * 8 + inverses + offsets)
     planes = shape.slots * (tiling.chunk if tiling.affine else tiling.chunk + 1) * shape.plane
     table = 0 if tiling.axes[0].alone or tiling.axes[1].alone else shape.plane
     return 4 * (weights + planes + table)
@@ -121,9 +125,10 @@ def shared_bytes(tiling: ConvTiling, shape: TilingShape, parts: int) -> int:
 
 def test_buffers_fit_and_are_filled_in_time() -> None:
     for _, tiling, _ in STRUCTURES:
-        for shape, parts in ((tiling.plain, 1), (tiling.split, 2)):
-            assert shared_bytes(tiling, shape, parts) <= SHARED_BYTES
-            columns = tiling.positions(parts == 2) * tiling.interleaved
+        for split in (False, True):
+            shape = tiling.shape(split)
+            assert shared_bytes(tiling, shape, split) <= SHARED_BYTES
+            columns = tiling.positions(split) * tiling.interleaved
             assert 4 * tiling.output_tile * (columns + 8 * tiling.interleaved) + 1024 <= SHARED_BYTES  # the sums
             assert shape.plane % 16 == 8
             assert shape.stages >= 2
