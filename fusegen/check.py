@@ -255,7 +255,8 @@ def _tf32_results(reference: nn.Module, inputs: tuple[Any, ...]) -> dict[str, to
         return _results(reference, lambda m: call(m, inputs))
 
 
-def _run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ...]) -> SetResult:
+def run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ...]) -> SetResult:
+    """Hold the (reference, generated) ``pair`` to the tolerance on ``inputs``."""
     reference, generated = pair
     r = _results(copy.deepcopy(reference).double(), lambda m: oracle(m, tuple(map(_double, inputs))))
     _release()
@@ -318,21 +319,21 @@ def _run_sets(subject: Subject, device: torch.device, convolves: bool) -> _Runs:
     with strict():
         reference, generated = (subject.build(f, device) for f in (subject.reference, subject.generated))
         inputs = subject.inputs_on(device)
-        sets = [_run_set("the file's inputs", (reference, generated), inputs)]
+        sets = [run_set("the file's inputs", (reference, generated), inputs)]
         repeatable = _repeatable(generated, inputs)
         eager_class = None
         if convolves:
             _release()
             eager_class = _eager_class(reference, inputs)
             with tf32_convolutions(False):
-                sets.append(_run_set("TF32 turned off", (reference, generated), inputs))
+                sets.append(run_set("TF32 turned off", (reference, generated), inputs))
         _release()
         heavy = (_scale_weights(copy.deepcopy(reference)), _scale_weights(copy.deepcopy(generated)))
-        sets.append(_run_set("weights x16", heavy, inputs))
+        sets.append(run_set("weights x16", heavy, inputs))
         del heavy
         _release()
         inputs = tuple(map(_offset, inputs))
-        sets.append(_run_set("randn*3 + offsets", (reference, generated), inputs))
+        sets.append(run_set("randn*3 + offsets", (reference, generated), inputs))
     return _Runs(tuple(sets), repeatable, eager_class)
 
 

@@ -134,6 +134,7 @@ def bench(
     evaluation: Eval = False,
     max_autotune: Annotated[bool, typer.Option("--max-autotune", help="Also torch.compile's max-autotune.")] = False,
     seconds: Annotated[float, typer.Option(help="About how long to time for.")] = 2.0,
+    tune: Annotated[bool, typer.Option("--tune", help="First measure candidates; pin winners beside MODEL.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the JSON here.")] = None,
     json: Json = False,
 ) -> None:
@@ -143,9 +144,15 @@ def bench(
         from fusegen.bench import bench as run_bench
         from fusegen.compiler import compile_file
         from fusegen.emit import write_atomic
+        from fusegen.tuning import pins_path
 
         if out:
             outputs.require_writable(out, model)
+        if tune:
+            from fusegen.tune import tune as run_tune
+
+            outputs.require_writable(pins_path(model), model)
+            report.print_tune(run_tune(model, target=target, evaluation=evaluation, seconds=seconds))
         compiled = compile_file(model, target=target, evaluation=evaluation)
         with outputs.generated_file(compiled, model, generated) as path:
             found = run_bench(compiled, model, path, max_autotune=max_autotune, seconds=seconds)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from torch import nn
 
-from fusegen import dims, passes, proof
+from fusegen import dims, passes, proof, tuning
 from fusegen.emit import emit_module
 from fusegen.errors import GraphError, ModelFileError
 from fusegen.generalise import generalise
@@ -48,6 +48,8 @@ class Compiled:
     proof: proof.Proof
     notes: tuple[str, ...]
     seconds: float
+    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Decision points that a measurement may settle, with the labels of their candidates (``tuning.py``)."""
 
 
 def _silent(stage: str) -> None:
@@ -114,15 +116,33 @@ def _finish(
 
 
 def compile_file(
-    model: Path, *, target: str = DEFAULT_TARGET, evaluation: bool = False, progress: Progress = _silent
+    model: Path,
+    *,
+    target: str = DEFAULT_TARGET,
+    evaluation: bool = False,
+    progress: Progress = _silent,
+    pins: Mapping[str, str] | None = None,
 ) -> Compiled:
     """Compile a model file, or an operator-graph description (``.json``). Runs the file's Python.
 
-    ``evaluation`` compiles for eval mode. ``progress`` is told each stage as it begins. Raises a
-    ``FusegenError`` whose class says what is wrong.
+    ``evaluation`` compiles for eval mode. ``progress`` is told each stage as it begins. ``pins`` settle
+    decision points; by default, as the tuning file beside the model says. Raises a ``FusegenError`` whose
+    class says what is wrong.
     """
-    started = time.perf_counter()
     machine(target)  # a wrong target is known before any work
+    with tuning.choices(tuning.read_pins(model, target) if pins is None else pins) as settled:
+        compiled = _compile_file(model, target, evaluation, progress)
+    if unknown := settled.unknown():
+        raise ModelFileError(
+            f"{tuning.pins_path(model).name} pins what this model does not have: {', '.join(unknown)}",
+            hint="run `fusegen bench --tune` again, or delete the file",
+        )
+    tuned = tuple(f"tuned: {point} = {label}" for point, label in settled.pins.items())
+    return replace(compiled, notes=compiled.notes + tuned, choices=settled.seen)
+
+
+def _compile_file(model: Path, target: str, evaluation: bool, progress: Progress) -> Compiled:
+    started = time.perf_counter()
     if model.suffix == ".json":
         progress("read")
         try:

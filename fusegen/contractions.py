@@ -14,6 +14,7 @@ from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, feature_axis
 from fusegen.tf32 import in_tf32
 from fusegen.tiling import TooLarge, tile_conv, tile_matmul
+from fusegen.tuning import choose
 
 
 def allows_tf32(graph: Graph, node: Node) -> bool:
@@ -120,9 +121,12 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     except TooLarge as error:
         return str(error)
     library = library_seconds(body, node, machine)
-    if ours > library:
-        return f"the library is expected to be faster ({library * 1e6:.0f} us against {ours * 1e6:.0f} us)"
-    return None
+    answers = {
+        "kernel": None,
+        "library": f"the library is expected to take {library * 1e6:.0f} us, a kernel {ours * 1e6:.0f} us",
+    }
+    order = sorted(answers, key=lambda label: library if label == "library" else ours)
+    return choose(f"{node.name} by", {label: answers[label] for label in order})
 
 
 def fits_gemm(node: Node, weight: Node) -> bool:

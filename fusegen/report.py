@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fusegen.compiler import Compiled
     from fusegen.doctor import Diagnosis
     from fusegen.errors import FusegenError
+    from fusegen.tune import TuneReport
 
 VIEWS = ("reshape", "permute", "expand", "getitem")
 """Ops that launch nothing."""
@@ -279,6 +280,20 @@ def print_bench(report: BenchReport) -> None:
     out.print("host time per call, grad mode on: " + ", ".join(f"{k} {v:.1f} µs" for k, v in report.host_us.items()))
     if report.first_use:
         out.print(f"first use: {report.first_use.cold:.2f} s cold, {report.first_use.cached:.2f} s cached")
+
+
+def print_tune(report: TuneReport) -> None:
+    """Every candidate's time, and what is pinned."""
+    table = Table(title=f"candidates of {report.model} on {report.target}", title_justify="left", header_style="dim")
+    for column in ("decision", "candidate", "cold L2", ""):
+        table.add_column(column)
+    for candidate in report.candidates:
+        pinned = report.pinned.get(candidate.point) == candidate.label
+        time = escape(candidate.reason or "") if candidate.ms is None else f"{candidate.ms * 1e3:.4g} µs"
+        table.add_row(candidate.point, escape(candidate.label), time, "[green]pinned[/]" if pinned else "")
+    out = console()
+    out.print(table)
+    out.print(f"{report.before_ms * 1e3:.4g} µs as planned, {report.after_ms * 1e3:.4g} µs as pinned")
 
 
 def print_doctor(diagnosis: Diagnosis) -> None:

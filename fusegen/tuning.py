@@ -1,0 +1,85 @@
+"""Choices that a measurement may settle: planners name candidates, a file beside the model pins winners.
+
+A planner asks ``choose(point, candidates)`` where its cost model is a guess. It gets its own first choice,
+unless ``model.tuned.json`` names another; ``fusegen bench --tune`` measures the candidates and writes that
+file. The generated text depends on the model and on that file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from fusegen.errors import ModelFileError
+from fusegen.ir import Frozen
+
+T = TypeVar("T")
+SUFFIX = ".tuned.json"
+
+
+class Pins(Frozen):
+    """The content of a tuning file: for a target, the chosen candidate's label by decision point."""
+
+    target: str
+    choices: dict[str, str]
+
+
+@dataclass
+class Choices:
+    """The pins of a compilation, and the labels of every point that it came to, the planner's own choice first."""
+
+    pins: Mapping[str, str]
+    seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def unknown(self) -> list[str]:
+        """Pins of points or candidates that the compilation did not have."""
+        return [f"{point} = {label}" for point, label in self.pins.items() if label not in self.seen.get(point, ())]
+
+
+_active: ContextVar[Choices | None] = ContextVar("choices", default=None)
+
+
+@contextmanager
+def choices(pins: Mapping[str, str]) -> Iterator[Choices]:
+    """Within it, decision points take what ``pins`` says."""
+    found = Choices(dict(pins))
+    token = _active.set(found)
+    try:
+        yield found
+    finally:
+        _active.reset(token)
+
+
+def choose(point: str, candidates: Mapping[str, T]) -> T:
+    """The pinned one of ``candidates`` (by label, the planner's own choice first), or the first."""
+    active = _active.get()
+    label = next(iter(candidates))
+    if active is not None:
+        active.seen[point] = tuple(candidates)
+        label = next((name for name in candidates if name == active.pins.get(point)), label)
+    return candidates[label]
+
+
+def pins_path(model: Path) -> Path:
+    """The tuning file of a model file."""
+    return model.with_suffix(SUFFIX)
+
+
+def read_pins(model: Path, target: str) -> dict[str, str]:
+    """The pinned choices for ``model`` on ``target``. Raises ``ModelFileError`` when the file is not one of ours."""
+    path = pins_path(model)
+    if not path.is_file():
+        return {}
+    try:
+        pins = Pins.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise ModelFileError(
+            f"{path.name} is no tuning file: {error}", hint="run `fusegen bench --tune` again"
+        ) from error
+    return dict(pins.choices) if pins.target == target else {}

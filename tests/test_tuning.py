@@ -1,0 +1,90 @@
+"""Decision points: what pins change, what the search settles, and files that fit no longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusegen.compiler import Compiled, compile_file
+from fusegen.errors import ModelFileError, TargetError
+from fusegen.tune import search
+from fusegen.tuning import Pins, choices, choose, pins_path
+from tests.models import write
+
+POINT = "conv2d_r2 by"
+"""The convolution's node once its bias is an addition."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A convolution that the planner gives a kernel."""
+    return write(tmp_path, "return self.m(x).relu() * 2", "self.m = nn.Conv2d(8, 64, 3)", "torch.rand(32, 8, 128, 128)")
+
+
+def kinds(compiled: Compiled) -> list[str]:
+    return [step.kind for step in compiled.program.steps]
+
+
+def test_the_first_candidate_is_taken_unless_another_is_pinned() -> None:
+    assert choose("tile", {"wide": 2, "narrow": 1}) == 2
+    with choices({"tile": "narrow"}) as settled:
+        assert choose("tile", {"wide": 2, "narrow": 1}) == 1
+        assert choose("stages", {"3": 3, "2": 2}) == 3
+    assert settled.seen == {"tile": ("wide", "narrow"), "stages": ("3", "2")}
+    assert settled.unknown() == []
+    with choices({"tile": "none such"}) as settled:
+        assert choose("tile", {"wide": 2, "narrow": 1}) == 2
+    assert settled.unknown() == ["tile = none such"]
+
+
+def test_a_tuning_file_beside_the_model_decides(model: Path) -> None:
+    planned = compile_file(model)
+    assert planned.choices[POINT] == ("kernel", "library")
+    assert kinds(planned) == ["kernel"]
+    pins_path(model).write_text(Pins(target="sm_90", choices={POINT: "library"}).model_dump_json())
+    tuned = compile_file(model)
+    assert kinds(tuned) == ["eager", "kernel"]
+    assert f"tuned: {POINT} = library" in tuned.notes
+    assert kinds(compile_file(model, target="sm_80")) == kinds(compile_file(model, target="sm_80", pins={}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"target": "sm_90", "choices": {"conv2d by": "magic"}}', "conv2d by = magic"),
+        ('{"target": "sm_90", "choices": {"conv9 by": "library"}}', "conv9 by = library"),
+        ('{"target": "sm_90"', "is no tuning file"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_an_error(text: str, message: str, model: Path) -> None:
+    pins_path(model).write_text(text)
+    with pytest.raises(ModelFileError, match=message):
+        compile_file(model)
+
+
+def test_the_search_keeps_what_is_clearly_faster(model: Path) -> None:
+    times = {"kernel": 1.0, "library": 0.7}
+
+    def build(pins: dict[str, str]) -> Compiled:
+        return compile_file(model, pins=pins)
+
+    def measure(compiled: Compiled) -> float:
+        return times["kernel" if kinds(compiled) == ["kernel"] else "library"]
+
+    found = search(model.name, "sm_90", build, measure)
+    assert (found.before_ms, found.after_ms, found.pinned) == (1.0, 0.7, {POINT: "library"})
+    assert {(c.label, c.ms) for c in found.candidates if c.point == POINT} == {("kernel", 1.0), ("library", 0.7)}
+    times["library"] = 0.99  # within the noise
+    found = search(model.name, "sm_90", build, measure)
+    assert (found.after_ms, found.pinned) == (1.0, {})
+
+
+def test_a_candidate_that_does_not_compile_is_reported(model: Path) -> None:
+    def build(pins: dict[str, str]) -> Compiled:
+        if pins:
+            raise TargetError("no such tile")
+        return compile_file(model, pins=pins)
+
+    found = search(model.name, "sm_90", build, lambda compiled: 1.0)
+    assert [c.reason for c in found.candidates if c.ms is None] == ["no such tile"] * (len(found.candidates) - 1)
