@@ -114,7 +114,7 @@
 #   where x0_0*x0_2*x0_3 > 1
 #
 # Steps:
-#   %conv2d_r2: torch, 128 MB, 7.4 GFLOP (the library's convolution: with _native_batch_norm_legit_functional_16: a reduction runs over other axes than the contraction's channels)
+#   %conv2d_r2: torch, 128 MB, 7.4 GFLOP (the library's convolution: with _native_batch_norm_legit_functional_16: a reduction runs over other axes than the contraction's channels; alone: the library may compute it in full fp32)
 #   %add_5: torch, 16 B, 1 FLOP (no template serves this op)
 #   k0_row_stream: generated row_stream kernel, 103 MB, 154 MFLOP
 #   k1_row_stream: generated row_stream kernel, 103 MB, 180 MFLOP

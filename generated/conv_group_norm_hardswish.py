@@ -62,7 +62,7 @@
 #   return %add
 #
 # Steps:
-#   %conv2d_r2: torch, 168 MB, 9.66 GFLOP (the library's convolution: with add: a reshape splits the axes of the contraction's result)
+#   %conv2d_r2: torch, 168 MB, 9.66 GFLOP (the library's convolution: with add: a reshape splits the axes of the contraction's result; alone: the library may compute it in full fp32)
 #   k0_row_stream: generated row_stream kernel, 268 MB, 604 MFLOP
 #
 # Memory traffic: 1.24 GB before, 436 MB after.

@@ -15,6 +15,7 @@ from fusegen import contractions
 from fusegen.compiler import optimise
 from fusegen.emit import kernels
 from fusegen.emit.render import environment
+from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_sm90
 from fusegen.plan.details import ContractionAxis, HopperConvPlan
@@ -81,8 +82,8 @@ def _computed(plan: HopperConvPlan, axis: ContractionAxis, sample: int, position
     """The same, as the kernel finds them on the flattened slots of several samples."""
     step, origin = plan.out_step[2], plan.out_origin[2]
     base, phase = divmod(position - origin, step)
-    lengths = [(1, 1), (1, 1), (int(axis.size), int(axis.output))]
-    pitch = conv_sm90.pitches([*conv_sm90.absent_taps(2), conv_sm90.Taps(axis, plan.transposed)], lengths)[2]
+    taps = Taps(axis.kernel, axis.stride, axis.padding, axis.dilation, plan.transposed)
+    pitch = taps.pitch(int(axis.size), int(axis.output))
     assert 0 <= base < pitch
     found = set()
     for residue in plan.residues:

@@ -83,7 +83,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         return None
     group = Group(frozenset(unit))
     if reason := _refusal(grouping, group, machine):
-        refused.setdefault(sink.name, reason)  # why it joined no kernel of a reader says more
+        known = refused.get(sink.name)  # why it joined no kernel of a reader says more
+        refused[sink.name] = f"{known}; alone: {reason}" if known and isinstance(sink.op, ConvOp) else known or reason
         return None
     for node in reversed(graph.nodes):  # every reader of a node is decided before the node
         name = node.name

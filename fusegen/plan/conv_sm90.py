@@ -1,24 +1,15 @@
-"""How a convolution runs on Hopper's asynchronous tensor cores: its taps as shifts, and the shape of a tile.
-
-Every axis is brought to one form. The input lies in slots, a grid per residue of the stride; bases
-count output positions (of every phase of a transposed convolution); tap and phase together say
-which slot, base + shift, a base reads:
-
-- convolution: output b, tap k. Input stride * b + k * dilation - padding is slot b + shift of residue r,
-  where k * dilation = stride * shift + r.
-- transposed: output stride * b + phase (up to an offset) gets the taps with k * dilation = phase
-  (mod stride); they read inputs b, b - 1, ..., the more the larger k.
-"""
+"""The shape of a tile of ``conv_sm90.cu.j2``, whose taps are shifts (``hopper.Taps``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
 from fusegen import hopper
 from fusegen.dims import Dim
+from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
 from fusegen.plan.details import ContractionAxis, HopperConvPlan, TapResidue
 from fusegen.plan.rowprogram import RowProgram
@@ -50,36 +41,8 @@ def _triple(values: list[int]) -> Triple:
     return z, y, x
 
 
-class Taps:
-    """The taps of one axis as (residue, shift); ``idle``: some phase lacks a shift that others have."""
-
-    def __init__(self, axis: ContractionAxis, transposed: bool):
-        kernel, stride, dilation, padding = axis.kernel, axis.stride, axis.dilation, axis.padding
-        reach = (kernel - 1) * dilation // stride
-        self.reach = reach
-        if transposed:
-            first = padding // stride  # base 0 is this many strides into the padded output
-            self.in_step, self.in_origin = 1, first - reach
-            self.out_step, self.out_origin = stride, first * stride - padding
-            self.lead = min(max(reach - first, 0), reach)
-            shifts = {reach - k * dilation // stride for k in range(kernel)}
-            self.shifts = {0: tuple(sorted(shifts))}
-            self.phases = stride
-            self.idle = len(shifts) * stride > kernel
-        else:
-            self.in_step, self.in_origin = stride, -padding
-            self.out_step, self.out_origin = 1, 0
-            taps = {divmod(k * dilation, stride) for k in range(kernel)}
-            residues = sorted({residue for _, residue in taps})
-            self.shifts = {r: tuple(sorted(shift for shift, residue in taps if residue == r)) for r in residues}
-            self.lead = min(max(-(-(padding - residues[-1]) // stride), 0), reach)
-            self.phases = 1
-            self.idle = False
-
-
-def absent_taps(count: int) -> list[Taps]:
-    """Of axes that a convolution of lower rank does not have."""
-    return [Taps(_ABSENT, False)] * count
+def _taps(axes: Sequence[ContractionAxis], transposed: bool) -> list[Taps]:
+    return [Taps(axis.kernel, axis.stride, axis.padding, axis.dilation, transposed) for axis in axes]
 
 
 def _residues(axes: list[Taps]) -> tuple[tuple[TapResidue, ...], tuple[tuple[int, int], ...]]:
@@ -216,7 +179,7 @@ def plan(
     ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program.
     """
     whole = [*[_ABSENT] * (3 - len(axes)), *axes]
-    taps = [Taps(axis, conv.transposed) for axis in whole]
+    taps = _taps(whole, conv.transposed)
     residues, tap_rows = _residues(taps)
     if len(tap_rows) > MAX_TAP_ROWS:
         return f"{len(tap_rows)} tap rows are too many for its tables"
@@ -232,7 +195,7 @@ def plan(
     geometry = _Geometry(
         residues,
         tap_rows,
-        pitches(taps, [*[(1, 1)] * (3 - len(axes)), *traced]),
+        tuple(axis.pitch(*lengths) for axis, lengths in zip(taps, [*[(1, 1)] * (3 - len(axes)), *traced], strict=True)),
         phases,
         inputs,
         phases[0] * phases[1] * block,
@@ -290,14 +253,3 @@ def plan(
 def _sizes(axes: list[ContractionAxis], name: str) -> tuple[int | str, int | str, int | str]:
     z, y, x = (getattr(axis, name) for axis in axes)
     return z, y, x
-
-
-def pitches(taps: list[Taps], lengths: list[tuple[int, int]]) -> tuple[int, ...]:
-    """Slots along each axis at the traced sizes; the launcher computes the same for those of a call."""
-    found = []
-    for axis, (size, output) in zip(taps, lengths, strict=True):
-        bases = (output - 1 - axis.out_origin) // axis.out_step + 1
-        filled = (size - 1 - axis.in_origin) // axis.in_step + 1
-        trail = bases + axis.reach - filled
-        found.append(bases + axis.reach - max(0, min(trail, axis.lead)))
-    return tuple(found)

@@ -1,0 +1,75 @@
+"""Which convolutions a kernel computes: expected times against what an H200 took, and the choice."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen.compiler import optimise
+from fusegen.plan.types import KernelStep
+from fusegen.trace import trace
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def convolutions() -> ModuleType:
+    """``benchmarks/convolutions.py``."""
+    spec = importlib.util.spec_from_file_location("convolutions", ROOT / "benchmarks" / "convolutions.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["convolutions"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_expected_times_lead_to_the_faster_of_both(convolutions: ModuleType) -> None:
+    """Every lone convolution of the recorded sweep that is taken was faster, and most that were are taken."""
+    measured = json.loads((ROOT / "benchmarks" / "results" / "convolutions-h200.json").read_text())["cases"]
+    faster = taken = 0
+    for case in convolutions.CASES[::3]:
+        library, kernel = convolutions.expected(case)
+        found = measured[case.name]
+        assert 0.5 < kernel / found["kernel"] < 1.6, case.name
+        assert 0.25 < library / found["library"] < 1.4, case.name
+        faster += found["kernel"] < found["library"]
+        if kernel < 0.85 * library:
+            assert found["kernel"] < 1.01 * found["library"], case.name
+            taken += 1
+    assert taken > 0.75 * faster
+
+
+class _Normed(nn.Module):
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head, self.norm = head, nn.InstanceNorm2d(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.head(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kernel", "reason"),
+    [
+        (64, 3, None),
+        (8, 3, None),  # in full fp32
+        (16, 3, "may compute it in full fp32"),
+        (64, 1, "the library is expected to take"),
+    ],
+)
+def test_a_lone_convolution_is_a_kernel_where_that_wins(inputs: int, kernel: int, reason: str | None) -> None:
+    with torch.device("meta"):
+        model = _Normed(nn.Conv2d(inputs, 64, kernel, bias=False))
+        graph = trace(model, (torch.empty(32, inputs, 128, 128),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    templates = [step.plan.detail.template for step in program.steps if isinstance(step, KernelStep)]
+    assert ("contraction" in templates) == (reason is None)
+    assert reason is None or any(reason in refusal.reason for refusal in program.refusals)
