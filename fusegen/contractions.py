@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil, prod
 
 from fusegen import dims, gemm, hopper, ops
-from fusegen.ir import ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
+from fusegen.ir import HALVES, ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, feature_axis
 from fusegen.tf32 import in_tf32
@@ -133,8 +133,13 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     if dims.numel(node.type.shape, body.sizes) == 0:
         return "it is empty"
     if fits_gemm(node, body.node(node.inputs[1])):
-        only = "such a product has a kernel for sm_90 only"
-        return gemm.refusal(body, space, node, machine) if machine.wgmma else only
+        if any(list(axes) != sorted(axes) for axes in map(space.base_axes, body.outputs)):
+            return "its result is laid out in another way: a view is free"
+        return gemm.refusal(body, space, node, machine)
+    if len(space.shape) != node.type.rank:
+        return "a reshape splits the axes of its result"
+    if node.type.dtype in HALVES:
+        return f"it is {node.type.dtype.value}, for which such a product has no kernel"
     alone, bias = node.name == body.outputs[0], _only_adds_bias(body, node)
     if alone or bias:
         if isinstance(node.op, MatmulOp):

@@ -48,6 +48,9 @@ class DType(StrEnum):
         return widths.get(self.value, 1)
 
 
+HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+
+
 class TensorType(Frozen):
     """Element type and shape; each size is an ``int`` or an expression over input sizes."""
 

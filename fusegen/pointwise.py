@@ -192,6 +192,7 @@ QUICK: dict[str, str] = {
     "sigmoid": "quick_reciprocal(1.0f + quick_exp(-{0}))",
     "silu": "({0} * quick_reciprocal(1.0f + quick_exp(-{0})))",
     "mish": "quick_mish({0})",
+    "gelu": "quick_gelu({0})",
     "gelu_tanh": f"(0.5f * {{0}} * (1.0f + quick_tanh({hex_float(0.7978845608028654)} * "
     f"({{0}} + {hex_float(0.044715)} * {{0}} * {{0}} * {{0}}))))",
     "hardswish": f"({{0}} * nan_min(nan_max({{0}} + 3.0f, 0.0f), 6.0f) * {hex_float(1 / 6)})",

@@ -89,6 +89,8 @@ def split(body: Graph) -> PoolRegion:
     """The parts of a region with a pooling. Raises ``NotFusable``."""
     by_name = body.by_name
     pools = [node for node in body.nodes if isinstance(node.op, (PoolOp, AdaptivePoolOp))]
+    if any(pool.type.dtype is not DType.FLOAT32 for pool in pools):
+        raise NotFusable(f"{pools[0].name} is {pools[0].type.dtype.value}; poolings have kernels in float32")
     if len(pools) != 1:
         raise NotFusable("two poolings that do not compose")
     (pool,) = pools

@@ -17,6 +17,7 @@ import sympy
 from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
+    HALVES,
     ConstOp,
     ConvOp,
     DType,
@@ -180,7 +181,7 @@ def analyze(body: Graph, source_name: str | None = None) -> RowSpace:
         try:
             return _analyze(body, source, parts)
         except _Split as split:
-            if not isinstance(source.op, InputOp):
+            if not isinstance(source.op, (InputOp, MatmulOp)):
                 raise NotFusable("a reshape splits the axes of the contraction's result") from None
             places = [(axis, i) for axis, sizes in enumerate(parts) for i in range(len(sizes))]
             axis, i = places[split.axis]
@@ -207,8 +208,10 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
         row_axes.update(run)
 
     for node in body.nodes:
-        if node.type.dtype not in (DType.FLOAT32, DType.BOOL):
+        if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *HALVES):
             raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
+        if node.type.dtype in HALVES and isinstance(node.op, (ReduceOp, SoftmaxOp, WindowSumOp, ConvOp)):
+            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels reduce in float32")
         if node is source or isinstance(node.op, (InputOp, ConstOp, WindowSumOp, TapSumOp)):
             continue
         operands = [by_name[name] for name in node.inputs]
@@ -266,12 +269,18 @@ def feature_axis(contraction: Node) -> int:
     return 1 if isinstance(contraction.op, ConvOp) else contraction.type.rank - 1
 
 
+def feature_axes(space: RowSpace, contraction: Node) -> tuple[int, ...]:
+    """The base axes of a contraction's channels or features: several where a reshape splits them."""
+    axis = feature_axis(contraction)
+    return (axis,) if len(space.shape) == contraction.type.rank else space.axes[contraction.name][axis]
+
+
 def _check(space: RowSpace, body: Graph, source: Node) -> None:
     contraction = isinstance(source.op, (ConvOp, MatmulOp))
     _check_sizes(body)
     if any(name not in space.axes for name in body.outputs):
         raise NotFusable("the result depends on operands only")
-    if contraction and not set(space.row_axes) <= {feature_axis(source)}:
+    if contraction and not set(space.row_axes) <= set(feature_axes(space, source)):
         raise NotFusable("a reduction runs over other axes than the contraction's channels")
     rows = space.row_axes
     if sum(axis + 1 not in rows for axis in rows) > 2:

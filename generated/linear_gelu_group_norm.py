@@ -30,18 +30,15 @@
 #   %p_norm_weight: float32[8192] = param('norm.weight')
 #   %p_norm_bias: float32[8192] = param('norm.bias')
 #   %x: float32[x0_0, 6144] = input(0)
-#   %linear_r1: float32[x0_0, 8192] = region.contraction(%x, %p_linear_weight)
+#   %group_norm_4: float32[x0_0, 8192] = region.contraction(%x, %p_linear_weight, %p_linear_bias, %p_norm_weight, %p_norm_bias)
 #       %x: float32[x0_0, 6144] = input(0)
 #       %p_linear_weight: float32[8192, 6144] = input(1)
-#       %linear_r1: float32[x0_0, 8192] = matmul(%x, %p_linear_weight, transposed)
-#       return %linear_r1
-#   %group_norm_4: float32[x0_0, 8192] = region.row_reduce(%linear_r1, %p_linear_bias, %p_norm_weight, %p_norm_bias)
-#       %linear_r1: float32[x0_0, 8192] = input(0)
-#       %p_linear_bias: float32[8192] = input(1)
-#       %p_norm_weight: float32[8192] = input(2)
-#       %p_norm_bias: float32[8192] = input(3)
+#       %p_linear_bias: float32[8192] = input(2)
+#       %p_norm_weight: float32[8192] = input(3)
+#       %p_norm_bias: float32[8192] = input(4)
 #       %scalar: float32[] = const(1.5)
 #       %group_norm_3_r4: float32[] = const(1e-05)
+#       %linear_r1: float32[x0_0, 8192] = matmul(%x, %p_linear_weight, transposed)
 #       %linear: float32[x0_0, 8192] = add(%linear_r1, %p_linear_bias)
 #       %gelu: float32[x0_0, 8192] = gelu(%linear)
 #       %mul: float32[x0_0, 8192] = mul(%gelu, %scalar)
@@ -61,10 +58,9 @@
 #   return %group_norm_4
 #
 # Steps:
-#   k0_gemm_sm90: generated gemm_sm90 kernel, 289 MB, 155 GFLOP
-#   k1_row_reduce: generated row_reduce kernel, 101 MB, 392 MFLOP
+#   k0_gemm_sm90: generated gemm_sm90 kernel, 290 MB, 155 GFLOP
 #
-# Memory traffic: 591 MB before, 390 MB after.
+# Memory traffic: 591 MB before, 290 MB after.
 # Arithmetic: 155 GFLOP before, 155 GFLOP after.
 
 import contextlib as _fusegen_contextlib
@@ -104,21 +100,6 @@ static int multiprocessors() {
     return count;
 }
 
-// Division by a run-time constant: exact for numerators below 2^31.
-struct FastDivide {
-    unsigned int divisor, multiplier, shift;
-    __device__ __forceinline__ unsigned int quotient(unsigned int i) const {
-        return (__umulhi(i, multiplier) + i) >> shift;
-    }
-};
-
-inline FastDivide fast_divide(unsigned int divisor) {
-    unsigned int shift = 0;
-    while ((1ull << shift) < divisor) ++shift;
-    const unsigned long long multiplier = (1ull << 32) * ((1ull << shift) - divisor) / divisor + 1;
-    return {divisor, static_cast<unsigned int>(multiplier), shift};
-}
-
 // Opaque to the compiler, which would otherwise keep every unrolled address in a register.
 template <typename T>
 __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
@@ -145,32 +126,28 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
-// As load_vector, for data that the kernel does not write.
-template <int VEC>
-__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4) {
-        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
-    } else {
-        v[0] = __ldg(p);
-    }
-}
-
-// As store_vector, for data that is not read again soon.
-template <int VEC>
-__device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
-    if constexpr (VEC == 4) {
-        __stcs(reinterpret_cast<float4*>(p), make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]));
-    } else {
-        __stcs(p, v[0]);
-    }
-}
-
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
 // k0_gemm_sm90
+//   %scalar: float32[] = const(1.5)
+//   %group_norm_3_r4: float32[] = const(1e-05)
 //   %linear_r1: float32[x0_0, 8192] = matmul(%x, %p_linear_weight, transposed)
+//   %linear: float32[x0_0, 8192] = add(%linear_r1, %p_linear_bias)
+//   %gelu: float32[x0_0, 8192] = gelu(%linear)
+//   %mul: float32[x0_0, 8192] = mul(%gelu, %scalar)
+//   %group_norm: float32[x0_0, 512, 16] = reshape(%mul, [x0_0, 512, 16])
+//   %group_norm_1: float32[512, 16] = reshape(%p_norm_weight, [512, 16])
+//   %group_norm_2: float32[512, 16] = reshape(%p_norm_bias, [512, 16])
+//   %group_norm_3_r1: float32[x0_0, 512, 1] = reduce.mean(%group_norm, axes=(2,), keepdim=True)
+//   %group_norm_3_r2: float32[x0_0, 512, 16] = sub(%group_norm, %group_norm_3_r1)
+//   %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
+//   %group_norm_3_r5: float32[x0_0, 512, 1] = add(%group_norm_3_r3, %group_norm_3_r4)
+//   %group_norm_3_r6: float32[x0_0, 512, 1] = rsqrt(%group_norm_3_r5)
+//   %group_norm_3_r7: float32[x0_0, 512, 16] = mul(%group_norm_3_r2, %group_norm_3_r6)
+//   %group_norm_3_r8: float32[x0_0, 512, 16] = mul(%group_norm_3_r7, %group_norm_1)
+//   %group_norm_3: float32[x0_0, 512, 16] = add(%group_norm_3_r8, %group_norm_2)
+//   %group_norm_4: float32[x0_0, 8192] = reshape(%group_norm_3, [x0_0, 8192])
 
 namespace k0_gemm_sm90_kernel {
 
@@ -193,6 +170,7 @@ constexpr int WARP = 32, WARPGROUP = 128, CONSUMERS = 2 * WARPGROUP, THREADS = C
 constexpr int STAGED = 32;                      // rows that the epilogue works on at a time
 constexpr int PITCH = FEATURES + 4;             // of their buffer: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
+constexpr int GROUP = 16;                      // features that are reduced together
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int SPLIT_THREADS = 512;
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
@@ -235,6 +213,9 @@ struct Segment {
 struct Args {
     const float* x;
     const float* weight;
+    const float* p1;
+    const float* p2;
+    const float* p3;
     float* y0;
     const unsigned char* halves;   // X, split
     const float* inverse;          // one over the scale of each row
@@ -661,16 +642,75 @@ __device__ __forceinline__ void multiply_rounded(const Operands<WIDTH>& operands
 // ------------------------------------------------------------------------------------------------
 // epilogue
 
-// What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
-__device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES]) {
+// Operands that vary with the feature alone, of a thread's features.
+struct FeatureValues {
+    float v_p1[LANE_FEATURES];   // %p_linear_bias: float32[8192]
+    float v_p2[LANE_FEATURES];   // %group_norm_1: float32[512, 16]
+    float v_p3[LANE_FEATURES];   // %group_norm_2: float32[512, 16]
 
+    __device__ __forceinline__ FeatureValues(const Args& args, int feature) {
+#pragma unroll
+        for (int i = 0; i < LANE_FEATURES; ++i) {
+            v_p1[i] = feature + i < OUTPUTS ? __ldg(args.p1 + feature + i) : 0.0f;
+            v_p2[i] = feature + i < OUTPUTS ? __ldg(args.p2 + feature + i) : 0.0f;
+            v_p3[i] = feature + i < OUTPUTS ? __ldg(args.p3 + feature + i) : 0.0f;
+        }
+    }
+};
+
+// Over the lanes that hold a group.
+template <typename Combine>
+__device__ __forceinline__ float over_warp(float v, Combine combine) {
+#pragma unroll
+    for (int d = GROUP / LANE_FEATURES / 2; d; d /= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
+    return v;
+}
+
+// What a warp makes of FEATURES neighbouring features of row `row`, LANE_FEATURES to a thread.
+__device__ __forceinline__ void finish_features(const Args& args, int64_t row, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
+    [[maybe_unused]] const int64_t outer = row * (OUTPUTS / GROUP) + feature / GROUP;
+    const bool live = feature < OUTPUTS;   // groups are whole
+
+    float t2[LANE_FEATURES];
+    float r3 = 0.0f;   // %group_norm_3_r1: float32[x0_0, 512, 1] = reduce.mean(%group_norm, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < LANE_FEATURES; ++i) {
-        [[maybe_unused]] const int l = feature + i;
-        v[i] = v[i];
+        [[maybe_unused]] const int l = feature % GROUP + i;
+        const float v_p1 = values.v_p1[i];
+        const float t0 = v[i] + v_p1;   // %linear: float32[x0_0, 8192] = add(%linear_r1, %p_linear_bias)
+        const float t1 = (0.5f * t0 * (1.0f + erff(t0 * 0x1.6a09e6p-1f)));   // %gelu: float32[x0_0, 8192] = gelu(%linear)
+        t2[i] = t1 * 0x1.8p+0f;   // %mul: float32[x0_0, 8192] = mul(%gelu, %scalar)
+        if (live) r3 += t2[i];
+    }
+    r3 = over_warp(r3, [](auto a, auto b) { return a + b; });
+    const float t4 = r3 / 16.0f;   // %group_norm_3_r1: float32[x0_0, 512, 1] = reduce.mean(%group_norm, axes=(2,), keepdim=True)
+    const float t6 = r3 / 16.0f;   // %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
+    float t5[LANE_FEATURES];
+    float r9 = 0.0f;   // %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
+#pragma unroll
+    for (int i = 0; i < LANE_FEATURES; ++i) {
+        [[maybe_unused]] const int l = feature % GROUP + i;
+        t5[i] = t2[i] - t4;   // %group_norm_3_r2: float32[x0_0, 512, 16] = sub(%group_norm, %group_norm_3_r1)
+        const float t7 = t2[i] - t6;   // distance from the mean
+        const float t8 = t7 * t7;   // its square
+        if (live) r9 += t8;
+    }
+    r9 = over_warp(r9, [](auto a, auto b) { return a + b; });
+    const float t10 = r9 / 16.0f;   // %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
+    const float t11 = t10 + 0x1.4f8b58p-17f;   // %group_norm_3_r5: float32[x0_0, 512, 1] = add(%group_norm_3_r3, %group_norm_3_r4)
+    const float t12 = rsqrtf(t11);   // %group_norm_3_r6: float32[x0_0, 512, 1] = rsqrt(%group_norm_3_r5)
+#pragma unroll
+    for (int i = 0; i < LANE_FEATURES; ++i) {
+        [[maybe_unused]] const int l = feature % GROUP + i;
+        const float v_p2 = values.v_p2[i];
+        const float v_p3 = values.v_p3[i];
+        const float t13 = t5[i] * t12;   // %group_norm_3_r7: float32[x0_0, 512, 16] = mul(%group_norm_3_r2, %group_norm_3_r6)
+        const float t14 = t13 * v_p2;   // %group_norm_3_r8: float32[x0_0, 512, 16] = mul(%group_norm_3_r7, %group_norm_1)
+        const float t15 = t14 + v_p3;   // %group_norm_3: float32[x0_0, 512, 16] = add(%group_norm_3_r8, %group_norm_2)
+        v[i] = t15;
     }
 
-    float* y = args.y0 + outer * OUTPUTS + feature;
+    float* y = args.y0 + row * OUTPUTS + feature;
     if (OUTPUTS % LANE_FEATURES == 0 && reinterpret_cast<uintptr_t>(args.y0) % 16 == 0) {
         if (feature < OUTPUTS) store_vector<LANE_FEATURES>(y, v);
     } else {
@@ -779,6 +819,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
 
             // From columns in registers to rows along the lanes, through shared memory.
             const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
+            const FeatureValues values(args, feature);
             for (int round = 0; round < WIDTH / STAGED; ++round) {
                 consumers_sync();
 #pragma unroll
@@ -805,7 +846,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                         }
                         load_vector<LANE_FEATURES>(v, cell);
                     }
-                    finish_features(args, outer, feature, v);
+                    finish_features(args, outer, feature, v, values);
                 }
             }
         }
@@ -879,12 +920,15 @@ extern "C" int64_t k0_gemm_sm90_workspace(int64_t batch) {
     return row_count ? Layout(row_count, width_of(row_count)).bytes : 0;
 }
 
-extern "C" int k0_gemm_sm90(const float* x0, const float* p0, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_gemm_sm90(const float* x0, const float* p0, const float* p1, const float* p2, const float* p3, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
     Args args = {};
     args.row_count = batch;
     if (args.row_count == 0) return cudaSuccess;
     args.x = x0;
     args.weight = p0;
+    args.p1 = p1;
+    args.p2 = p2;
+    args.p3 = p3;
     args.y0 = y0;
     args.counters = counters;
     args.precise = !tf32 || args.row_count == 1;   // of one row, the library's product is in fp32 anyway
@@ -894,225 +938,6 @@ extern "C" int k0_gemm_sm90(const float* x0, const float* p0, float* y0, void* w
 }
 
 }  // namespace k0_gemm_sm90_kernel
-
-// ------------------------------------------------------------------------------------------------
-// k1_row_reduce
-//   %scalar: float32[] = const(1.5)
-//   %group_norm_3_r4: float32[] = const(1e-05)
-//   %linear: float32[x0_0, 8192] = add(%linear_r1, %p_linear_bias)
-//   %gelu: float32[x0_0, 8192] = gelu(%linear)
-//   %mul: float32[x0_0, 8192] = mul(%gelu, %scalar)
-//   %group_norm: float32[x0_0, 512, 16] = reshape(%mul, [x0_0, 512, 16])
-//   %group_norm_1: float32[512, 16] = reshape(%p_norm_weight, [512, 16])
-//   %group_norm_2: float32[512, 16] = reshape(%p_norm_bias, [512, 16])
-//   %group_norm_3_r1: float32[x0_0, 512, 1] = reduce.mean(%group_norm, axes=(2,), keepdim=True)
-//   %group_norm_3_r2: float32[x0_0, 512, 16] = sub(%group_norm, %group_norm_3_r1)
-//   %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
-//   %group_norm_3_r5: float32[x0_0, 512, 1] = add(%group_norm_3_r3, %group_norm_3_r4)
-//   %group_norm_3_r6: float32[x0_0, 512, 1] = rsqrt(%group_norm_3_r5)
-//   %group_norm_3_r7: float32[x0_0, 512, 16] = mul(%group_norm_3_r2, %group_norm_3_r6)
-//   %group_norm_3_r8: float32[x0_0, 512, 16] = mul(%group_norm_3_r7, %group_norm_1)
-//   %group_norm_3: float32[x0_0, 512, 16] = add(%group_norm_3_r8, %group_norm_2)
-//   %group_norm_4: float32[x0_0, 8192] = reshape(%group_norm_3, [x0_0, 8192])
-
-namespace k1_row_reduce_kernel {
-
-// Every element of a row is read once, kept in registers, and written once. Two layouts:
-//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
-//   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
-// Partial results of a row are combined in fixed order: bitwise the same at every run.
-constexpr int LENGTH = 16;
-constexpr bool STRIDED = false;
-constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
-// Resident threads of a multiprocessor to leave registers for.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int MIN_THREADS = 256;
-#else
-constexpr int MIN_THREADS = 512;
-#endif
-constexpr int WARP = 32;
-
-template <int VEC>
-struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 4 : 4;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
-    static constexpr int THREADS = PARTS * LANES;
-    static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
-    static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
-    static constexpr int VALUES = (LENGTH + PARTS * ELEMENT - 1) / (PARTS * ELEMENT) * ELEMENT;
-    static constexpr int BLOCK_ROWS = LANES * ROWS;
-    static constexpr int ROW_WARPS = STRIDED ? PARTS : (PARTS + WARP - 1) / WARP;   // partial results of a row
-    static constexpr int MIN_BLOCKS = MIN_THREADS > THREADS ? MIN_THREADS / THREADS : 1;
-};
-
-struct Args {
-    const float* x;
-    const float* p0;
-    const float* p1;
-    const float* p2;
-    float* y0;
-    int64_t row_count, inner_count;   // row_count = outer * inner
-    FastDivide by_inner;              // used while row_count < 2^31
-};
-
-// Combines r[] over the threads of a row; all of them get the result. One barrier each, since
-// successive reductions alternate between two buffers.
-template <int VEC, typename Combine>
-__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
-    using S = Shape<VEC>;
-    if constexpr (STRIDED) {
-        if constexpr (S::PARTS == 1) return;
-        const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
-        float* slot = buffer + lane * VEC;
-        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
-        __syncthreads();
-#pragma unroll 4
-        for (int p = 0; p < S::PARTS; ++p) {
-            float other[VEC];
-            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
-#pragma unroll
-            for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
-        }
-    } else {
-#pragma unroll
-        for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
-            r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
-        if constexpr (S::PARTS > WARP) {
-            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
-            if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
-            __syncthreads();
-            r[0] = slot[threadIdx.x % S::ROW_WARPS];
-#pragma unroll
-            for (int d = S::ROW_WARPS / 2; d; d /= 2) r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
-        }
-    }
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
-    using S = Shape<VEC>;
-    __shared__ __align__(16) float buffers[2][S::BLOCK_ROWS * S::ROW_WARPS];
-    const int thread = threadIdx.x;
-    const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
-    const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * S::BLOCK_ROWS + lane * S::ROWS;
-    const bool in = row < args.row_count;
-    const int64_t outer = !STRIDED ? row
-        : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
-                                      : row / args.inner_count;
-
-    // The thread's first element, and the bytes from one of its vectors to the next.
-    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
-                                  : row * LENGTH + part * VEC;
-    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
-    // Value j of a thread is element position(j) of the row, which exists when live(j).
-    auto position = [&](int j) {
-        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
-    };
-    auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
-        return EVEN || position(j) < LENGTH;
-    };
-
-    float v[S::ROWS][S::VALUES] = {};
-    {
-        const float* p = args.x + first;
-#pragma unroll
-        for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
-    }
-    float t2[S::ROWS][S::VALUES];
-    float r3[S::ROWS];   // %group_norm_3_r1: float32[x0_0, 512, 1] = reduce.mean(%group_norm, axes=(2,), keepdim=True)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) r3[i] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-#pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            const float v_p0 = in && live(j) ? __ldg(args.p0 + (outer % 512) * 16 + l) : 0.0f;   // %p_linear_bias: float32[8192]
-            const float t0 = v[i][j] + v_p0;   // %linear: float32[x0_0, 8192] = add(%linear_r1, %p_linear_bias)
-            const float t1 = (0.5f * t0 * (1.0f + erff(t0 * 0x1.6a09e6p-1f)));   // %gelu: float32[x0_0, 8192] = gelu(%linear)
-            t2[i][j] = t1 * 0x1.8p+0f;   // %mul: float32[x0_0, 8192] = mul(%gelu, %scalar)
-            if (live(j)) r3[i] += t2[i][j];
-        }
-    }
-    reduce_row<VEC>(r3, buffers[0], [](auto a, auto b) { return a + b; });
-    float t4[S::ROWS];   // %group_norm_3_r1: float32[x0_0, 512, 1] = reduce.mean(%group_norm, axes=(2,), keepdim=True)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t4[i] = r3[i] / 16.0f;
-    float t6[S::ROWS];   // %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t6[i] = r3[i] / 16.0f;
-    float t5[S::ROWS][S::VALUES];
-    float r9[S::ROWS];   // %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) r9[i] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-#pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            t5[i][j] = t2[i][j] - t4[i];   // %group_norm_3_r2: float32[x0_0, 512, 16] = sub(%group_norm, %group_norm_3_r1)
-            const float t7 = t2[i][j] - t6[i];   // distance from the mean
-            const float t8 = t7 * t7;   // its square
-            if (live(j)) r9[i] += t8;
-        }
-    }
-    reduce_row<VEC>(r9, buffers[1], [](auto a, auto b) { return a + b; });
-    float t10[S::ROWS];   // %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t10[i] = r9[i] / 16.0f;
-    float t11[S::ROWS];   // %group_norm_3_r5: float32[x0_0, 512, 1] = add(%group_norm_3_r3, %group_norm_3_r4)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t11[i] = t10[i] + 0x1.4f8b58p-17f;
-    float t12[S::ROWS];   // %group_norm_3_r6: float32[x0_0, 512, 1] = rsqrt(%group_norm_3_r5)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t12[i] = rsqrtf(t11[i]);
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-#pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            const float v_p1 = in && live(j) ? __ldg(args.p1 + (outer % 512) * 16 + l) : 0.0f;   // %group_norm_1: float32[512, 16]
-            const float v_p2 = in && live(j) ? __ldg(args.p2 + (outer % 512) * 16 + l) : 0.0f;   // %group_norm_2: float32[512, 16]
-            const float t13 = t5[i][j] * t12[i];   // %group_norm_3_r7: float32[x0_0, 512, 16] = mul(%group_norm_3_r2, %group_norm_3_r6)
-            const float t14 = t13 * v_p1;   // %group_norm_3_r8: float32[x0_0, 512, 16] = mul(%group_norm_3_r7, %group_norm_1)
-            const float t15 = t14 + v_p2;   // %group_norm_3: float32[x0_0, 512, 16] = add(%group_norm_3_r8, %group_norm_2)
-            v[i][j] = t15;
-        }
-    }
-
-    float* p = args.y0 + first;
-#pragma unroll
-    for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-        if (in && live(j)) store_streaming<VEC>(p, &v[0][j], STRIDED ? S::VALUES : 1);
-}
-
-template <int VEC>
-int launch(const Args& args, cudaStream_t stream) {
-    const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
-    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
-    return cudaGetLastError();
-}
-
-extern "C" int k1_row_reduce(const float* x0, const float* p0, const float* p1, const float* p2, float* y0, int64_t batch, cudaStream_t stream) {
-    const int64_t outer = 512*batch, inner = 1;
-    if (outer == 0 || inner == 0) return cudaSuccess;
-    Args args = {};
-    args.x = x0;
-    args.p0 = p0;
-    args.p1 = p1;
-    args.p2 = p2;
-    args.y0 = y0;
-    args.row_count = outer * inner;
-    args.inner_count = inner;
-    if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
-    return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
-}
-
-}  // namespace k1_row_reduce_kernel
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -1135,9 +960,8 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_gemm_sm90(const float* x0, const float* p0, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream);
+extern "C" int k0_gemm_sm90(const float* x0, const float* p0, const float* p1, const float* p2, const float* p3, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_gemm_sm90_workspace(int64_t batch);
-extern "C" int k1_row_reduce(const float* x0, const float* p0, const float* p1, const float* p2, float* y0, int64_t batch, cudaStream_t stream);
 
 namespace {
 
@@ -1224,61 +1048,45 @@ Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t strea
 Tensor call_k0_gemm_sm90(
     const Tensor& x0_given,
     const Tensor& p0_given,
+    const Tensor& p1_given,
+    const Tensor& p2_given,
+    const Tensor& p3_given,
     int64_t tf32
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
     const Tensor x0 = operand(x0_given, "k0_gemm_sm90: x0", device, aoti_torch_dtype_float32(), 2);
     const Tensor p0 = operand(p0_given, "k0_gemm_sm90: p0", device, aoti_torch_dtype_float32(), 2);
+    const Tensor p1 = operand(p1_given, "k0_gemm_sm90: p1", device, aoti_torch_dtype_float32(), 1);
+    const Tensor p2 = operand(p2_given, "k0_gemm_sm90: p2", device, aoti_torch_dtype_float32(), 1);
+    const Tensor p3 = operand(p3_given, "k0_gemm_sm90: p3", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 6144, "k0_gemm_sm90", "x0 has another size on axis 1 than compiled for");
     require(p0.size(0) == 8192, "k0_gemm_sm90", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 6144, "k0_gemm_sm90", "p0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 8192, "k0_gemm_sm90", "p1 has another size on axis 0 than compiled for");
+    require(p2.size(0) == 8192, "k0_gemm_sm90", "p2 has another size on axis 0 than compiled for");
+    require(p3.size(0) == 8192, "k0_gemm_sm90", "p3 has another size on axis 0 than compiled for");
     const Tensor y0 = allocate({batch, 8192}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k0_gemm_sm90_workspace(batch);
     const Scratch memory = scratch(batch + 512, bytes, device, stream);
-    check(k0_gemm_sm90(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k0_gemm_sm90");
-    return y0;
-}
-
-Tensor call_k1_row_reduce(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given
-) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_row_reduce: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k1_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k1_row_reduce: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k1_row_reduce: p2", device, aoti_torch_dtype_float32(), 1);
-    const int64_t batch = x0.size(0);
-    require(x0.size(1) == 8192, "k1_row_reduce", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 8192, "k1_row_reduce", "p0 has another size on axis 0 than compiled for");
-    require(p1.size(0) == 8192, "k1_row_reduce", "p1 has another size on axis 0 than compiled for");
-    require(p2.size(0) == 8192, "k1_row_reduce", "p2 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 8192}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_row_reduce(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<float>(y0), batch, stream), "k1_row_reduce");
+    check(k0_gemm_sm90(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k0_gemm_sm90");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_efadefe9b768d664, m) {
-    m.def("k0_gemm_sm90(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_75a7ab485197985c, m) {
+    m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_efadefe9b768d664, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_75a7ab485197985c, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
-    m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_efadefe9b768d664"
+_fusegen_NAMESPACE = "fusegen_75a7ab485197985c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1401,19 +1209,13 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_gemm_sm90(x0, p0, tf32):
-    batch = x0.shape[0]
-    return x0.new_empty([batch, 8192], dtype=_fusegen_torch.float32)
-
-
-def _fusegen_fake_k1_row_reduce(x0, p0, p1, p2):
+def _fusegen_fake_k0_gemm_sm90(x0, p0, p1, p2, p3, tf32):
     batch = x0.shape[0]
     return x0.new_empty([batch, 8192], dtype=_fusegen_torch.float32)
 
 
 _fusegen_fakes = {
     "k0_gemm_sm90": _fusegen_fake_k0_gemm_sm90,
-    "k1_row_reduce": _fusegen_fake_k1_row_reduce,
 }
 
 
@@ -1431,9 +1233,8 @@ _fusegen_tf32_matmul._dynamo_marked_constant = True
 
 
 def _fusegen_fused(ops, v_x, v_p_linear_weight, v_p_linear_bias, v_p_norm_weight, v_p_norm_bias):
-    """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_linear_r1 = ops[0](v_x, v_p_linear_weight, _fusegen_tf32_matmul())
-    v_group_norm_4 = ops[1](v_linear_r1, v_p_linear_bias, v_p_norm_weight, v_p_norm_bias)
+    """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
+    v_group_norm_4 = ops[0](v_x, v_p_linear_weight, v_p_linear_bias, v_p_norm_weight, v_p_norm_bias, _fusegen_tf32_matmul())
     return v_group_norm_4
 
 

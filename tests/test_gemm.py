@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import gemm
+from fusegen import gemm, narrow
 from fusegen.compiler import Compiled, compile_file
 from fusegen.machines import machine
-from fusegen.plan.details import GemmPlan
+from fusegen.plan.details import GemmPlan, NarrowPlan
 from fusegen.plan.types import KernelStep
 from tests.models import write
 
@@ -35,6 +35,12 @@ def product(found: Compiled) -> GemmPlan | None:
         ("return F.gelu(self.linear(x)) * 2", 1),
         ("return torch.logsumexp(self.linear(x).tanh(), 1)", 1),
         ("y = self.linear(x)\nreturn y.amax(1) + y.mean(1)", 1),
+        ("return F.group_norm(self.linear(x).tanh(), 256)", 1),  # groups of 16 lie in one tile
+        ("return self.linear(x).view(-1, 32, 128).amax(2)", 1),
+        ("return self.linear(x).view(-1, 32, 128) * self.linear.bias.view(32, 128)", 1),
+        ("return F.group_norm(self.linear(x), 16)", 2),  # of 256 do not
+        ("return F.layer_norm(self.linear(x), [4096])", 2),
+        ("return self.linear(x).view(-1, 32, 128).transpose(0, 1)", 2),  # a view is free
         ("return torch.softmax(self.linear(x), 1)", 2),  # no block has a whole row
         ("return torch.var(self.linear(x), 1)", 2),
         ("y = self.linear(x)\nreturn y - y.mean(1, keepdim=True)", 2),
@@ -53,10 +59,46 @@ def test_rows_that_a_warp_holds_whole_are_finished_there(tmp_path: Path, monkeyp
     assert len(found.program.steps) == 1
 
 
-def test_other_machines_and_narrow_products_keep_the_library(tmp_path: Path) -> None:
+def test_other_machines_and_small_products_keep_the_library(tmp_path: Path) -> None:
     body = "return F.gelu(self.linear(x))"
     assert product(compiled(tmp_path, body, target="sm_80")) is None
     assert product(compiled(tmp_path, body, outputs=16)) is None
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        ("return F.relu(self.linear(x))", 16),
+        ("return torch.softmax(self.linear(x), 1)", 3),
+        ("y = self.linear(x)\nreturn y.amax(1) + y.var(1)", 10),
+    ],
+)
+def test_few_features_stream_through_a_kernel_of_their_own(
+    tmp_path: Path, target: str, body: str, outputs: int
+) -> None:
+    init = f"self.linear = nn.Linear(256, {outputs})"
+    found = compile_file(write(tmp_path, body, init, "torch.rand(60000, 256)"), target=target)
+    (step,) = found.program.steps
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.plan.detail, NarrowPlan)
+    assert not step.plan.only_hopper
+
+
+def test_weights_that_fill_shared_memory_need_hopper_or_the_library() -> None:
+    sizes = [narrow.layout(inputs, 16) for inputs in (1024, 2048, 8192)]
+    assert [None if found is None else found.portable for found in sizes] == [True, False, None]
+    assert narrow.layout(256, 33) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "measured"),
+    [(65536, 1024, 16, 85.8), (65536, 512, 8, 43.2), (131072, 256, 4, 41.1), (32768, 1024, 32, 78.1)],
+)
+def test_times_of_few_features_fit_the_measured_ones(rows: int, inputs: int, outputs: int, measured: float) -> None:
+    predicted = narrow.seconds(rows, inputs, outputs, H200)
+    assert predicted is not None
+    assert predicted * 1e6 == pytest.approx(measured, rel=0.2)
 
 
 def test_times_fit_the_measured_ones() -> None:
@@ -76,9 +118,12 @@ def test_tiles_cover_every_height(rows: int) -> None:
 @pytest.mark.parametrize(
     ("body", "inputs", "outputs"),
     [
+        ("return torch.softmax(self.linear(x), 1)", 203, 10),
+        ("return F.gelu(self.linear(x)) * 2", 512, 32),
         ("return torch.softmax(self.linear(x), 1)", 203, 100),
         ("y = self.linear(x)\nreturn y.amax(1) + y.prod(1)", 64, 1000),
         ("return x + self.linear(x).tanh() * x", 256, 256),
+        ("return F.group_norm(self.linear(x), 19)", 256, 304),
     ],
 )
 def test_compiles_without_spills(

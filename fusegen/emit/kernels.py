@@ -29,9 +29,24 @@ _C_TYPES = {
 _HEADERS = {DType.FLOAT16: "cuda_fp16.h", DType.BFLOAT16: "cuda_bf16.h"}
 
 
+_WIDEN = {DType.FLOAT16: "__half2float", DType.BFLOAT16: "__bfloat162float"}
+_NARROW = {DType.FLOAT16: "__float2half_rn", DType.BFLOAT16: "__float2bfloat16_rn"}
+
+
 def c_type(dtype: DType) -> str:
     """The CUDA C++ element type."""
     return _C_TYPES[dtype]
+
+
+def widened(text: str, plan: KernelPlan, name: str) -> str:
+    """An element of operand ``name``, as kernels compute with it."""
+    dtype = next(arg.type.dtype for arg in plan.args if arg.name == name)
+    return f"{_WIDEN[dtype]}({text})" if dtype in _WIDEN else text
+
+
+def narrowed(text: str, dtype: DType) -> str:
+    """A computed value as an element of a result."""
+    return f"{_NARROW[dtype]}({text})" if dtype in _NARROW else text
 
 
 def glue_type(dtype: DType) -> str:
@@ -135,7 +150,7 @@ def row_text(rows: RowProgram) -> str:
 def helper_functions(text: str, helpers: dict[str, str]) -> list[str]:
     """The helpers that ``text`` mentions, with those that they mention, in table order."""
     chosen: set[str] = set()
-    pending = [text]
+    pending = [re.sub("//.*", "", text)]
     while pending:
         current = pending.pop()
         for name, code in helpers.items():
@@ -188,7 +203,10 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
         helpers=helper_functions(
             "\n".join([*kernels, *("on_hopper" for p in plans if p.hopper)]), _helpers(environment)
         ),
-        headers=[_HEADERS[d] for d in sorted(dtypes) if d in _HEADERS],
+        headers=[
+            *(["cuda.h"] if any(plan.detail.template == "gemm_half_sm90" for plan in variants) else []),
+            *(_HEADERS[d] for d in sorted(dtypes) if d in _HEADERS),
+        ],
     )
     glue = environment.get_template("glue.cpp.j2")
     draft = glue.render(plans=plans, namespace="")

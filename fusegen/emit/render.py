@@ -75,6 +75,8 @@ def environment() -> jinja2.Environment:
         schema=kernels.schema,
         sizes_text=kernels.sizes_text,
         widest_bytes=kernels.widest_bytes,
+        widened=kernels.widened,
+        narrowed=kernels.narrowed,
         fake_results=fake_results,
         mentioned=kernels.mentioned,
         row_text=kernels.row_text,

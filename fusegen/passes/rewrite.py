@@ -9,7 +9,7 @@ from enum import StrEnum
 from fusegen import ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError
-from fusegen.ir import ConstOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused
+from fusegen.ir import HALVES, ConstOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused
 from fusegen.verify import verify
 
 
@@ -159,6 +159,13 @@ class Outcome:
     refused: tuple[RuleRefused, ...] = ()
 
 
+def _too_coarse(rule: Rule, node: Node) -> str | None:
+    """Why a rule must not move sums among values that are rounded to 16 bits, or None."""
+    if rule.numerics is Numerics.EXACT or node.type.dtype not in HALVES:
+        return None
+    return f"sums of {node.type.dtype.value} would be rounded in other places"
+
+
 def _step(
     graph: Graph, rules: Sequence[Rule], refused: dict[tuple[str, str], RuleRefused]
 ) -> tuple[Graph, RuleApplied] | None:
@@ -168,6 +175,7 @@ def _step(
             for captures in _matches(rule.pattern, node, by_name, {}):
                 match = Match(graph, node, captures)
                 reason = rule.guard(match)
+                reason = _too_coarse(rule, node) if reason is None else reason
                 if reason is None:
                     replacement = rule.build(match)
                     if replacement.type != node.type:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from fusegen.dims import Dim
-from fusegen.ir import Frozen
+from fusegen.ir import DType, Frozen
 from fusegen.plan.rowprogram import (
     RowProgram,
 )
@@ -303,6 +303,47 @@ class GemmPlan(Frozen):
     """Rows of a tile, ascending: the last for all heights above the others."""
     instructions: tuple[int, ...]
     """Columns of the products' instructions."""
+    group: int = 0
+    """Neighbouring features that reductions run along, each group for itself: then a row is one of those
+    of a row, ``outer`` counts groups, and ``l`` is the feature within one. 0: all features."""
+    rows: RowProgram
+
+
+class HalfGemmPlan(Frozen):
+    """The same product of 16-bit floats, with a pointwise epilogue in fp32."""
+
+    template: Literal["gemm_half_sm90"] = "gemm_half_sm90"
+    source: str
+    weight: str
+    height: Dim
+    inputs: int
+    outputs: int
+    dtype: DType
+    rows: RowProgram
+
+    @property
+    def instruction(self) -> str:
+        """The element type as the instructions name it."""
+        return {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}[self.dtype]
+
+
+class NarrowPlan(Frozen):
+    """Product of a matrix [height, inputs] and a weight [outputs, inputs] of few outputs, in plain fp32.
+
+    In the epilogue ``outer`` is the row, ``l`` the feature.
+    """
+
+    template: Literal["linear_narrow"] = "linear_narrow"
+    source: str
+    weight: str
+    height: Dim
+    inputs: int
+    outputs: int
+    rows_at_once: int
+    """Rows of a warp."""
+    warps: int
+    resident: int
+    """Blocks of a multiprocessor."""
     rows: RowProgram
 
 
@@ -313,6 +354,8 @@ Detail: TypeAlias = Annotated[
     | ContractionPlan
     | HopperConvPlan
     | GemmPlan
+    | HalfGemmPlan
+    | NarrowPlan
     | RowReducePlan
     | RowStreamPlan,
     Field(discriminator="template"),

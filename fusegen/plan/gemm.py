@@ -1,16 +1,25 @@
-"""Plans of matrix products for the tensor cores of sm_90a."""
+"""Plans of linear layers: on the tensor cores of sm_90a, or streamed where there are few features."""
 
 from __future__ import annotations
 
-from fusegen import dims, gemm
-from fusegen.ir import MatmulOp
-from fusegen.plan.details import GemmPlan
+from typing import Literal
+
+from fusegen import dims, gemm, narrow
+from fusegen.ir import HALVES, MatmulOp
+from fusegen.plan.details import GemmPlan, HalfGemmPlan, NarrowPlan
 from fusegen.plan.region import Region
-from fusegen.plan.rows import Style
+from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
-from fusegen.rowspace import feature_axis, with_rows
+from fusegen.rowspace import feature_axes, with_rows
 
 _CUT_TILES = 512  # counters: fewer tiles than this are ever cut, two for each cluster
+
+
+class _FeatureLowering(RowLowering):
+    """Knows operands that vary with the feature alone: a block reads them once for all of its rows."""
+
+    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
+        return "row" if tuple(order) == feature_axes(self.space, self.body.node(self.space.source)) else ""
 
 
 def plan(region: Region, name: str) -> KernelPlan:
@@ -19,16 +28,47 @@ def plan(region: Region, name: str) -> KernelPlan:
     assert isinstance(node.op, MatmulOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
     height = region.sizes.product(x.type.shape[:-1])
+    space = with_rows(region.space, feature_axes(region.space, node))
+    inputs, outputs = int(x.type.shape[-1]), int(node.type.shape[-1])
+    if node.type.dtype in HALVES:
+        source, weight = region.args[x.name].name, region.args[w.name].name
+        half = HalfGemmPlan(
+            source=source,
+            weight=weight,
+            height=height,
+            inputs=inputs,
+            outputs=outputs,
+            dtype=node.type.dtype,
+            rows=region.lower(space, Style("{}", "{}", quick=True), "v"),
+        )
+        return region.plan(f"{name}_gemm_half_sm90", half, only_hopper=True, aligned=(source, weight))
+    if gemm.streams(region.body, region.space, node):
+        layout = narrow.layout(inputs, outputs)
+        assert layout is not None
+        streamed = NarrowPlan(
+            source=region.args[x.name].name,
+            weight=region.args[w.name].name,
+            height=height,
+            inputs=inputs,
+            outputs=outputs,
+            rows_at_once=layout.rows,
+            warps=layout.warps,
+            resident=layout.resident,
+            rows=region.lower(space, Style("{}[j]", "{}"), "v"),
+        )
+        return region.plan(f"{name}_linear_narrow", streamed, only_hopper=not layout.portable)
+    group = gemm.group(region.space, node)
     widths = gemm.widths(dims.numel(x.type.shape[:-1], region.body.sizes))
     detail = GemmPlan(
         source=region.args[x.name].name,
         weight=region.args[w.name].name,
         height=height,
-        inputs=int(x.type.shape[-1]),
-        outputs=int(node.type.shape[-1]),
+        inputs=inputs,
+        outputs=outputs,
         widths=widths,
         instructions=tuple(sorted({columns for width in widths for columns in (width, width // 2)})),
-        rows=region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[i]", "{}", parts=True), "v"),
+        group=group,
+        rows=region.lower(region.space if group else space, Style("{}[i]", "{}", parts=True), "v", _FeatureLowering),
     )
     counters = dims.add(height, _CUT_TILES)
     return region.plan(f"{name}_gemm_sm90", detail, counters=counters, workspace=True, tf32="matmul", only_hopper=True)

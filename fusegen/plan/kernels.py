@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fusegen import dims, ops, windows
 from fusegen.dims import Dim
-from fusegen.ir import ConvOp, Graph, Node, RegionOp, WindowSumOp
+from fusegen.ir import HALVES, ConvOp, Graph, Node, RegionOp, WindowSumOp
 from fusegen.plan import contraction, pool, stream
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
@@ -131,7 +131,8 @@ def _channel_axis(region: Region) -> int | None:
 
 
 def _pointwise(region: Region, name: str) -> KernelPlan:
-    axis = _channel_axis(region)
+    halves = any(arg.type.dtype in HALVES for arg in region.args.values())
+    axis = None if halves else _channel_axis(region)
     if axis is not None and len(region.body.outputs) == 1:
         return _row_reduce(region, name, with_rows(region.space, (axis,)))
     source = region.args[region.space.source]

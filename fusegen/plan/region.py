@@ -60,6 +60,7 @@ class Region:
         workspace: bool = False,
         tf32: Literal["conv", "matmul"] | None = None,
         only_hopper: bool = False,
+        aligned: tuple[str, ...] = (),
     ) -> KernelPlan:
         args = tuple(self.args.values())
         return KernelPlan(
@@ -76,4 +77,5 @@ class Region:
             workspace=workspace,
             tf32=tf32,
             only_hopper=only_hopper,
+            aligned=aligned,
         )

@@ -38,6 +38,8 @@ class KernelPlan(Frozen):
     """The torch setting that the kernel's last argument ``int64_t tf32`` reports: 1 where it permits TF32."""
     only_hopper: bool = False
     """True when ``detail`` itself needs sm_90a: on other devices the reference forward runs."""
+    aligned: tuple[str, ...] = ()
+    """Operands that the kernel reads by tensor copies: at 16-byte addresses."""
     workspace: bool = False
     """True when ``<name>_workspace(sizes...)`` tells how many scratch bytes the launch needs."""
 
