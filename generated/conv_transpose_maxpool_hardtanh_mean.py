@@ -374,6 +374,7 @@ struct Args {
     float *weights, *grid;        // workspace
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
+    unsigned int weight_rows;     // rows of the preparation's blocks that write weights
     int base_slots, steps;        // slots of the grid; groups of SHARE tiles that cover it
     bool whole, turns;            // a stage holds all tap rows of a residue; the stages hold a whole item
     int in[3], out[3];
@@ -475,13 +476,13 @@ constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("griddepcontrol.launch_dependents;");
-    if (blockIdx.y == 0) {
-        prepare_weights(args, blockIdx.x * PREPARE_THREADS + threadIdx.x, gridDim.x * PREPARE_THREADS);
+    if (blockIdx.y < args.weight_rows) {
+        prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
         return;
     }
     const int64_t slot = int64_t(blockIdx.x) * PREPARE_THREADS + threadIdx.x;
     if (slot >= args.plane) return;
-    const int part = (blockIdx.y - 1) % (GROUP_QUADS / PREPARE_QUADS), group = (blockIdx.y - 1) / (GROUP_QUADS / PREPARE_QUADS);
+    const int quads = blockIdx.y - args.weight_rows, part = quads % (GROUP_QUADS / PREPARE_QUADS), group = quads / (GROUP_QUADS / PREPARE_QUADS);
     const unsigned int in_grid = slot < args.base_slots ? static_cast<unsigned int>(slot) : 0u;
     const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
     const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
@@ -895,7 +896,10 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         args.base_slots = static_cast<int>(args.batch * l.sample_slots);
         args.steps = static_cast<int>((args.base_slots + TILE * SHARE - 1) / (TILE * SHARE));
         const int64_t reached = int64_t(args.steps) * SHARE * TILE + l.plane - l.steps * SHARE * TILE;
-        prepare<<<dim3(static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS), 1 + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
+        const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
+        const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
+        args.weight_rows = rows < 64 ? rows : 64;
+        prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
         if (cudaError_t error = cudaGetLastError()) return error;
         cudaLaunchConfig_t config = {};
         config.gridDim = clusters * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
@@ -2318,20 +2322,20 @@ Tensor call_k2_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d0228bc6dbd8b541, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d50f285068be364f, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_pool(Tensor p0, Tensor x0) -> Tensor");
     m.def("k2_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d0228bc6dbd8b541, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d50f285068be364f, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d0228bc6dbd8b541"
+_fusegen_NAMESPACE = "fusegen_d50f285068be364f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
