@@ -32,6 +32,8 @@ _BLOCK_SECONDS = 2e-6
 """Start and end of such a block, where nothing hides them."""
 _PLAIN = 0.85
 """Share of the rate that is left where an element of x takes part in few products."""
+_LOAD_SECONDS = 2e-6
+"""What it takes in full fp32 for every load of its input but the first: to arrive and to be split."""
 _LIBRARY_PASSES = {True: 2.8, False: 1.2}
 """In TF32 or fp32: times over that cuDNN moves input and result (H200, NCHW). It transposes both for TF32."""
 _LIBRARY_FP32 = 0.65
@@ -46,7 +48,7 @@ _CLEARLY = 0.85
 def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
     """Expected time of the mma.sync kernel at the traced sizes, its epilogue for free. Raises ``TooLarge``."""
     split = not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
-    shape = body.shape(node.name)
+    shape, block_seconds = body.shape(node.name), _BLOCK_SECONDS
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
         inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
@@ -55,6 +57,7 @@ def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
         blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
         blocks *= ceil(prod(shape[2:]) / phases / tiling.positions(split))
         block_flops = tiling.block_flops(split)
+        block_seconds += (tiling.loads - 1) * _LOAD_SECONDS if split else 0.0
     else:
         length, features = body.shape(node.inputs[0])[-1], shape[-1]
         rows, columns = tile_matmul(features, whole).tile
@@ -65,7 +68,7 @@ def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
     waves = ceil(blocks / slots)
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*node.inputs, node.name))
     rate = machine.mma_flops * (1.0 if split else _PLAIN)
-    return waves * (block_flops * slots / rate + _BLOCK_SECONDS) + moved / machine.bandwidth
+    return waves * (block_flops * slots / rate + block_seconds) + moved / machine.bandwidth
 
 
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:

@@ -80,6 +80,11 @@ class ConvTiling(Frozen):
         return max(1, round(self.output_tile * self._depth(split) / (self.chunk * self.channel_chunks)))
 
     @property
+    def loads(self) -> int:
+        """Loads of x of a block."""
+        return self.channel_chunks * prod(ceil(axis.kernel / axis.phases) for axis in self.axes if axis.alone)
+
+    @property
     def grid_phases(self) -> int:
         return len(self.plain.first_slices) - 1
 
