@@ -142,7 +142,9 @@ POINTWISE: dict[str, PointwiseRow] = {
         18,
         2,
     ),
-    "silu": PointwiseRow(1, "torch.nn.functional.silu({0})", "({0} / (1.0f + expf(-{0})))", ("silu.default",), 7, 2),
+    "silu": PointwiseRow(
+        1, "torch.nn.functional.silu({0})", "({0} * sigmoid({0}))", ("silu.default",), 7, 2, ("sigmoid",)
+    ),
     "mish": PointwiseRow(1, "torch.nn.functional.mish({0})", "mish({0})", ("mish.default",), 14, 2, ("mish",)),
     "softplus": PointwiseRow(
         3,
