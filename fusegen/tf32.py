@@ -1,8 +1,8 @@
 """TF32 as eager's convolutions use it: the setting, the rule which of them do, and their arithmetic.
 
 cuDNN decides by shape whether a convolution that may run in TF32 does. The larger ones do and round both
-operands to nearest; small ones often run in full fp32. A generated kernel keeps to the class that torch's
-setting permits, so it is held to the error of that class where cuDNN happens to do better.
+operands to nearest; small ones often run in full fp32. A generated module asks which, where it can; elsewhere it
+keeps to what torch's setting permits and is held to the error of that class where cuDNN happens to do better.
 """
 
 from __future__ import annotations

@@ -1524,22 +1524,12 @@ _fusegen_fakes = {
 }
 
 
-# ---- precision: TF32 where torch's settings give it to eager -----------------------------------------------
-
-
-def _fusegen_tf32_conv():
-    return int(_fusegen_torch.backends.cudnn.conv.fp32_precision == "tf32")
-
-
-_fusegen_tf32_conv._dynamo_marked_constant = True
-
-
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_softmax = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_tf32_conv())
+    v_softmax = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, 0)
     v_max_pool3d_1 = ops[1](v_softmax)
     v_sum_1 = ops[2](v_max_pool3d_1)
     return v_sum_1

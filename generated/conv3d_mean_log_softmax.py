@@ -1859,22 +1859,12 @@ _fusegen_fakes = {
 }
 
 
-# ---- precision: TF32 where torch's settings give it to eager -----------------------------------------------
-
-
-def _fusegen_tf32_conv():
-    return int(_fusegen_torch.backends.cudnn.conv.fp32_precision == "tf32")
-
-
-_fusegen_tf32_conv._dynamo_marked_constant = True
-
-
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_conv3d_r2 = ops[0](v_x, v_p_conv_weight, _fusegen_tf32_conv())
+    v_conv3d_r2 = ops[0](v_x, v_p_conv_weight, 0)
     v_mean_r2 = ops[1](v_conv3d_r2)
     v_log_softmax = ops[2](v_mean_r2, v_p_conv_bias)
     return v_log_softmax

@@ -1919,22 +1919,12 @@ _fusegen_fakes = {
 }
 
 
-# ---- precision: TF32 where torch's settings give it to eager -----------------------------------------------
-
-
-def _fusegen_tf32_conv():
-    return int(_fusegen_torch.backends.cudnn.conv.fp32_precision == "tf32")
-
-
-_fusegen_tf32_conv._dynamo_marked_constant = True
-
-
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked):
     """The graph after rewriting: 2 generated kernels, 1 call to torch."""
-    v_conv2d_r2 = ops[0](v_x, v_p_conv_weight, _fusegen_tf32_conv())
+    v_conv2d_r2 = ops[0](v_x, v_p_conv_weight, 0)
     v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16, v_tanh = ops[1](v_p_conv_bias, v_conv2d_r2, v_b_norm_running_mean, v_b_norm_running_var, v_p_norm_weight, v_p_norm_bias)
     v_b_norm_num_batches_tracked.add_(1)
     _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16])

@@ -1116,22 +1116,12 @@ _fusegen_fakes = {
 }
 
 
-# ---- precision: TF32 where torch's settings give it to eager -----------------------------------------------
-
-
-def _fusegen_tf32_conv():
-    return int(_fusegen_torch.backends.cudnn.conv.fp32_precision == "tf32")
-
-
-_fusegen_tf32_conv._dynamo_marked_constant = True
-
-
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
     """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
-    v_tanh_1 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_tf32_conv())
+    v_tanh_1 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, 0)
     return v_tanh_1
 
 

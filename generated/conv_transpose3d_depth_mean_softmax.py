@@ -2660,16 +2660,6 @@ _fusegen_fakes = {
 }
 
 
-# ---- precision: TF32 where torch's settings give it to eager -----------------------------------------------
-
-
-def _fusegen_tf32_conv():
-    return int(_fusegen_torch.backends.cudnn.conv.fp32_precision == "tf32")
-
-
-_fusegen_tf32_conv._dynamo_marked_constant = True
-
-
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
@@ -2696,7 +2686,7 @@ def _fusegen_fused(ops, v_x, v_p_bias, v_p_conv_transpose_weight, v_p_conv_trans
     v_mean_r1_r12 = _fusegen_torch.reshape(v_mean_r1_r11, [48, 64, 3, 3])
     # %mean_r1_r14: float32[48, 64, 3, 3] = div(%mean_r1_r12, %mean_r1_r13)
     v_mean_r1_r14 = v_mean_r1_r12 / x0_2
-    v_mul = ops[3](v_p_conv_transpose_bias, v_mean_r1_r10, v_mean_r1_r14, v_p_bias, _fusegen_tf32_conv())
+    v_mul = ops[3](v_p_conv_transpose_bias, v_mean_r1_r10, v_mean_r1_r14, v_p_bias, 0)
     return v_mul
 
 

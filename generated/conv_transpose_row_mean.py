@@ -2767,16 +2767,6 @@ _fusegen_fakes = {
 }
 
 
-# ---- precision: TF32 where torch's settings give it to eager -----------------------------------------------
-
-
-def _fusegen_tf32_conv():
-    return int(_fusegen_torch.backends.cudnn.conv.fp32_precision == "tf32")
-
-
-_fusegen_tf32_conv._dynamo_marked_constant = True
-
-
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
@@ -2817,7 +2807,7 @@ def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias)
     v_mean_r2_r23 = _fusegen_torch.reshape(v_mean_r2_r22, [96, 64, 4])
     # %mean_r2_r25: float32[96, 64, 4] = div(%mean_r2_r23, %mean_r2_r24)
     v_mean_r2_r25 = v_mean_r2_r23 / (2 * x0_3)
-    v_relu = ops[4](v_p_conv_transpose_bias, v_mean_r2_r10, v_mean_r2_r25, _fusegen_tf32_conv())
+    v_relu = ops[4](v_p_conv_transpose_bias, v_mean_r2_r10, v_mean_r2_r25, 0)
     return v_relu
 
 

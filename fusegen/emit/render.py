@@ -26,6 +26,7 @@ from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
 from fusegen.ir import ConstOp, DType, EagerOp, Graph
 from fusegen.literals import hex_float
+from fusegen.plan.details import ContractionPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
 
 
@@ -141,6 +142,25 @@ def _updates(graph: Graph, by_path: Mapping[str, str], variable: Mapping[str, st
     return in_place, statements
 
 
+def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
+    """The argument that says whether a kernel may compute in TF32, where it has one."""
+    if plan.tf32 is None:
+        return []
+    detail = plan.detail
+    if not isinstance(detail, ContractionPlan) or plan.tf32 != "conv":
+        return [f"_fusegen_tf32_{plan.tf32}()"]
+    if detail.precise:
+        return ["0"]
+    stride, padding, dilation, output_padding = (
+        tuple(getattr(axis, name) for axis in detail.axes)
+        for name in ("stride", "padding", "dilation", "output_padding")
+    )
+    structure = (stride, padding, dilation, detail.head == "conv_transpose", output_padding, detail.groups)
+    return [
+        f"_fusegen_rounds({variables[detail.source]}, {variables[detail.weight]}, {', '.join(map(str, structure))})"
+    ]
+
+
 def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     """The statements of the compiled forward."""
     graph = program.after
@@ -157,7 +177,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
         if isinstance(step, KernelStep):
             targets = ", ".join(variable[name] for name in step.outputs)
             arguments = [variable[name] for name in step.inputs]
-            arguments += [f"_fusegen_tf32_{step.plan.tf32}()"] if step.plan.tf32 else []
+            arguments += _tf32(step.plan, dict(zip((arg.name for arg in step.plan.args), arguments, strict=True)))
             lines.append(f"{targets} = ops[{kernel}]({', '.join(arguments)})")
             kernel += 1
             continue
@@ -267,6 +287,9 @@ def render(
     read = {getattr(n.op, "path", None) for n in graph.params if n.name in named} | set(updated)
     fused = [o for o in operands if o.path is None or o.path in read]
     saved = [f"{o.variable}.clone()" if o.path in updated else o.variable for o in operands]
+    body = _body(program, operands)
+    called = {name for line in body for name in re.findall(r"\w+", line)}
+    called |= {"_fusegen_tf32_conv"} if "_fusegen_rounds" in called else set()
     text = env.get_template("module.py.j2").render(
         program=program,
         carried=carried,
@@ -274,9 +297,11 @@ def render(
         sources=sources,
         plans=plans,
         only_hopper=any(plan.only_hopper for plan in plans),
+        rounds="_fusegen_rounds" in called,
+        settings=[name for name in ("conv", "matmul") if f"_fusegen_tf32_{name}" in called],
         header=header_lines(program, carried, title),
         signature=", ".join(_local(o.node.name) for o in fused),
-        body=_body(program, operands),
+        body=body,
         eager_count=len(program.steps) - len(plans),
         check_arguments=", ".join([*(o.variable for o in inputs), *(v for v, _ in extra)]),
         checks=checks,
