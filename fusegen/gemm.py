@@ -17,8 +17,12 @@ _LANE_FEATURES = 4
 _CHUNK = 64
 _CLUSTERS = 66
 _LEAST_CHUNKS = 4
-_WIDTHS = range(32, 193, 32)
+_WIDTHS = range(32, 193, 16)
 _NARROW = 64
+_FINISH = 3.0e-6
+"""What follows the last product of a tile, which nothing hides."""
+_SPLIT = 0.45
+"""Share of the bandwidth at which the rows are split before."""
 _HALF_TILE = 256
 """Rows and features of a cluster's tile of 16-bit products."""
 _HALF_FLOPS, _HALF_LIBRARY = 810e12, 790e12
@@ -26,12 +30,12 @@ _HALF_FLOPS, _HALF_LIBRARY = 810e12, 790e12
 _LIBRARY_FEATURES = 28
 """Features in the time of what the library does for a row of x besides: few features leave it waiting."""
 _START = 5.0e-6
-"""Filling the pipeline, and what follows the last product."""
+"""Filling the pipeline."""
 
 
 def _chunk_seconds(width: int) -> float:
     """Time of a block for 64 of k: what does not depend on the tile's width, and the products."""
-    return 1.0e-6 + 5.3e-9 * width
+    return 0.95e-6 + 5.0e-9 * width
 
 
 def _width(rows: int) -> int:
@@ -50,12 +54,10 @@ def seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
     chunks = -(-inputs // _CHUNK)
     tiles = -(-rows // width) * -(-outputs // (2 * FEATURES))
     clusters = min(_CLUSTERS, -(-tiles * chunks // _LEAST_CHUNKS))
-    moved = 4 * (3 * rows * inputs + outputs * inputs + rows * outputs)
-    return (
-        2 * machine.launch
-        + _START
-        + max(-(-tiles * chunks // clusters) * _chunk_seconds(width), moved / machine.bandwidth)
-    )
+    moved = 4 * (rows * inputs + outputs * inputs + rows * outputs)
+    products = -(-tiles * chunks // clusters) * _chunk_seconds(width) + tiles / clusters * _FINISH
+    split = 8 * rows * inputs / (_SPLIT * machine.bandwidth)
+    return 2 * machine.launch + _START + split + max(products, moved / machine.bandwidth)
 
 
 def half_seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:

@@ -229,7 +229,7 @@ __device__ __forceinline__ void finish(const Args& args, const float (&sum)[SUMS
     for (int i = 0; i < 2; ++i) outers[i] = first_row + r + 8 * i, in[i] = outers[i] < args.row_count;
 #pragma unroll
     for (int run = 0; run < FEATURES; run += 32) {
-        if (first_feature + run >= OUTPUTS) break;
+        if (OUTPUTS % FEATURES != 0 && first_feature + run >= OUTPUTS) break;
         uint32_t pairs[2][4];
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
@@ -256,7 +256,7 @@ __device__ __forceinline__ void finish(const Args& args, const float (&sum)[SUMS
         for (int i = 0; i < 2; ++i) {
             const uint4 eight = gather_run(pairs[i], c);
             const int l = first_feature + run + 8 * c;
-            if (in[i] && l < OUTPUTS) *reinterpret_cast<uint4*>(args.y0 + outers[i] * OUTPUTS + l) = eight;
+            if (in[i] && (OUTPUTS % FEATURES == 0 || l < OUTPUTS)) *reinterpret_cast<uint4*>(args.y0 + outers[i] * OUTPUTS + l) = eight;
         }
     }
 }
@@ -495,16 +495,16 @@ Tensor call_k0_gemm_half_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bf39134c3e02eb94, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e9b28c1f1619fbec, m) {
     m.def("k0_gemm_half_sm90(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_bf39134c3e02eb94, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e9b28c1f1619fbec, CUDA, m) {
     m.impl("k0_gemm_half_sm90", TORCH_BOX(&call_k0_gemm_half_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_bf39134c3e02eb94"
+_fusegen_NAMESPACE = "fusegen_e9b28c1f1619fbec"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

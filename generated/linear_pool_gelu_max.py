@@ -508,6 +508,7 @@ constexpr int WARP = 32, WARPGROUP = 128, CONSUMERS = 2 * WARPGROUP, THREADS = C
 constexpr int STAGED = 32;                      // rows that the epilogue works on at a time
 constexpr int PITCH = FEATURES + 4;             // of their buffer: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
+[[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int SPLIT_THREADS = 512;
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
@@ -648,27 +649,27 @@ struct Product<64> {
 };
 
 template <>
-struct Product<96> {
-    __device__ __forceinline__ static void run(float (&d)[48], const uint32_t (&a)[4], uint64_t b, int add) {
+struct Product<88> {
+    __device__ __forceinline__ static void run(float (&d)[44], const uint32_t (&a)[4], uint64_t b, int add) {
         asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, "
-            "{%48,%49,%50,%51}, %52, p, 1, 1, 0; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+            "{ .reg .pred p; setp.ne.b32 p, %49, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n88k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43}, "
+            "{%44,%45,%46,%47}, %48, p, 1, 1, 0; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
 
 template <>
-struct Product<192> {
-    __device__ __forceinline__ static void run(float (&d)[96], const uint32_t (&a)[4], uint64_t b, int add) {
+struct Product<176> {
+    __device__ __forceinline__ static void run(float (&d)[88], const uint32_t (&a)[4], uint64_t b, int add) {
         asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %101, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}, "
-            "{%96,%97,%98,%99}, %100, p, 1, 1, 0; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
+            "{ .reg .pred p; setp.ne.b32 p, %93, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87}, "
+            "{%88,%89,%90,%91}, %92, p, 1, 1, 0; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
@@ -999,6 +1000,7 @@ __device__ __forceinline__ float over_warp(float v, Combine combine) {
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
 __device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
+    const bool in = outer < args.row_count;
 
     float r2 = -INFINITY;   // %max_1_r1: float32[x0_0] = reduce.max(%gelu, axes=(1,), keepdim=False)
 #pragma unroll
@@ -1010,7 +1012,7 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
         if (l < OUTPUTS) r2 = nan_max(r2, t1);
     }
     r2 = over_warp(r2, nan_max);
-    if (threadIdx.x % WARP) return;
+    if (!in || threadIdx.x % WARP) return;
     float* to = args.parts + feature / FEATURES * args.row_count + outer;
     to[0 * FEATURE_TILES * args.row_count] = r2;
 }
@@ -1038,11 +1040,19 @@ __device__ __forceinline__ void finish_row(const Args& args, int64_t outer) {
 }
 
 // A value that is not finite in halves may be so in fp32, or have another sign: as plain fp32 has it.
-__device__ __forceinline__ float plain_product(const Args& args, int64_t outer, int feature) {
-    float s = 0.0f;
+__device__ __forceinline__ void repair(const Args& args, int64_t outer, int feature, float* cell) {
+    if (outer >= args.row_count) return;
+    const float inverse = __ldg(args.inverse + outer);
 #pragma unroll 1
-    for (int64_t k = 0; k < INPUTS; ++k) s = fmaf(__ldg(args.x + outer * INPUTS + k), __ldg(args.weight + feature * INPUTS + k), s);
-    return s;
+    for (int e = 0; e < LANE_FEATURES; ++e) {
+        float s = cell[e] * inverse;
+        if (!isfinite(s) && feature + e < OUTPUTS) {
+            s = 0.0f;
+#pragma unroll 1
+            for (int64_t k = 0; k < INPUTS; ++k) s = fmaf(__ldg(args.x + outer * INPUTS + k), __ldg(args.weight + (feature + e) * INPUTS + k), s);
+        }
+        cell[e] = s;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1137,34 +1147,45 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             // From columns in registers to rows along the lanes, through shared memory.
             const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
             const FeatureValues values(args, feature);
-            for (int round = 0; round < WIDTH / STAGED; ++round) {
+            constexpr int ROUNDS = (WIDTH + STAGED - 1) / STAGED;
+            static_assert(ROUNDS * WARP_ROWS <= WARP, "a lane keeps the scale of one row");
+            auto row = [&](int n) {   // the n-th of the warp's rows; the last ones of the last round may be none
+                const int at = n / WARP_ROWS * STAGED + n % WARP_ROWS * ROW_HOP + warp;
+                return at < WIDTH ? int64_t(row_tile) * WIDTH + at : args.row_count;
+            };
+            const float inverses = __ldg(args.inverse + row(lane));
+            for (int round = 0; round < ROUNDS; ++round) {
                 consumers_sync();
 #pragma unroll
-                for (int q = 0; q < WIDTH / 8; ++q) {
-                    if (q / (STAGED / 8) != round) continue;
+                for (int part = 0; part < ROUNDS; ++part) {
+                    if (part != round) continue;
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) staging[(q % (STAGED / 8) * 8 + 2 * c + e % 2) * PITCH + warp * 16 + r + e / 2 * 8] = sum[4 * q + e];
-                }
-                consumers_sync();
-                for (int at = warp; at < STAGED; at += CONSUMERS / WARP) {
-                    const int64_t outer = int64_t(row_tile) * WIDTH + round * STAGED + at;
-                    if (outer >= args.row_count) break;
-                    float* const cell = staging + at * PITCH + lane * LANE_FEATURES;
-                    const float inverse = __ldg(args.inverse + outer);
-                    float v[LANE_FEATURES];
-                    load_vector<LANE_FEATURES>(v, cell);
-#pragma unroll
-                    for (int e = 0; e < LANE_FEATURES; ++e) v[e] *= inverse;
-                    if (!isfinite((v[0] + v[1]) + (v[2] + v[3]))) {
-#pragma unroll 1
-                        for (int e = 0; e < LANE_FEATURES; ++e) {
-                            cell[e] *= inverse;
-                            if (!isfinite(cell[e]) && feature + e < OUTPUTS) cell[e] = plain_product(args, outer, feature + e);
-                        }
-                        load_vector<LANE_FEATURES>(v, cell);
+                    for (int i = 0; i < STAGED / 2; ++i) {
+                        const int e = part * (STAGED / 2) + i;
+                        if (e < S::SUMS) staging[(i / 4 * 8 + 2 * c + i % 2) * PITCH + warp * 16 + r + i % 4 / 2 * 8] = sum[e];
                     }
-                    finish_features(args, outer, feature, v, values);
                 }
+                consumers_sync();
+                // All rows of the warp side by side: one alone would wait for its own loads and arithmetic.
+                float* const cells = staging + warp * PITCH + lane * LANE_FEATURES;
+                float v[WARP_ROWS][LANE_FEATURES];
+                bool finite = true;
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) {
+                    const float inverse = __shfl_sync(~0u, inverses, round * WARP_ROWS + i);
+                    load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
+#pragma unroll
+                    for (int e = 0; e < LANE_FEATURES; ++e) v[i][e] *= inverse;
+                    finite = finite && isfinite((v[i][0] + v[i][1]) + (v[i][2] + v[i][3]));
+                }
+                if (!finite) {
+#pragma unroll 1
+                    for (int i = 0; i < WARP_ROWS; ++i) repair(args, row(round * WARP_ROWS + i), feature, cells + i * ROW_HOP * PITCH);
+#pragma unroll
+                    for (int i = 0; i < WARP_ROWS; ++i) load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
+                }
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i], values);
             }
 
             // The last block of a row tile puts the parts of its rows together.
@@ -1203,7 +1224,7 @@ struct Layout {
         const int64_t chunks = (tiles - whole) * CHUNKS;
         schedule = {static_cast<unsigned int>(row_tiles), static_cast<unsigned int>(whole), static_cast<unsigned int>(chunks / clusters), static_cast<unsigned int>(chunks % clusters)};
         inverse = row_tiles * width * CHUNKS * CHUNK * 4;
-        runs = inverse + round_up(row_tiles * width * 4, 256);
+        runs = inverse + round_up((row_tiles * width + 1) * 4, 256);   // also of no row
         const int64_t end = runs + (chunks ? clusters * 2 * CLUSTER * width * FEATURES * 4 : 0);
         parts = end;
         bytes = parts + 1 * FEATURE_TILES * row_count * 4;
@@ -1213,7 +1234,7 @@ struct Layout {
 // The width of the tiles for a number of rows.
 int width_of(int64_t row_count) {
     if (row_count <= 64) return 64;
-    return 192;
+    return 176;
 }
 
 template <int WIDTH>
@@ -1260,7 +1281,7 @@ extern "C" int k2_gemm_sm90(const float* x0, const float* x1, const float* x2, f
     args.precise = !tf32 || args.row_count == 1;   // of one row, the library's product is in fp32 anyway
     unsigned char* const memory = static_cast<unsigned char*>(workspace);
     if (width_of(args.row_count) == 64) return launch<64>(args, memory, stream);
-    return launch<192>(args, memory, stream);
+    return launch<176>(args, memory, stream);
 }
 
 }  // namespace k2_gemm_sm90_kernel
@@ -1427,20 +1448,20 @@ Tensor call_k2_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_07254c4b9054c0d6, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_91a697f37114e83a, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm_sm90(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_07254c4b9054c0d6, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_91a697f37114e83a, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm_sm90", TORCH_BOX(&call_k2_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_07254c4b9054c0d6"
+_fusegen_NAMESPACE = "fusegen_91a697f37114e83a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

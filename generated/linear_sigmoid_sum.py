@@ -126,6 +126,7 @@ constexpr int WARP = 32, WARPGROUP = 128, CONSUMERS = 2 * WARPGROUP, THREADS = C
 constexpr int STAGED = 32;                      // rows that the epilogue works on at a time
 constexpr int PITCH = FEATURES + 4;             // of their buffer: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
+[[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int SPLIT_THREADS = 512;
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
@@ -617,6 +618,7 @@ __device__ __forceinline__ float over_warp(float v, Combine combine) {
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
 __device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
+    const bool in = outer < args.row_count;
 
     float r2 = 0.0f;   // %sum_1: float32[x0_0, 1] = reduce.sum(%sigmoid, axes=(1,), keepdim=True)
 #pragma unroll
@@ -628,7 +630,7 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
         if (l < OUTPUTS) r2 += t1;
     }
     r2 = over_warp(r2, [](auto a, auto b) { return a + b; });
-    if (threadIdx.x % WARP) return;
+    if (!in || threadIdx.x % WARP) return;
     float* to = args.parts + feature / FEATURES * args.row_count + outer;
     to[0 * FEATURE_TILES * args.row_count] = r2;
 }
@@ -656,11 +658,19 @@ __device__ __forceinline__ void finish_row(const Args& args, int64_t outer) {
 }
 
 // A value that is not finite in halves may be so in fp32, or have another sign: as plain fp32 has it.
-__device__ __forceinline__ float plain_product(const Args& args, int64_t outer, int feature) {
-    float s = 0.0f;
+__device__ __forceinline__ void repair(const Args& args, int64_t outer, int feature, float* cell) {
+    if (outer >= args.row_count) return;
+    const float inverse = __ldg(args.inverse + outer);
 #pragma unroll 1
-    for (int64_t k = 0; k < INPUTS; ++k) s = fmaf(__ldg(args.x + outer * INPUTS + k), __ldg(args.weight + feature * INPUTS + k), s);
-    return s;
+    for (int e = 0; e < LANE_FEATURES; ++e) {
+        float s = cell[e] * inverse;
+        if (!isfinite(s) && feature + e < OUTPUTS) {
+            s = 0.0f;
+#pragma unroll 1
+            for (int64_t k = 0; k < INPUTS; ++k) s = fmaf(__ldg(args.x + outer * INPUTS + k), __ldg(args.weight + (feature + e) * INPUTS + k), s);
+        }
+        cell[e] = s;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -755,34 +765,45 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             // From columns in registers to rows along the lanes, through shared memory.
             const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
             const FeatureValues values(args, feature);
-            for (int round = 0; round < WIDTH / STAGED; ++round) {
+            constexpr int ROUNDS = (WIDTH + STAGED - 1) / STAGED;
+            static_assert(ROUNDS * WARP_ROWS <= WARP, "a lane keeps the scale of one row");
+            auto row = [&](int n) {   // the n-th of the warp's rows; the last ones of the last round may be none
+                const int at = n / WARP_ROWS * STAGED + n % WARP_ROWS * ROW_HOP + warp;
+                return at < WIDTH ? int64_t(row_tile) * WIDTH + at : args.row_count;
+            };
+            const float inverses = __ldg(args.inverse + row(lane));
+            for (int round = 0; round < ROUNDS; ++round) {
                 consumers_sync();
 #pragma unroll
-                for (int q = 0; q < WIDTH / 8; ++q) {
-                    if (q / (STAGED / 8) != round) continue;
+                for (int part = 0; part < ROUNDS; ++part) {
+                    if (part != round) continue;
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) staging[(q % (STAGED / 8) * 8 + 2 * c + e % 2) * PITCH + warp * 16 + r + e / 2 * 8] = sum[4 * q + e];
-                }
-                consumers_sync();
-                for (int at = warp; at < STAGED; at += CONSUMERS / WARP) {
-                    const int64_t outer = int64_t(row_tile) * WIDTH + round * STAGED + at;
-                    if (outer >= args.row_count) break;
-                    float* const cell = staging + at * PITCH + lane * LANE_FEATURES;
-                    const float inverse = __ldg(args.inverse + outer);
-                    float v[LANE_FEATURES];
-                    load_vector<LANE_FEATURES>(v, cell);
-#pragma unroll
-                    for (int e = 0; e < LANE_FEATURES; ++e) v[e] *= inverse;
-                    if (!isfinite((v[0] + v[1]) + (v[2] + v[3]))) {
-#pragma unroll 1
-                        for (int e = 0; e < LANE_FEATURES; ++e) {
-                            cell[e] *= inverse;
-                            if (!isfinite(cell[e]) && feature + e < OUTPUTS) cell[e] = plain_product(args, outer, feature + e);
-                        }
-                        load_vector<LANE_FEATURES>(v, cell);
+                    for (int i = 0; i < STAGED / 2; ++i) {
+                        const int e = part * (STAGED / 2) + i;
+                        if (e < S::SUMS) staging[(i / 4 * 8 + 2 * c + i % 2) * PITCH + warp * 16 + r + i % 4 / 2 * 8] = sum[e];
                     }
-                    finish_features(args, outer, feature, v, values);
                 }
+                consumers_sync();
+                // All rows of the warp side by side: one alone would wait for its own loads and arithmetic.
+                float* const cells = staging + warp * PITCH + lane * LANE_FEATURES;
+                float v[WARP_ROWS][LANE_FEATURES];
+                bool finite = true;
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) {
+                    const float inverse = __shfl_sync(~0u, inverses, round * WARP_ROWS + i);
+                    load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
+#pragma unroll
+                    for (int e = 0; e < LANE_FEATURES; ++e) v[i][e] *= inverse;
+                    finite = finite && isfinite((v[i][0] + v[i][1]) + (v[i][2] + v[i][3]));
+                }
+                if (!finite) {
+#pragma unroll 1
+                    for (int i = 0; i < WARP_ROWS; ++i) repair(args, row(round * WARP_ROWS + i), feature, cells + i * ROW_HOP * PITCH);
+#pragma unroll
+                    for (int i = 0; i < WARP_ROWS; ++i) load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
+                }
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i], values);
             }
 
             // The last block of a row tile puts the parts of its rows together.
@@ -821,7 +842,7 @@ struct Layout {
         const int64_t chunks = (tiles - whole) * CHUNKS;
         schedule = {static_cast<unsigned int>(row_tiles), static_cast<unsigned int>(whole), static_cast<unsigned int>(chunks / clusters), static_cast<unsigned int>(chunks % clusters)};
         inverse = row_tiles * width * CHUNKS * CHUNK * 4;
-        runs = inverse + round_up(row_tiles * width * 4, 256);
+        runs = inverse + round_up((row_tiles * width + 1) * 4, 256);   // also of no row
         const int64_t end = runs + (chunks ? clusters * 2 * CLUSTER * width * FEATURES * 4 : 0);
         parts = end;
         bytes = parts + 1 * FEATURE_TILES * row_count * 4;
@@ -1015,16 +1036,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f51021564650dedc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c6adc11890a93157, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f51021564650dedc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c6adc11890a93157, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f51021564650dedc"
+_fusegen_NAMESPACE = "fusegen_c6adc11890a93157"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

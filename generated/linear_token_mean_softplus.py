@@ -325,6 +325,7 @@ constexpr int WARP = 32, WARPGROUP = 128, CONSUMERS = 2 * WARPGROUP, THREADS = C
 constexpr int STAGED = 32;                      // rows that the epilogue works on at a time
 constexpr int PITCH = FEATURES + 4;             // of their buffer: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
+[[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int SPLIT_THREADS = 512;
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
@@ -782,6 +783,7 @@ struct FeatureValues {
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
 __device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
+    const bool in = outer < args.row_count;
 
 #pragma unroll
     for (int i = 0; i < LANE_FEATURES; ++i) {
@@ -793,21 +795,29 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
     }
 
     float* y = args.y0 + outer * OUTPUTS + feature;
-    if (OUTPUTS % LANE_FEATURES == 0 && reinterpret_cast<uintptr_t>(args.y0) % 16 == 0) {
-        if (feature < OUTPUTS) store_vector<LANE_FEATURES>(y, v);
+    if constexpr (OUTPUTS % LANE_FEATURES == 0) {
+        if (in && feature < OUTPUTS) store_vector<LANE_FEATURES>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_FEATURES; ++i)
-            if (feature + i < OUTPUTS) y[i] = v[i];
+            if (in && feature + i < OUTPUTS) y[i] = v[i];
     }
 }
 
 // A value that is not finite in halves may be so in fp32, or have another sign: as plain fp32 has it.
-__device__ __forceinline__ float plain_product(const Args& args, int64_t outer, int feature) {
-    float s = 0.0f;
+__device__ __forceinline__ void repair(const Args& args, int64_t outer, int feature, float* cell) {
+    if (outer >= args.row_count) return;
+    const float inverse = __ldg(args.inverse + outer);
 #pragma unroll 1
-    for (int64_t k = 0; k < INPUTS; ++k) s = fmaf(__ldg(args.x + outer * INPUTS + k), __ldg(args.weight + feature * INPUTS + k), s);
-    return s;
+    for (int e = 0; e < LANE_FEATURES; ++e) {
+        float s = cell[e] * inverse;
+        if (!isfinite(s) && feature + e < OUTPUTS) {
+            s = 0.0f;
+#pragma unroll 1
+            for (int64_t k = 0; k < INPUTS; ++k) s = fmaf(__ldg(args.x + outer * INPUTS + k), __ldg(args.weight + (feature + e) * INPUTS + k), s);
+        }
+        cell[e] = s;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -902,34 +912,45 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             // From columns in registers to rows along the lanes, through shared memory.
             const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
             const FeatureValues values(args, feature);
-            for (int round = 0; round < WIDTH / STAGED; ++round) {
+            constexpr int ROUNDS = (WIDTH + STAGED - 1) / STAGED;
+            static_assert(ROUNDS * WARP_ROWS <= WARP, "a lane keeps the scale of one row");
+            auto row = [&](int n) {   // the n-th of the warp's rows; the last ones of the last round may be none
+                const int at = n / WARP_ROWS * STAGED + n % WARP_ROWS * ROW_HOP + warp;
+                return at < WIDTH ? int64_t(row_tile) * WIDTH + at : args.row_count;
+            };
+            const float inverses = __ldg(args.inverse + row(lane));
+            for (int round = 0; round < ROUNDS; ++round) {
                 consumers_sync();
 #pragma unroll
-                for (int q = 0; q < WIDTH / 8; ++q) {
-                    if (q / (STAGED / 8) != round) continue;
+                for (int part = 0; part < ROUNDS; ++part) {
+                    if (part != round) continue;
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) staging[(q % (STAGED / 8) * 8 + 2 * c + e % 2) * PITCH + warp * 16 + r + e / 2 * 8] = sum[4 * q + e];
-                }
-                consumers_sync();
-                for (int at = warp; at < STAGED; at += CONSUMERS / WARP) {
-                    const int64_t outer = int64_t(row_tile) * WIDTH + round * STAGED + at;
-                    if (outer >= args.row_count) break;
-                    float* const cell = staging + at * PITCH + lane * LANE_FEATURES;
-                    const float inverse = __ldg(args.inverse + outer);
-                    float v[LANE_FEATURES];
-                    load_vector<LANE_FEATURES>(v, cell);
-#pragma unroll
-                    for (int e = 0; e < LANE_FEATURES; ++e) v[e] *= inverse;
-                    if (!isfinite((v[0] + v[1]) + (v[2] + v[3]))) {
-#pragma unroll 1
-                        for (int e = 0; e < LANE_FEATURES; ++e) {
-                            cell[e] *= inverse;
-                            if (!isfinite(cell[e]) && feature + e < OUTPUTS) cell[e] = plain_product(args, outer, feature + e);
-                        }
-                        load_vector<LANE_FEATURES>(v, cell);
+                    for (int i = 0; i < STAGED / 2; ++i) {
+                        const int e = part * (STAGED / 2) + i;
+                        if (e < S::SUMS) staging[(i / 4 * 8 + 2 * c + i % 2) * PITCH + warp * 16 + r + i % 4 / 2 * 8] = sum[e];
                     }
-                    finish_features(args, outer, feature, v, values);
                 }
+                consumers_sync();
+                // All rows of the warp side by side: one alone would wait for its own loads and arithmetic.
+                float* const cells = staging + warp * PITCH + lane * LANE_FEATURES;
+                float v[WARP_ROWS][LANE_FEATURES];
+                bool finite = true;
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) {
+                    const float inverse = __shfl_sync(~0u, inverses, round * WARP_ROWS + i);
+                    load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
+#pragma unroll
+                    for (int e = 0; e < LANE_FEATURES; ++e) v[i][e] *= inverse;
+                    finite = finite && isfinite((v[i][0] + v[i][1]) + (v[i][2] + v[i][3]));
+                }
+                if (!finite) {
+#pragma unroll 1
+                    for (int i = 0; i < WARP_ROWS; ++i) repair(args, row(round * WARP_ROWS + i), feature, cells + i * ROW_HOP * PITCH);
+#pragma unroll
+                    for (int i = 0; i < WARP_ROWS; ++i) load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
+                }
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i], values);
             }
         }
     }
@@ -959,7 +980,7 @@ struct Layout {
         const int64_t chunks = (tiles - whole) * CHUNKS;
         schedule = {static_cast<unsigned int>(row_tiles), static_cast<unsigned int>(whole), static_cast<unsigned int>(chunks / clusters), static_cast<unsigned int>(chunks % clusters)};
         inverse = row_tiles * width * CHUNKS * CHUNK * 4;
-        runs = inverse + round_up(row_tiles * width * 4, 256);
+        runs = inverse + round_up((row_tiles * width + 1) * 4, 256);   // also of no row
         const int64_t end = runs + (chunks ? clusters * 2 * CLUSTER * width * FEATURES * 4 : 0);
         bytes = end;
     }
@@ -1166,18 +1187,18 @@ Tensor call_k1_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c5fe71c779d1cdff, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_46524ae38c769436, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c5fe71c779d1cdff, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_46524ae38c769436, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm_sm90", TORCH_BOX(&call_k1_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c5fe71c779d1cdff"
+_fusegen_NAMESPACE = "fusegen_46524ae38c769436"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
