@@ -10,7 +10,7 @@ from fusegen import plan
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
-from fusegen.plan.details import RowStreamPlan
+from fusegen.plan.details import ContractionPlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
 from fusegen.plan.types import KernelStep, Program
@@ -127,7 +127,7 @@ def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> No
     ("init", "body", "expected"),
     [
         ("self.c = nn.Conv2d(8, 16, 3)", "return self.c(x)", ["contraction"]),
-        ("self.c = nn.ConvTranspose2d(8, 16, 3)", "return self.c(x)", ["torch"]),
+        ("self.c = nn.Conv2d(8, 16, 3, groups=4)", "return self.c(x)", ["torch"]),  # too narrow for tensor cores
         ("self.l = nn.Linear(5, 7)", "return self.l(x)", ["torch"]),
         ("self.l = nn.Linear(5, 7)", "return self.l(x).relu()", ["torch", "pointwise"]),
         ("self.b = nn.Parameter(torch.ones(1))\nself.l = nn.Linear(5, 7, bias=False)", "return self.l(x) + self.b",
@@ -264,3 +264,19 @@ def test_a_row_of_all_channels_does_not_span_groups(groups: int, expected: list[
     init = f"self.m = nn.Conv2d(8, 16, 3, groups={groups})"
     found = program(tmp_path, "return self.m(x).sigmoid().prod(1)", init, "torch.rand(64, 8, 64, 64)")
     assert templates(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("conv", "inputs", "exact"),
+    [
+        ("nn.Conv2d(8, 64, 3)", "torch.rand(32, 8, 64, 64)", True),  # eager is in full fp32
+        ("nn.ConvTranspose2d(8, 16, 4, stride=2)", "torch.rand(64, 8, 64, 64)", True),  # by size in TF32 or fp32
+        ("nn.Conv2d(64, 128, 3)", "torch.rand(32, 64, 64, 64)", False),
+    ],
+)
+def test_a_convolution_is_exact_where_eager_may_be(conv: str, inputs: str, exact: bool, tmp_path: Path) -> None:
+    (step,) = program(tmp_path, "return self.c(x)", f"self.c = {conv}", inputs).steps
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.plan.detail, ContractionPlan)
+    assert step.plan.detail.precise == exact
+    assert (step.plan.hopper is None) == exact
