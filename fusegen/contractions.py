@@ -45,8 +45,6 @@ _LIBRARY_INPUTS = {True: 64, False: 16}
 _LIBRARY_LAUNCHES = 8
 _CLEARLY = 0.85
 """A convolution that nothing follows leaves the library only for a kernel expected to take less than this share."""
-_FOR_EXACTNESS = 1.25
-"""Times over that a kernel in full fp32 may take where eager's convolution may be in full fp32 or in TF32."""
 _LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
 
@@ -120,22 +118,6 @@ def _only_adds_bias(body: Graph, node: Node) -> bool:
     )
 
 
-def _perhaps_fp32(body: Graph, node: Node) -> bool:
-    """True where torch permits TF32 and cuDNN's choice was seen to vary with the sizes."""
-    if not isinstance(node.op, ConvOp) or not allows_tf32(body, node):
-        return False
-    x, w = (body.node(name).type for name in node.inputs[:2])
-    inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
-    if node.op.transposed:
-        return min(inputs, outputs) < 16
-    return inputs < 64 and not (inputs == 32 and set(node.op.stride) == {1})
-
-
-def _in_full_fp32(node: Node) -> Node:
-    assert isinstance(node.op, ConvOp)
-    return node.replace(op=node.op.replace(precise=True))
-
-
 def _is_alone(body: Graph, node: Node) -> bool:
     """True when nothing follows the contraction but a bias."""
     return node.name == body.outputs[0] or _only_adds_bias(body, node)
@@ -147,23 +129,6 @@ def _library_share(body: Graph, node: Node, machine: Machine) -> float:
     if node.name != body.outputs[0]:  # also a bias is a pass
         seconds += 2 * 4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth + machine.launch
     return seconds * (_CLEARLY if _is_alone(body, node) else 1.0)
-
-
-def _settled(body: Graph, node: Node, whole: bool, machine: Machine) -> Node:
-    """``node`` in full fp32 where that is sure to be as exact as eager and costs little. Raises ``TooLarge``."""
-    if not _perhaps_fp32(body, node):
-        return node
-    exact = _in_full_fp32(node)
-    seconds = portable_seconds(body, exact, whole, machine)
-    near = _is_alone(body, node) or seconds <= _FOR_EXACTNESS * kernel_seconds(body, node, whole, machine)
-    return exact if near and seconds <= _library_share(body, node, machine) else node
-
-
-def settle(body: Graph, space: RowSpace, machine: Machine) -> Graph:
-    """``body``, which is to be a kernel, with its convolution in the precision that it is computed in."""
-    node = body.node(space.source)
-    settled = _settled(body, node, bool(space.row_axes), machine) if isinstance(node.op, ConvOp) else node
-    return body if settled is node else body.replace(nodes=tuple(settled if n is node else n for n in body.nodes))
 
 
 def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
@@ -187,20 +152,15 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
         return "a reshape splits the axes of its result"
     if node.type.dtype in HALVES:
         return f"it is {node.type.dtype.value}, for which such a product has no kernel"
-    alone = _is_alone(body, node)
-    if isinstance(node.op, MatmulOp) and alone:
+    if isinstance(node.op, MatmulOp) and _is_alone(body, node):
         return "nothing follows it that could share its kernel"
     groups = node.op.groups if isinstance(node.op, ConvOp) else 1
     if groups > 1 and int(node.type.shape[1]) < _LEAST_OUTPUTS * groups:
         return f"groups of fewer than {_LEAST_OUTPUTS} output channels would mostly multiply zeros"
-    whole = bool(space.row_axes)
     try:
-        settled = _settled(body, node, whole, machine)
-        ours = kernel_seconds(body, settled, whole, machine)
+        ours = kernel_seconds(body, node, bool(space.row_axes), machine)
     except TooLarge as error:
         return str(error)
-    if alone and _perhaps_fp32(body, settled):
-        return "the library may compute it in full fp32, where a kernel is not expected to be faster"
     library = _library_share(body, node, machine)
     answers = {
         "kernel": None,

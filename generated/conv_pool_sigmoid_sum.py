@@ -31,7 +31,11 @@
 #       %avg_pool2d_r1_r1: float32[64, 16, 9, 9] = input(0)
 #       %avg_pool2d_r1_r2: float32[64, 16, 6, 6] = mean_pool2d(%avg_pool2d_r1_r1, kernel=(4, 4), stride=(1, 1))
 #       return %avg_pool2d_r1_r2
-#   %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%x, %avg_pool2d_r1_r2, stride=(4, 4))
+#   %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = region.contraction(%x, %avg_pool2d_r1_r2)
+#       %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
+#       %avg_pool2d_r1_r2: float32[64, 16, 6, 6] = input(1)
+#       %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%x, %avg_pool2d_r1_r2, stride=(4, 4))
+#       return %avg_pool2d_r1
 #   %sum_1: float32[x0_0] = region.row_stream(%p_conv_bias, %avg_pool2d_r1)
 #       %p_conv_bias: float32[64] = input(0)
 #       %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = input(1)
@@ -49,8 +53,8 @@
 # Steps:
 #   %avg_pool2d_r1_r1: torch, 369 kB, 0 FLOP (a view)
 #   k0_pool: generated pool kernel, 479 kB, 590 kFLOP
-#   %avg_pool2d_r1: torch, 83 MB, 4.53 GFLOP (the library's convolution: with sum_1: a reduction runs over other axes than the contraction's channels; alone: the library may compute it in full fp32, where a kernel is not expected to be faster)
-#   k1_row_stream: generated row_stream kernel, 15.7 MB, 31.5 MFLOP
+#   k1_contraction: generated contraction kernel, 83 MB, 4.53 GFLOP
+#   k2_row_stream: generated row_stream kernel, 15.7 MB, 31.5 MFLOP
 #
 # Memory traffic: 650 MB before, 99.6 MB after.
 # Arithmetic: 18.8 GFLOP before, 4.57 GFLOP after.
@@ -139,6 +143,12 @@ inline FastDivide fast_divide(unsigned int divisor) {
     return {divisor, static_cast<unsigned int>(multiplier), shift};
 }
 
+// Opaque to the compiler, which would otherwise keep every unrolled address in a register.
+template <typename T>
+__device__ __forceinline__ void advance(T*& p, int64_t bytes) {
+    asm volatile("add.s64 %0, %0, %1;" : "+l"(p) : "l"(bytes));
+}
+
 // VEC neighbouring floats; element e goes to v[e * stride].
 template <int VEC>
 __device__ __forceinline__ void load_vector(float* v, const float* p, int stride = 1) {
@@ -147,6 +157,15 @@ __device__ __forceinline__ void load_vector(float* v, const float* p, int stride
         v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
     } else {
         v[0] = *p;
+    }
+}
+
+template <int VEC>
+__device__ __forceinline__ void store_vector(float* p, const float* v, int stride = 1) {
+    if constexpr (VEC == 4) {
+        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
+    } else {
+        *p = v[0];
     }
 }
 
@@ -174,6 +193,96 @@ __device__ __forceinline__ void load_run(float* v, const float* p) {
         v[0] = __ldg(p);
     }
 }
+
+// Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
+[[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
+    unsigned r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+    return __uint_as_float(r);
+}
+
+// The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
+// all other bits set, which no arithmetic makes.
+[[maybe_unused]] __device__ __forceinline__ float round_tf32_fast(float v) { return __int_as_float(min(__float_as_int(v), 0x7fffefff) + 0x1000); }
+
+// 16 x 8 sums of products of TF32 fragments, 8 deep.
+[[maybe_unused]] __device__ __forceinline__ void multiply_add(float (&d)[4], const float4& a, float b0, float b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
+          "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// The bits of |v|, which are ordered as numbers are; 0 for an infinity or NaN.
+__device__ __forceinline__ unsigned finite_magnitude(float v) {
+    const unsigned bits = __float_as_uint(v) & 0x7fffffffu;
+    return bits < 0x7f800000u ? bits : 0;
+}
+
+// The power of two that brings values of at most `peak` (its bits) below 2^15.
+__device__ __forceinline__ float half_scale(unsigned peak) { return __uint_as_float((268 - max(peak >> 23, 15u)) << 23); }
+
+// One over half_scale.
+__device__ __forceinline__ float half_inverse(unsigned peak) { return __uint_as_float((max(peak >> 23, 15u) - 14) << 23); }
+
+// The nearest half, and above it in the word the half of what that leaves.
+__device__ __forceinline__ unsigned split_halves(float v) {
+    unsigned pair;
+    asm("{ .reg .f16 h, l; .reg .f32 r; cvt.rn.f16.f32 h, %1; cvt.f32.f16 r, h; sub.f32 r, %1, r; cvt.rn.f16.f32 l, r; mov.b32 %0, {h, l}; }" : "=r"(pair) : "f"(v));
+    return pair;
+}
+
+__device__ __forceinline__ unsigned high_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x5410); }
+
+__device__ __forceinline__ unsigned low_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x7632); }
+
+// 16 x 8 sums of products of fp16 fragments, 16 deep.
+__device__ __forceinline__ void multiply_add_halves(float (&d)[4], const float4& a, const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)), "r"(b[0]), "r"(b[1]));
+}
+
+// One operation for each of COUNT (a multiple of 4) values.
+template <int COUNT>
+__device__ __forceinline__ bool all_finite(const float* v) {
+    float zero[4] = {};
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) zero[i % 4] = fmaf(v[i], 0.0f, zero[i % 4]);
+    return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0.0f;
+}
+
+// What is not finite in split arithmetic may be so in plain fp32, or have another sign: such values of
+// lines in shared memory are computed again.
+template <typename Plain>
+__device__ __forceinline__ void mend(float* values, int lines, int columns, int pitch, int thread, int threads, Plain plain) {
+#pragma unroll 1
+    for (int i = thread; i < lines * columns; i += threads) {
+        const int line = i / columns, column = i % columns;
+        float& value = values[line * pitch + column];
+        if (!isfinite(value)) value = plain(line, column);
+    }
+}
+
+// A store that is no branch: neighbouring elements' arithmetic stays interleaved.
+__device__ __forceinline__ void store_where(bool in, float* to, float v) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.cs.f32 [%1], %2;}" ::"r"(int(in)), "l"(to), "f"(v) : "memory");
+}
+
+// Copies behind the back of the thread, zeros where `in` is false.
+template <int WORDS>
+__device__ __forceinline__ void copy_words(float* to, const float* from, bool in = true) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    if constexpr (WORDS == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(in ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(in ? 4 : 0) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 }  // namespace
 
@@ -304,13 +413,2075 @@ extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
 }  // namespace k0_pool_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_row_stream
+// k1_contraction_sm90
+//   %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%x, %avg_pool2d_r1_r2, stride=(4, 4))
+
+namespace k1_contraction_sm90_kernel {
+
+// Implicit GEMM. A first kernel writes the input padded, rounded to TF32 and channel-quad-major, a grid of
+// slots [quad of channels][sample, z, y, x][4], one grid for each residue of the stride. Zero slots at the
+// end of a row serve as those before the next one. Then every tap of every phase is a constant shift along
+// the flattened slots: the product is a plain GEMM over linear base slots, its tiles arrive by bulk copy, and
+// a tap costs nothing but another start address. A thread ends up with all of its channels of a few pixels,
+// so the epilogue runs in registers.
+constexpr bool TRANSPOSED = false;
+constexpr int GROUPS = 1, IN = 16, OUT = 64;   // channels of a group
+// Along z, y, x; absent axes have one position.
+__host__ __device__ constexpr int along(int axis, int z, int y, int x) { return axis == 0 ? z : axis == 1 ? y : x; }
+__host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 1, 6, 6); }
+__host__ __device__ constexpr int stride(int axis) { return along(axis, 1, 4, 4); }
+__host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int reach(int axis) { return along(axis, 0, 1, 1); }             // largest shift of a tap
+__host__ __device__ constexpr int lead(int axis) { return along(axis, 0, 0, 0); }              // zero slots before the first input position
+__host__ __device__ constexpr int in_step(int axis) { return along(axis, 1, 4, 4); }        // slot -> input position
+__host__ __device__ constexpr int in_origin(int axis) { return along(axis, 0, 0, 0); }
+__host__ __device__ constexpr int out_step(int axis) { return along(axis, 1, 1, 1); }      // base -> output position, of phase 0
+__host__ __device__ constexpr int out_origin(int axis) { return along(axis, 0, 0, 0); }
+
+constexpr int RESIDUES = 16;       // input grids: residues of a convolution's stride that some tap reads
+constexpr int ROWS = 24;           // tap rows: taps that differ along x alone
+constexpr int MAX_TAPS = 2;       // taps of a row at most
+// Phases of a transposed convolution: PHASES_Y * PHASES_X of them share a block, the others are kinds of tile.
+constexpr int PHASES_Y = 1, PHASES_X = 1, PHASES = PHASES_Y * PHASES_X;
+constexpr int OUTER_PHASES = 1;
+constexpr int CHANNELS = 64;       // output channels of a block
+constexpr int SPLIT = 1;            // blocks of a cluster that share the channels of a row
+constexpr int CHANNEL_TILES = 1;    // tiles along the channels
+constexpr int CLUSTER = 1;
+constexpr int SHARE = CLUSTER / SPLIT;  // tiles that a cluster works on at a time
+constexpr int COLUMNS = PHASES * CHANNELS;                       // N of the product
+constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over the same base slots
+
+constexpr int WARPGROUPS = 4;       // consumers, 64 base slots each
+constexpr int TILE = 64 * WARPGROUPS;
+constexpr int THREADS = 128 * (WARPGROUPS + 1);
+constexpr int CHUNK = 16;           // input channels of a stage
+constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
+constexpr int RINGS = 4;           // of stages: one that all warpgroups read, or one for each
+constexpr int STAGES = 3;          // of a ring
+constexpr int SLOTS = 97;          // slots of a stage
+constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
+constexpr int RING = 0;            // weight slots of that ring
+constexpr int TAP_BYTES = CHUNK * COLUMNS * 4;
+constexpr int STAGE_BYTES = QUADS * SLOTS * 16;
+constexpr int KIND_BYTES = 36 * CHUNKS * TAP_BYTES;     // weights of a kind
+constexpr int WEIGHT_BYTES = STREAM ? RING * MAX_TAPS * TAP_BYTES : KIND_BYTES;
+constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neighbouring channels, per base slot
+[[maybe_unused]] constexpr int VALUES = 2 * PAIRS;                   // its values per base slot
+constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
+
+// Staging of the results, so that a warp stores whole runs of an output row.
+constexpr int SLICE = 8;                    // channels at a time
+constexpr int BUFFERS = 1;
+constexpr int ROW_PITCH = 64 * PHASES_X + (PHASES_Y == 1 ? 0 : PHASES_X == 2 ? 16 : 8);   // of an output row; free of bank conflicts
+constexpr int CHANNEL_PITCH = PHASES == 4 ? PHASES_Y * ROW_PITCH : PHASES == 2 ? PHASES_Y * ROW_PITCH | 8 : 68;
+[[maybe_unused]] constexpr int WINDOWS = 2 * PHASES_X;               // 32 neighbouring results each
+
+// Shared memory, in order.
+constexpr int AT_STAGES = WEIGHT_BYTES;
+constexpr int AT_STAGING = AT_STAGES + RINGS * STAGES * STAGE_BYTES;
+constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_PITCH * 4;
+constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
+constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
+constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 0 * ROW_FLOATS * 4;
+constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
+constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
+static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
+
+struct Args {
+    const float *x, *w;
+    float* y0;
+    float *weights, *grid;        // workspace
+    int64_t plane;                // slots of a channel quad
+    int batch, first_sample;      // samples of this launch
+    unsigned int weight_rows;     // rows of the preparation's blocks that write weights
+    int base_slots, steps;        // slots of the grid; groups of SHARE tiles that cover it
+    bool whole, turns;            // a stage holds all tap rows of a residue; the stages hold a whole item
+    int in[3], out[3];
+    FastDivide by_x, by_y, by_z;  // pitches of the grid
+    struct { int shift, offset, length; } row[ROWS];   // tap row: shift in slots; offset in its stage; length of the stage that it opens, or 0
+};
+
+// ---- Hopper instructions -----------------------------------------------------------------------------------
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ void barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
+__device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_expect(uint32_t bar, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
+__device__ __forceinline__ void barrier_wait(uint32_t bar, int phase) {
+    // The hint lets the hardware suspend a waiting thread instead of spinning.
+    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar), "r"(phase), "r"(0x989680) : "memory");
+}
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void bulk_multicast(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"(static_cast<uint16_t>((1 << CLUSTER) - 1)) : "memory");
+}
+__device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ uint32_t to_tf32(float v) {
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+    return r;
+}
+__device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// ---- Preparation: weights in core-matrix order, the input as a grid ----------------------------------------
+struct Residue { int at[3], first_row, rows, taps, tap[MAX_TAPS]; };   // its rows, and the taps of a row along x
+__constant__ constexpr Residue RESIDUE[RESIDUES] = {
+    {{0, 0, 0}, 0, 2, 2, {0, 1}},
+    {{0, 0, 1}, 2, 2, 2, {0, 1}},
+    {{0, 0, 2}, 4, 2, 1, {0}},
+    {{0, 0, 3}, 6, 2, 1, {0}},
+    {{0, 1, 0}, 8, 2, 2, {0, 1}},
+    {{0, 1, 1}, 10, 2, 2, {0, 1}},
+    {{0, 1, 2}, 12, 2, 1, {0}},
+    {{0, 1, 3}, 14, 2, 1, {0}},
+    {{0, 2, 0}, 16, 1, 2, {0, 1}},
+    {{0, 2, 1}, 17, 1, 2, {0, 1}},
+    {{0, 2, 2}, 18, 1, 1, {0}},
+    {{0, 2, 3}, 19, 1, 1, {0}},
+    {{0, 3, 0}, 20, 1, 2, {0, 1}},
+    {{0, 3, 1}, 21, 1, 2, {0, 1}},
+    {{0, 3, 2}, 22, 1, 1, {0}},
+    {{0, 3, 3}, 23, 1, 1, {0}},
+};
+__constant__ constexpr int ROW_TAP[ROWS][2] = {{0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}};   // shifts along z and y
+__constant__ constexpr int OUTER_PHASE[OUTER_PHASES][3] = {{0, 0, 0}};
+
+// Kernel position whose tap has this shift, or -1.
+__device__ __forceinline__ int kernel_position(int axis, int phase, int shift, int residue) {
+    const int distance = TRANSPOSED ? phase + stride(axis) * (reach(axis) - shift) : stride(axis) * shift + residue;
+    const int k = distance / dilation(axis);
+    return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
+}
+
+// [kind][chunk of a residue][tap row][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
+// its phase is c % PHASES, so that a lane's columns belong to one pixel.
+__device__ void prepare_weights(const Args& args, int index, int count) {
+    constexpr int KIND_QUADS = KIND_BYTES / 16;
+    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
+        const int kind = i / KIND_QUADS;
+        int t = i % KIND_QUADS, r = 0;
+        while (RESIDUES > 1) {
+            const int span = RESIDUE[r].rows * RESIDUE[r].taps * CHUNKS * QUADS * COLUMNS;
+            if (t < span) break;
+            t -= span, ++r;
+        }
+        const Residue& residue = RESIDUE[r];
+        const int column = t % COLUMNS, quad = t / COLUMNS % QUADS, tap = t / (COLUMNS * QUADS) % residue.taps;
+        const int row = t / (COLUMNS * QUADS * residue.taps) % residue.rows + residue.first_row;
+        const int chunk = t / (COLUMNS * QUADS * residue.taps * residue.rows);
+        const int lane = column % 8 / 2, phase = lane % PHASES;
+        const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
+        const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[row][0], residue.at[0]);
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[row][1], residue.at[1]);
+        const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
+        uint32_t v[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            const int c = chunk * CHUNK + quad * 4 + u;
+            const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
+            const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
+            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
+        }
+        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+constexpr int PREPARE_THREADS = 256;
+constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
+
+__global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("griddepcontrol.launch_dependents;");
+    if (blockIdx.y < args.weight_rows) {
+        prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
+        return;
+    }
+    const int64_t slot = int64_t(blockIdx.x) * PREPARE_THREADS + threadIdx.x;
+    if (slot >= args.plane) return;
+    const int quads = blockIdx.y - args.weight_rows, part = quads % (GROUP_QUADS / PREPARE_QUADS), group = quads / (GROUP_QUADS / PREPARE_QUADS);
+    const unsigned int in_grid = slot < args.base_slots ? static_cast<unsigned int>(slot) : 0u;
+    const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
+    const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
+    const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
+#pragma unroll
+    for (int r = 0; r < RESIDUES; ++r) {
+        bool in = slot < args.base_slots;
+        int64_t offset = 0;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const int i = at[axis] * in_step(axis) + in_origin(axis) + RESIDUE[r].at[axis];
+            in = in && i >= 0 && i < args.in[axis];
+            offset = offset * args.in[axis] + i;
+        }
+        const int channel = part * PREPARE_QUADS * 4;
+        const float* p = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image + offset;
+        float v[PREPARE_QUADS][4];
+#pragma unroll
+        for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
+        uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t(r * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
+#pragma unroll
+        for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) *q = make_uint4(to_tf32(v[u][0]), to_tf32(v[u][1]), to_tf32(v[u][2]), to_tf32(v[u][3]));
+    }
+#endif
+}
+
+// ---- The product ---------------------------------------------------------------------------------------------
+struct Pixel { int sample, base[3]; bool in; };   // a base slot, taken apart
+
+__device__ __forceinline__ Pixel pixel_of(const Args& args, int slot) {
+    Pixel p;
+    p.in = slot < args.base_slots;
+    const unsigned int s = p.in ? slot : 0, line = args.by_x.quotient(s), slice = args.by_y.quotient(line);
+    p.sample = args.by_z.quotient(slice);
+    p.base[0] = slice - p.sample * args.by_z.divisor;
+    p.base[1] = line - slice * args.by_y.divisor;
+    p.base[2] = s - line * args.by_x.divisor;
+    return p;
+}
+
+__device__ __forceinline__ int output_position(const Pixel& p, int axis, int phase) {
+    return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
+}
+
+__global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t base = shared_address(shared);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
+    const int rank = blockIdx.x % CLUSTER;
+    const uint32_t stage_full = base + AT_BARRIERS, stage_free = stage_full + RINGS * STAGES * 8;
+    const uint32_t ring_full = stage_free + RINGS * STAGES * 8, ring_free = ring_full + RING * 8;
+    const uint32_t kind_full = ring_free + RING * 8, kind_free = kind_full + 8, mail = kind_free + 8;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RINGS * STAGES; ++i) barrier_init(stage_full + i * 8, 1), barrier_init(stage_free + i * 8, WARPGROUPS * 4 / RINGS);
+        for (int i = 0; i < RING; ++i) barrier_init(ring_full + i * 8, 1), barrier_init(ring_free + i * 8, SHARE * WARPGROUPS * 4);
+        barrier_init(kind_full, 1), barrier_init(kind_free, WARPGROUPS * 4);
+        for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+
+    // A cluster's share of the work: a run of neighbouring tiles, kind after kind.
+    const int clusters = gridDim.x / CLUSTER, cluster = blockIdx.x / CLUSTER;
+    constexpr int RUN_KINDS = KINDS / SPLIT;
+    const int64_t items = int64_t(RUN_KINDS) * args.steps;
+    const int begin = static_cast<int>(items * cluster / clusters), end = static_cast<int>(items * (cluster + 1) / clusters);
+    int kind = begin / args.steps * SPLIT + (SPLIT > 1 ? rank : 0), step = begin % args.steps;
+    auto advance_item = [&] { if (++step == args.steps) step = 0, kind += SPLIT; };
+    auto first_of = [&] { return (step * SHARE + (SPLIT > 1 ? 0 : rank)) * TILE; };   // first base slot of the tile
+
+    if (warpgroup == WARPGROUPS) {
+        // ---- producers: one thread for each ring of stages, one for streamed weights
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (warp % 4 < RINGS && lane == 0) {
+            const int ring = warp % 4;
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            int stage = 0, phase = 1, held = -1, kind_phase = 0;
+            for (int item = begin; item < end; ++item, advance_item()) {
+                const int group = kind / (CHANNEL_TILES * OUTER_PHASES);
+                if (!STREAM && ring == 0 && kind != held) {
+                    if (held >= 0) barrier_wait(kind_free, kind_phase), kind_phase ^= 1;
+                    held = kind;
+                    barrier_expect(kind_full, KIND_BYTES);
+                    const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
+                    for (int at = 0; at < KIND_BYTES; at += TAP_BYTES) bulk_load(base + at, from + at, TAP_BYTES, kind_full);
+                }
+                const int first = first_of() + ring * 64;
+#pragma unroll 1
+                for (int r = 0; r < RESIDUES; ++r)
+#pragma unroll 1
+                    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                        const float* from = args.grid + ((int64_t(r * GROUPS + group) * GROUP_QUADS + chunk * QUADS) * args.plane + first) * 4;
+#pragma unroll 1
+                        for (int row = RESIDUE[r].first_row; row < RESIDUE[r].first_row + RESIDUE[r].rows; ++row) {
+                            const int length = args.row[row].length;
+                            if (length == 0) continue;
+                            const int at = ring * STAGES + stage;
+                            barrier_wait(stage_free + at * 8, phase);
+                            barrier_expect(stage_full + at * 8, QUADS * length * 16);
+                            for (int q = 0; q < QUADS; ++q)
+                                bulk_load(base + AT_STAGES + at * STAGE_BYTES + q * (SLOTS * 16), from + (q * args.plane + args.row[row].shift) * 4, length * 16, stage_full + at * 8);
+                            if (++stage == STAGES) stage = 0, phase ^= 1;
+                        }
+                    }
+            }
+        }
+        if (STREAM && warp % 4 == 3 && lane == 0) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            int slot = 0, phase = 1;
+            for (int item = begin; item < end; ++item, advance_item()) {
+                const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
+#pragma unroll 1
+                for (int r = 0; r < RESIDUES; ++r) {
+                    const int bytes = RESIDUE[r].taps * TAP_BYTES;
+#pragma unroll 1
+                    for (int i = 0; i < CHUNKS * RESIDUE[r].rows; ++i, from += bytes) {
+                        barrier_wait(ring_free + slot * 8, phase);
+                        barrier_expect(ring_full + slot * 8, bytes);
+                        const uint32_t to = base + slot * (MAX_TAPS * TAP_BYTES);
+                        if (SHARE > 1) {   // every block brings its part to all
+                            const int part = bytes / SHARE;
+                            bulk_multicast(to + rank * part, from + rank * part, part, ring_full + slot * 8);
+                        } else {
+                            bulk_load(to, from, bytes, ring_full + slot * 8);
+                        }
+                        if (++slot == RING) slot = 0, phase ^= 1;
+                    }
+                }
+            }
+        }
+    } else {
+        // ---- consumers
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int ring = RINGS > 1 ? warpgroup : 0;
+        // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
+        const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
+        constexpr uint64_t A_LAYOUT = uint64_t(8) << 32 | uint64_t(SLOTS) << 16, B_LAYOUT = uint64_t(8) << 32 | uint64_t(COLUMNS) << 16;
+        // With a whole item in the stages, the warpgroups multiply one after the other, so that epilogues overlap products.
+        const bool turns = !STREAM && RINGS == 1 && args.turns;
+        int stage = 0, phase = 0, slot = 0, ring_phase = 0, held = -1, kind_phase = 0;
+        auto free_stage = [&](int i) { if (lane == 0) barrier_arrive(stage_free + (ring * STAGES + i) * 8); };
+        auto free_slot = [&](int i) {
+            if (STREAM && SHARE == 1 && lane == 0) barrier_arrive(ring_free + i * 8);
+            if (STREAM && SHARE > 1 && lane < SHARE) barrier_arrive_remote(remote(ring_free + i * 8, lane));
+        };
+        if (turns && warpgroup == WARPGROUPS - 1) named_arrive(1, 256);
+
+        for (int item = begin; item < end; ++item, advance_item()) {
+            float d[32];
+            if (turns) named_sync(1 + warpgroup, 256);
+            if (!STREAM && kind != held) barrier_wait(kind_full, kind_phase), kind_phase ^= 1, held = kind;
+            uint32_t b = b_base;
+            int accumulate = 0, old_stage = -1, old_slot = -1;
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 0; row < 2;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 4 * (TAP_BYTES / 16);
+                        row = 2;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 2 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 2; row < 4;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 4 * (TAP_BYTES / 16);
+                        row = 4;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 4 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 4; row < 6;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[5].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[5].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 2 * (TAP_BYTES / 16);
+                        row = 6;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 6 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 6; row < 8;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[7].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[7].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 2 * (TAP_BYTES / 16);
+                        row = 8;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 8 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 8; row < 10;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[9].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[9].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[9].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[9].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 4 * (TAP_BYTES / 16);
+                        row = 10;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 10 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 10; row < 12;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[11].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[11].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[11].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[11].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 4 * (TAP_BYTES / 16);
+                        row = 12;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 12 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 12; row < 14;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[13].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[13].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 2 * (TAP_BYTES / 16);
+                        row = 14;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 14 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 14; row < 16;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[15].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[15].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 2 * (TAP_BYTES / 16);
+                        row = 16;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 16 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 16; row < 17;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 2 * (TAP_BYTES / 16);
+                        row = 17;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 17 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 17; row < 18;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 2 * (TAP_BYTES / 16);
+                        row = 18;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 18 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 18; row < 19;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 1 * (TAP_BYTES / 16);
+                        row = 19;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 19 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 19; row < 20;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 1 * (TAP_BYTES / 16);
+                        row = 20;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 20 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 20; row < 21;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 2 * (TAP_BYTES / 16);
+                        row = 21;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 21 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 21; row < 22;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 2 * (TAP_BYTES / 16);
+                        row = 22;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 22 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 22; row < 23;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 1 * (TAP_BYTES / 16);
+                        row = 23;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 23 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 23; row < 24;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 1 * (TAP_BYTES / 16);
+                        row = 24;
+                    } else {
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 24 || args.row[row].length != 0;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    }
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+            const bool final = item + 1 == end;
+            if (turns && !(final && warpgroup == WARPGROUPS - 1)) named_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+            for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
+            if (STREAM) free_slot(old_slot);
+            free_stage(old_stage);
+            if (!STREAM && !final && step + 1 == args.steps && lane == 0) barrier_arrive(kind_free);
+
+            // ---- epilogue: v[i][j] is value j of this lane's pixel i
+            const int outer_phase = kind / CHANNEL_TILES % OUTER_PHASES;
+            const int first_channel = kind / (CHANNEL_TILES * OUTER_PHASES) * OUT + kind % CHANNEL_TILES * CHANNELS;
+            const int first_slot = first_of() + warpgroup * 64;
+            auto position = [&](int j) { return j / 2 * (2 * LANES) + c / PHASES * 2 + j % 2; };
+            [[maybe_unused]] auto live = [&](int j) { return OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + position(j) < OUT; };
+            float v[2][VALUES];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2];
+            int64_t outers[2], inners[2];
+            [[maybe_unused]] bool in[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
+                const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
+                in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
+                outers[i] = args.first_sample + p.sample;
+                inners[i] = (int64_t(z) * args.out[1] + y) * args.out[2] + x;
+            }
+#pragma unroll
+            for (int j = 0; j < VALUES; ++j) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                [[maybe_unused]] const int64_t outer = outers[i];
+                [[maybe_unused]] const int64_t inner = inners[i];
+                    v[i][j] = v[i][j];
+                }
+            }
+            {
+                // Through shared memory, a few channels at a time: a warp stores runs of an output row.
+                // Offsets are 32-bit, from a base that all lanes share.
+                const int64_t positions = int64_t(args.out[0]) * args.out[1] * args.out[2];
+                const int sample = pixel_of(args, first_slot).sample;
+                char* to = reinterpret_cast<char*>(args.y0 + (int64_t(args.first_sample + sample) * (GROUPS * OUT) + first_channel + quarter) * positions);
+                const int64_t sample_bytes = GROUPS * OUT * 4 * positions;
+                uint32_t offset[PHASES_Y][WINDOWS];
+                uint32_t stored = 0;   // bit PHASES_Y * k + u: window k of phase u exists
+#pragma unroll
+                for (int k = 0; k < WINDOWS; ++k) {
+                    const Pixel p = pixel_of(args, first_slot + (32 * k + lane) / PHASES_X);
+                    const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]), y = output_position(p, 1, OUTER_PHASE[outer_phase][1]);
+                    const int x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + lane % PHASES_X);
+                    const bool in = p.in && z >= 0 && z < args.out[0] && x >= 0 && x < args.out[2];
+#pragma unroll
+                    for (int u = 0; u < PHASES_Y; ++u) {
+                        if (in && y + u >= 0 && y + u < args.out[1]) stored |= 1u << (PHASES_Y * k + u);
+                        offset[u][k] = static_cast<uint32_t>((p.sample - sample) * sample_bytes) + static_cast<uint32_t>((z * args.out[1] + y + u) * args.out[2] + x) * 4u;
+                    }
+                }
+                const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
+#pragma unroll
+                for (int s = 0; s < CHANNELS / SLICE; ++s) {
+                    const uint32_t buffer = s % BUFFERS * (SLICE * CHANNEL_PITCH * 4);
+                    constexpr int SLICE_VALUES = SLICE / LANES;
+                    if (BUFFERS == 1) named_sync(8 + warpgroup, 128);
+#pragma unroll
+                    for (int j = 0; j < SLICE_VALUES; ++j)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i)
+                            asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 8 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
+                    named_sync(8 + warpgroup, 128);
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
+                        float t[PHASES_Y][WINDOWS];
+#pragma unroll
+                        for (int u = 0; u < PHASES_Y; ++u)
+#pragma unroll
+                            for (int k = 0; k < WINDOWS; ++k)
+                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                        const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
+#pragma unroll
+                        for (int u = 0; u < PHASES_Y; ++u)
+#pragma unroll
+                            for (int k = 0; k < WINDOWS; ++k)
+                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[u][k];
+                        to += 16 * positions;
+                    }
+                }
+            }
+        }
+    }
+    __syncwarp();
+    if (CLUSTER > 1) cluster_sync();
+#endif
+}
+
+// ---- Host ------------------------------------------------------------------------------------------------------
+// Slots along an axis: the base positions of `out` results, and room for the shifts that the zeros of the
+// next row cannot serve.
+static int64_t axis_slots(int axis, int64_t in, int64_t out) {
+    const int64_t bases = (out - 1 - out_origin(axis)) / out_step(axis) + 1;
+    const int64_t filled = (in - 1 - in_origin(axis)) / in_step(axis) + 1;   // slots up to the last input position, of any residue
+    const int64_t trail = bases + reach(axis) - filled;
+    const int64_t shared = trail < 0 ? 0 : trail < lead(axis) ? trail : lead(axis);
+    return bases + reach(axis) - shared;
+}
+
+struct Layout { int64_t sample_slots, samples, plane, steps, weight_bytes, bytes; int64_t slots[3]; };
+
+// The workspace holds the weights and the grid of as many samples as fit the limits.
+static Layout layout(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
+    constexpr int64_t SLOT_BYTES = int64_t(RESIDUES) * GROUPS * GROUP_QUADS * 16, MAX_BYTES = int64_t(1) << 33, MAX_SLOTS = int64_t(1) << 30;
+    Layout l = {};
+    for (int axis = 0; axis < 3; ++axis) l.slots[axis] = axis_slots(axis, in[axis], out[axis]);
+    l.sample_slots = l.slots[0] * l.slots[1] * l.slots[2];
+    const int64_t most = MAX_BYTES / SLOT_BYTES < MAX_SLOTS ? MAX_BYTES / SLOT_BYTES : MAX_SLOTS;
+    l.samples = most / l.sample_slots < 1 ? 1 : most / l.sample_slots < batch ? most / l.sample_slots : batch;
+    l.steps = (l.samples * l.sample_slots + TILE * SHARE - 1) / (TILE * SHARE);
+    l.plane = l.steps * SHARE * TILE + (reach(0) * l.slots[1] + reach(1)) * l.slots[2] + reach(2);
+    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
+    l.bytes = l.weight_bytes + SLOT_BYTES * l.plane;
+    return l;
+}
+
+// Whether the sizes are within the range of the 32-bit offsets.
+static bool fits(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
+    if (batch == 0 || out[0] <= 0 || out[1] <= 0 || out[2] <= 0) return false;
+    return layout(batch, in, out).sample_slots < int64_t(1) << 30 && out[0] * out[1] * out[2] * GROUPS * OUT < int64_t(1) << 28;
+}
+
+static cudaLaunchAttribute cluster_attribute() {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = CLUSTER, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    return attribute;
+}
+
+static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3], void* workspace, cudaStream_t stream) {
+    static int known[64] = {};   // clusters that run side by side, by device
+    int device = 0;
+    cudaGetDevice(&device);
+    int& clusters = known[device % 64];
+    if (clusters == 0) {
+        if (cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES)) return error;
+        cudaLaunchConfig_t probe = {};
+        cudaLaunchAttribute together = cluster_attribute();
+        probe.gridDim = multiprocessors() / CLUSTER * CLUSTER, probe.blockDim = THREADS, probe.dynamicSmemBytes = SHARED_BYTES;
+        probe.attrs = &together, probe.numAttrs = 1;
+        int found = 0;
+        if (CLUSTER > 1 && cudaOccupancyMaxActiveClusters(&found, run, &probe) != cudaSuccess) return cudaGetLastError();
+        clusters = CLUSTER > 1 && found < multiprocessors() / CLUSTER ? found : multiprocessors() / CLUSTER;
+        if (clusters < 1) return clusters = 0, cudaErrorInvalidConfiguration;
+    }
+    const Layout l = layout(batch, in, out);
+    args.weights = static_cast<float*>(workspace);
+    args.grid = args.weights + l.weight_bytes / 4;
+    args.plane = l.plane;
+    for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
+    args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
+    args.by_y = fast_divide(static_cast<unsigned int>(l.slots[1]));
+    args.by_z = fast_divide(static_cast<unsigned int>(l.slots[0]));
+    constexpr int ROW_SHIFT[ROWS][2] = {{0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}};
+    constexpr int FIRST_ROW[RESIDUES + 1] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 17, 18, 19, 20, 21, 22, 23, ROWS};
+    constexpr int LAST_TAP[RESIDUES] = {1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0};
+    int openings = 0;
+    for (int r = 0; r < RESIDUES; ++r)
+        for (int row = FIRST_ROW[r], first = row; row < FIRST_ROW[r + 1]; ++row) {
+            auto shift = [&](int i) { return (ROW_SHIFT[i][0] * l.slots[1] + ROW_SHIFT[i][1]) * l.slots[2]; };
+            auto length = [&](int i) { return shift(i) - shift(first) + LAST_TAP[r] + TILE / RINGS; };
+            const bool opens = row == FIRST_ROW[r] || length(FIRST_ROW[r + 1] - 1) > SLOTS;   // all rows in one stage, or one each
+            if (opens) first = row, ++openings;
+            args.row[row].shift = static_cast<int>(shift(row));
+            args.row[row].offset = static_cast<int>(shift(row) - shift(first));
+            args.row[row].length = opens ? static_cast<int>(length(FIRST_ROW[r + 1] - 1) > SLOTS ? length(row) : length(FIRST_ROW[r + 1] - 1)) : 0;
+        }
+    args.whole = openings == RESIDUES;
+    args.turns = openings * CHUNKS <= STAGES;
+    for (int64_t sample = 0; sample < batch; sample += l.samples) {
+        args.first_sample = static_cast<int>(sample);
+        args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
+        args.base_slots = static_cast<int>(args.batch * l.sample_slots);
+        args.steps = static_cast<int>((args.base_slots + TILE * SHARE - 1) / (TILE * SHARE));
+        const int64_t reached = int64_t(args.steps) * SHARE * TILE + l.plane - l.steps * SHARE * TILE;
+        const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
+        const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
+        args.weight_rows = rows < 64 ? rows : 64;
+        prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
+        if (cudaError_t error = cudaGetLastError()) return error;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = clusters * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
+        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
+        // The kernel starts while the preparation ends, and waits for it where it reads.
+        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
+        config.attrs = attributes, config.numAttrs = 2;
+        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+    }
+    return cudaSuccess;
+}
+
+extern "C" int64_t k1_contraction_sm90_workspace(int64_t batch, int64_t height, int64_t width) {
+    const int64_t in[3] = {1, height, width};
+    const int64_t out[3] = {1, ((height - 6) / 4) + 1, ((width - 6) / 4) + 1};
+    return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
+}
+
+extern "C" int k1_contraction_sm90(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    const int64_t in[3] = {1, height, width};
+    const int64_t out[3] = {1, ((height - 6) / 4) + 1, ((width - 6) / 4) + 1};
+    if (!tf32 || !fits(batch, in, out)) return cudaErrorNotSupported;
+    Args args = {};
+    args.x = x0, args.w = x1;
+    args.y0 = y0;
+    return launch(args, batch, in, out, workspace, stream);
+}
+
+}  // namespace k1_contraction_sm90_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k1_contraction_sm80
+//   %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%x, %avg_pool2d_r1_r2, stride=(4, 4))
+
+namespace k1_contraction_sm80_kernel {
+
+//   y[n, o, p] = sum over channels c and taps k of w[o, c, k] * x[n, c, i(p, k)]
+//
+// A block computes OUTPUT_TILE channels of a box of output positions. The part of x that the box meets
+// lies in shared memory as one plane per channel, zero outside x, and serves every tap by a shift; the
+// weights stream past it in slices. Where a transposed convolution's stride makes output positions meet
+// different taps, each phase of the stride is a convolution of its own: phases along the width share a
+// block, so that it writes whole runs, the others are blocks of their own.
+//
+// Weights are the left factor (rows = output channels). `pack` puts them into the order in which the
+// fragments of mma want them, rounded to TF32, and beside every slice the offsets at which its products
+// find x.
+//
+// In full fp32 (SPLIT), factors are pairs of halves on the fp16 tensor cores: a power of two brings values
+// into fp16's range, a high and a low half then hold 22 bits of each, and
+//   w x = high high + high low + low high
+// accumulates in fp32. The weights of an output have a scale for every slice, the loaded part of x has one.
+// Tensor cores truncate what they add, so a sum leaves them after 16 terms, the small ones first.
+
+constexpr bool TRANSPOSED = false;
+constexpr int GROUPS = 1;
+constexpr int CHANNELS = 16, OUTPUTS = 64;   // of a group
+constexpr int WARP = 32, FRAGMENT = 128;   // words of a weight fragment: 16 outputs by 8 channels
+
+// Along one axis, output position j * PHASES + phase meets x at j * STEP + offset(phase, i) for its taps i.
+template <int KERNEL, int STRIDE, int PADDING, int DILATION, int OUTPUT_STEP, int GAP, bool ALONE, int ROW, int SPAN>
+struct Axis {
+    static constexpr int SIZE = KERNEL;
+    static constexpr int PHASES = OUTPUT_STEP, STEP = TRANSPOSED ? 1 : STRIDE;
+    static constexpr bool TAP_BY_TAP = ALONE;   // every tap has a load of x to itself
+    static constexpr int PITCH = ROW;           // step between the rows of x that are loaded
+    static constexpr int HALO = SPAN;           // rows beyond those of the first tap
+    __host__ __device__ static constexpr int first(int phase) {
+        int k = 0;
+        if (TRANSPOSED)
+            while (k < KERNEL && (phase + PADDING - k * DILATION) % STRIDE) ++k;
+        return k;
+    }
+    __host__ __device__ static constexpr int taps(int phase) { return (KERNEL - first(phase) + GAP - 1) / GAP; }
+    __host__ __device__ static constexpr int tap(int phase, int i) { return first(phase) + i * GAP; }
+    __host__ __device__ static constexpr int offset(int phase, int i) {
+        const int k = tap(phase, i);
+        return TRANSPOSED ? (phase + PADDING - k * DILATION) / STRIDE : k * DILATION - PADDING;
+    }
+    __host__ __device__ static constexpr int origin(int phase) { return offset(phase, TRANSPOSED ? taps(phase) - 1 : 0); }
+    // Where an output position meets x by tap k; outside x where it does not.
+    __device__ static int met(int position, int k) {
+        if (!TRANSPOSED) return position * STRIDE - PADDING + k * DILATION;
+        const int at = position + PADDING - k * DILATION;
+        return at % STRIDE ? -1 : at / STRIDE;
+    }
+};
+using Depth = Axis<1, 1, 0, 1, 1, 1, true, 1, 0>;
+using Height = Axis<6, 4, 0, 1, 1, 1, true, 4, 0>;
+using Width = Axis<6, 4, 0, 1, 1, 1, false, 1, 5>;
+
+constexpr int INTERLEAVED = 1;   // phases along the width that one block computes
+// Where a block's phases start to read along the width.
+__host__ __device__ constexpr int width_origin(int phase) { return INTERLEAVED < Width::PHASES ? Width::origin(phase) : 0; }
+constexpr bool TAP_BY_TAP = Depth::TAP_BY_TAP || Height::TAP_BY_TAP;
+constexpr int GRID_PHASES = Depth::PHASES * Height::PHASES * (Width::PHASES / INTERLEAVED);
+
+constexpr int CHUNK = 8;                   // channels of x in shared memory at a time
+constexpr bool AFFINE = true;             // 8 neighbouring products are 8 neighbouring channels
+constexpr int PLANES = AFFINE ? CHUNK : CHUNK + 1;  // with one of zeros for products that pad a slice
+constexpr int CHANNEL_CHUNKS = (CHANNELS + CHUNK - 1) / CHUNK;
+
+constexpr int WARPS_O = 1, WARPS_P = 4;
+constexpr int THREADS = WARPS_O * WARPS_P * WARP;
+constexpr int PLANE_WARPS = CHUNK < 4 ? THREADS / WARP : CHUNK % 4 ? 2 : 1;   // that load a plane of x
+constexpr int TILES_O = 4;                  // fragments of 16 outputs in a warp
+constexpr int OUTPUT_TILE = WARPS_O * TILES_O * 16;
+constexpr int OUTPUT_TILES = (OUTPUTS + OUTPUT_TILE - 1) / OUTPUT_TILE;
+
+template <bool SPLIT>
+struct Shape {
+    static constexpr int K_STEPS = SPLIT ? 6 : 6;   // groups of 8 products in a slice
+    static constexpr int OFFSETS = (K_STEPS * (AFFINE ? 1 : 8) + 3) / 4 * 4;
+    // Slices before each phase's, and their number.
+    __host__ __device__ static constexpr int first_slice(int phase) {
+        return phase == 0 ? 0 : 12;
+    }
+    static constexpr int SLICES = first_slice(GRID_PHASES);
+    static constexpr int INVERSES = K_STEPS * OUTPUT_TILE * 8;   // words before the inverse scales of the outputs
+    static constexpr int TILES_P = SPLIT ? 8 : 8;   // fragments of 8 positions in a warp, per phase
+    static constexpr int POSITIONS = WARPS_P * TILES_P * 8;   // of a block, per phase
+    static constexpr int COLUMNS = POSITIONS * INTERLEAVED;   // outputs of a channel in a block
+    static constexpr int RESIDENT = SPLIT ? 2 : 2;   // blocks of a multiprocessor
+    static constexpr int STAGES = SPLIT ? 2 : 2;    // slices in flight
+    static constexpr int SLOTS = SPLIT ? 2 : 2;     // loads of x in flight
+    static constexpr int PLANE = SPLIT ? 1128 : 1144;   // words, 8 modulo 16: fragments read without bank conflicts
+    static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
+    static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
+    static constexpr int REDUCED_WORDS = 0, RESULT_WORDS = THREADS / WARP * 16 * (TILES_P + 1) * 8 * INTERLEAVED;
+    static constexpr int WORDS = (OPERAND_WORDS > RESULT_WORDS ? OPERAND_WORDS : RESULT_WORDS) + REDUCED_WORDS;
+};
+
+struct Args {
+    const float* x;
+    const float* w;
+    float* packed;
+    float* y0;
+    int64_t height;
+    int64_t width;
+    int in[3], out[3];      // sizes of x and of the result
+    int box[3], boxes[3];   // positions of a block along the axes (of one phase), and blocks
+    int extent[3];          // of the loaded part of x
+    FastDivide by_width, by_height;   // of the box
+    bool aligned;           // rows of x start on 16 bytes
+};
+
+// A phase of the output: its taps, in chunks that share a load of x, in slices.
+template <typename S>
+struct Phase {
+    int depth, height, width;
+    int depth_parts, height_parts;   // loads per chunk of channels
+    int depth_taps, height_taps;     // of one load
+
+    __device__ __forceinline__ explicit Phase(int index) {
+        width = index % (Width::PHASES / INTERLEAVED);
+        height = index / (Width::PHASES / INTERLEAVED) % Height::PHASES;
+        depth = index / (Width::PHASES / INTERLEAVED) / Height::PHASES;
+        depth_taps = Depth::taps(depth), height_taps = Height::taps(height);
+        depth_parts = height_parts = 1;
+        if (Depth::TAP_BY_TAP) depth_parts = depth_taps, depth_taps = 1;
+        if (Height::TAP_BY_TAP) height_parts = height_taps, height_taps = 1;
+    }
+    __device__ __forceinline__ int parts() const { return depth_parts * height_parts; }
+    __device__ __forceinline__ int taps(int sub) const { return depth_taps * height_taps * Width::taps(width + sub); }
+    __device__ __forceinline__ int slices(int sub) const {
+        return ((taps(sub) * CHUNK + 7) / 8 + S::K_STEPS - 1) / S::K_STEPS;
+    }
+    __device__ __forceinline__ int chunk_slices() const {
+        int count = 0;
+#pragma unroll
+        for (int sub = 0; sub < INTERLEAVED; ++sub) count += slices(sub);
+        return count;
+    }
+    __device__ __forceinline__ int chunks() const { return chunk_slices() ? CHANNEL_CHUNKS * parts() : 0; }
+};
+
+// One slice of weights per block.
+template <bool SPLIT>
+__global__ void __launch_bounds__(128) pack(const __grid_constant__ Args args) {
+    using S = Shape<SPLIT>;
+    const int slice = blockIdx.x % S::SLICES;
+    const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
+    int index = 0;
+    while (slice >= S::first_slice(index + 1)) ++index;
+    const Phase<S> phase(index);
+    int step = slice - S::first_slice(index);
+    const int chunk = step / phase.chunk_slices();
+    step -= chunk * phase.chunk_slices();
+    int sub = 0;
+    while (step >= phase.slices(sub)) step -= phase.slices(sub++);
+    const int width = phase.width + sub;
+    const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
+    const int depth_part = part / phase.height_parts, height_part = part % phase.height_parts;
+    const int taps = phase.taps(sub), width_taps = Width::taps(width);
+    float* const packed = args.packed + static_cast<int64_t>(blockIdx.x) * S::SLICE;
+
+    // The weight of an output of the tile in a product of the slice.
+    auto weight = [&](int line, int k) {
+        const int output = output_tile * OUTPUT_TILE + line, product = step * S::K_STEPS * 8 + k;
+        const int tap = product / CHUNK, channel = first_channel + product % CHUNK;
+        if (tap >= taps || channel >= CHANNELS || output >= OUTPUTS) return 0.0f;
+        const int kw = Width::tap(width, tap % width_taps);
+        const int kh = Height::tap(phase.height, height_part + tap / width_taps % phase.height_taps);
+        const int kd = Depth::tap(phase.depth, depth_part + tap / width_taps / phase.height_taps);
+        const int64_t pair = TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + channel) * OUTPUTS + output
+                                        : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + channel;
+        return args.w[((pair * Depth::SIZE + kd) * Height::SIZE + kh) * Width::SIZE + kw];
+    };
+    if constexpr (SPLIT) {
+        __shared__ unsigned peaks[OUTPUT_TILE];
+        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) peaks[i] = 0;
+        __syncthreads();
+        for (int i = threadIdx.x; i < OUTPUT_TILE * S::K_STEPS * 8; i += blockDim.x)
+            atomicMax(peaks + i / (S::K_STEPS * 8), finite_magnitude(weight(i / (S::K_STEPS * 8), i % (S::K_STEPS * 8))));
+        __syncthreads();
+        // Two neighbours of a fragment are products 4 apart, as the threads that meet them find x.
+        for (int i = threadIdx.x; i < S::K_STEPS / 2 * OUTPUT_TILE * 8; i += blockDim.x) {
+            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
+            const int line = fragment * 16 + lane / 4 + reg % 2 * 8, k = k_step * 16 + lane % 4 + reg / 2 * 8;
+            const float scale = half_scale(peaks[line]);
+            const unsigned near = split_halves(weight(line, k) * scale), far = split_halves(weight(line, k + 4) * scale);
+            float* const to = packed + k_step * OUTPUT_TILE * 16 + i % (OUTPUT_TILE * 8);
+            to[0] = __uint_as_float(high_halves(near, far));
+            to[OUTPUT_TILE * 8] = __uint_as_float(low_halves(near, far));
+        }
+        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) packed[S::INVERSES + i] = half_inverse(peaks[i]);
+    } else {
+        for (int i = threadIdx.x; i < S::K_STEPS * OUTPUT_TILE * 8; i += blockDim.x) {
+            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
+            packed[i] = round_tf32(weight(fragment * 16 + lane / 4 + reg % 2 * 8, k_step * 8 + lane % 4 + reg / 2 * 4));
+        }
+    }
+    int* const offsets = reinterpret_cast<int*>(packed + S::SLICE - S::OFFSETS);
+    for (int i = threadIdx.x; i < S::OFFSETS; i += blockDim.x) {
+        const int product = step * S::K_STEPS * 8 + i * (AFFINE ? 8 : 1);
+        const int tap = product / CHUNK;
+        if (tap >= taps) {   // padding reads zeros, or multiplies by them
+            offsets[i] = AFFINE ? 0 : 4 * (PLANES - 1) * S::PLANE;
+            continue;
+        }
+        const int h = tap / width_taps % phase.height_taps, d = tap / width_taps / phase.height_taps;
+        const int column = Width::offset(width, tap % width_taps) - width_origin(width);
+        const int row = Height::TAP_BY_TAP ? 0 : (Height::offset(phase.height, h) - Height::origin(phase.height)) / Height::PITCH;
+        const int layer = Depth::TAP_BY_TAP ? 0 : (Depth::offset(phase.depth, d) - Depth::origin(phase.depth)) / Depth::PITCH;
+        offsets[i] = 4 * (product % CHUNK * S::PLANE + (layer * args.extent[1] + row) * args.extent[2] + column);
+    }
+}
+
+
+// An output in plain fp32.
+__device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int group, int output, int64_t inner) {
+    const int64_t row = inner / args.out[2], plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
+    const int w = static_cast<int>(inner % args.out[2]), h = static_cast<int>(row % args.out[1]), d = static_cast<int>(row / args.out[1]);
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < CHANNELS; ++c) {
+        const float* const x = args.x + ((outer * GROUPS + group) * CHANNELS + c) * plane;
+        const float* tap = args.w + (TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + c) * OUTPUTS + output
+                                                : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + c) *
+                                        (Depth::SIZE * Height::SIZE * Width::SIZE);
+#pragma unroll 1
+        for (int k = 0; k < Depth::SIZE * Height::SIZE * Width::SIZE; ++k, ++tap) {
+            const int z = Depth::met(d, k / Width::SIZE / Height::SIZE), y = Height::met(h, k / Width::SIZE % Height::SIZE);
+            const int at = Width::met(w, k % Width::SIZE);
+            const bool in = unsigned(z) < unsigned(args.in[0]) && unsigned(y) < unsigned(args.in[1]) && unsigned(at) < unsigned(args.in[2]);
+            if (in) sum = fmaf(__ldg(tap), __ldg(x + (static_cast<int64_t>(z) * args.in[1] + y) * args.in[2] + at), sum);
+        }
+    }
+    return sum;
+}
+
+template <bool SPLIT>
+__global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
+    using S = Shape<SPLIT>;
+    extern __shared__ float4 memory[];
+    float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
+    float* const inputs = weights + S::STAGES * S::SLICE;           // [SLOTS][PLANES][PLANE]
+
+    // The block's box of positions.
+    unsigned rest = blockIdx.x;
+    auto next = [&](unsigned count) { const unsigned i = rest % count; rest /= count; return static_cast<int>(i); };
+    const int block_tile = OUTPUT_TILES > 1 ? next(OUTPUT_TILES) : 0;
+    const int phase_index = GRID_PHASES > 1 ? next(GRID_PHASES) : 0;
+    const Phase<S> phase(phase_index);
+    const int box_w = next(args.boxes[2]) * args.box[2], box_h = next(args.boxes[1]) * args.box[1];
+    const int box_d = next(args.boxes[0]) * args.box[0];
+    const int block_group = GROUPS > 1 ? next(GROUPS) : 0, sample = rest;
+    __shared__ int first_output[3], block[3];   // spare registers until the sums are done
+    if (threadIdx.x == 0) {
+        block[0] = block_tile, block[1] = block_group, block[2] = sample;
+        first_output[0] = box_d * Depth::PHASES + phase.depth;
+        first_output[1] = box_h * Height::PHASES + phase.height;
+        first_output[2] = box_w * Width::PHASES + phase.width;
+    }
+
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int warp_o = warp % WARPS_O, warp_p = warp / WARPS_O;
+    const int64_t plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
+    const float* const x = args.x + (static_cast<int64_t>(sample) * GROUPS + block_group) * CHANNELS * plane;
+    const float* const packed = args.packed +
+        (static_cast<int64_t>(block_group * OUTPUT_TILES + block_tile) * S::SLICES + S::first_slice(phase_index)) * S::SLICE;
+
+    // Columns of x are loaded from a multiple of 4 on where rows are aligned.
+    const int first_column = box_w * Width::STEP + width_origin(phase.width);
+    const int shift = args.aligned ? first_column & 3 : 0;
+
+    // Where the v-th vector of a plane lies in x, or -1 for one outside it.
+    const int vector = args.aligned ? 4 : 1;
+    const int vectors = args.extent[0] * args.extent[1] * args.extent[2] / vector;
+    auto locate = [&](int v, int part) {
+        const int row = v * vector / args.extent[2], layer = row / args.extent[1];
+        const int d = box_d * Depth::STEP + layer * Depth::PITCH +
+                      (Depth::TAP_BY_TAP ? Depth::offset(phase.depth, part / phase.height_parts) : Depth::origin(phase.depth));
+        const int h = box_h * Height::STEP + (row - layer * args.extent[1]) * Height::PITCH +
+                      (Height::TAP_BY_TAP ? Height::offset(phase.height, part % phase.height_parts) : Height::origin(phase.height));
+        const int w = first_column - shift + v * vector - row * args.extent[2];
+        const bool in = unsigned(d) < unsigned(args.in[0]) && unsigned(h) < unsigned(args.in[1]) && unsigned(w) < unsigned(args.in[2]);
+        return in ? (d * args.in[1] + h) * args.in[2] + w : -1;
+    };
+    int* const located = reinterpret_cast<int*>(inputs + S::SLOTS * PLANES * S::PLANE);
+    if (!TAP_BY_TAP) {
+#pragma unroll 1
+        for (int v = threadIdx.x; v < vectors; v += THREADS) located[v] = locate(v, 0);
+        __syncthreads();
+    }
+    auto load_inputs = [&](int chunk) {
+        const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
+        float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
+#pragma unroll 1
+        for (int c = warp / PLANE_WARPS; c < PLANES; c += THREADS / WARP / PLANE_WARPS) {
+            const bool live = c < CHUNK && first_channel + c < CHANNELS;
+            const float* const from = x + (live ? (first_channel + c) * plane : 0);
+            float* const to = slot + c * S::PLANE;
+            auto copy = [&](auto width) {
+                constexpr int VEC = decltype(width)::value;
+#pragma unroll 1
+                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
+                    const int at = TAP_BY_TAP ? locate(v, part) : located[v];
+                    copy_words<VEC>(to + v * VEC, from + max(at, 0), live && at >= 0);
+                }
+            };
+            if (args.aligned) copy(std::integral_constant<int, 4>());
+            else copy(std::integral_constant<int, 1>());
+        }
+    };
+    // Applies `change` to every VEC words that this thread has copied, which it sees before the others do.
+    auto for_copied = [&](int chunk, auto change) {
+        float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
+#pragma unroll 1
+        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS) {
+            auto visit = [&](auto width) {
+                constexpr int VEC = decltype(width)::value;
+#pragma unroll 2
+                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
+                    float values[VEC];
+                    load_vector<VEC>(values, slot + c * S::PLANE + v * VEC);
+                    bool store = false;
+#pragma unroll
+                    for (int i = 0; i < VEC; ++i) store = change(values[i]);
+                    if (store) store_vector<VEC>(slot + c * S::PLANE + v * VEC, values);
+                }
+            };
+            if (args.aligned) visit(std::integral_constant<int, 4>());
+            else visit(std::integral_constant<int, 1>());
+        }
+    };
+    [[maybe_unused]] float inverse_x = 1.0f;   // one over the scale of x, of the current chunk
+    __shared__ unsigned peaks[THREADS / WARP];
+    auto convert_inputs = [&](int chunk) {
+        if constexpr (SPLIT) {
+            unsigned peak = 0;
+            for_copied(chunk, [&](float v) { return peak = max(peak, finite_magnitude(v)), false; });
+            peak = __reduce_max_sync(~0u, peak);
+            if (lane == 0) peaks[warp] = peak;
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < THREADS / WARP; ++i) peak = max(peak, peaks[i]);
+            inverse_x = half_inverse(peak);
+            const float scale = half_scale(peak);
+            for_copied(chunk, [&](float& v) { return v = __uint_as_float(split_halves(v * scale)), true; });
+        } else {
+            for_copied(chunk, [&](float& v) { return v = round_tf32_fast(v), true; });
+        }
+    };
+    const float* next_slice = packed + threadIdx.x * 4;
+    auto load_weights = [&](int stage) {
+        float* const to = weights + stage * S::SLICE + threadIdx.x * 4;
+#pragma unroll
+        for (int i = 0; i < S::SLICE; i += THREADS * 4)
+            if (i + THREADS * 4 <= S::SLICE || i + threadIdx.x * 4 < S::SLICE) copy_words<4>(to + i, next_slice + i);
+        next_slice += S::SLICE;
+    };
+
+    // Where a thread's positions lie in a plane, in bytes; those beyond the box repeat the first.
+    int place[S::TILES_P];
+#pragma unroll
+    for (int i = 0; i < S::TILES_P; ++i) {
+        int position = (warp_p * S::TILES_P + i) * 8 + lane / 4;
+        if (position >= args.box[0] * args.box[1] * args.box[2]) position = 0;
+        const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
+        place[i] = 4 * ((layer * (Depth::STEP / Depth::PITCH) * args.extent[1] + (row - layer * args.box[1]) * (Height::STEP / Height::PITCH)) * args.extent[2] +
+                   (position - row * args.box[2]) * Width::STEP + shift + (AFFINE ? lane % 4 * S::PLANE : 0));
+    }
+
+    float sums[INTERLEAVED][TILES_O][S::TILES_P][4] = {};
+
+    auto multiply = [&](float (&d)[TILES_O][S::TILES_P][4], const float* slice, const float* slot) {
+        const int* const offsets = reinterpret_cast<const int*>(slice + S::SLICE - S::OFFSETS);
+        const float4* fragments = reinterpret_cast<const float4*>(slice) + warp_o * TILES_O * WARP + lane;
+        // x of products k and k + 4 of a group of 8 begins at these.
+        auto near = [&](int group) { return reinterpret_cast<const char*>(slot) + offsets[AFFINE ? group : group * 8 + lane % 4]; };
+        auto far = [&](int group) {
+            return AFFINE ? near(group) + 4 * S::PLANE * sizeof(float) : reinterpret_cast<const char*>(slot) + offsets[group * 8 + 4 + lane % 4];
+        };
+        if constexpr (SPLIT) {
+            float inverse[TILES_O][2];
+#pragma unroll
+            for (int o = 0; o < TILES_O; ++o)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    inverse[o][half] = inverse_x * slice[S::INVERSES + (warp_o * TILES_O + o) * 16 + half * 8 + lane / 4];
+#pragma unroll 1
+            for (int k = 0; k < S::K_STEPS; k += 2, fragments += OUTPUT_TILE * 4) {
+                float4 high[TILES_O], low[TILES_O];
+#pragma unroll
+                for (int o = 0; o < TILES_O; ++o) high[o] = fragments[o * WARP], low[o] = fragments[OUTPUT_TILE * 2 + o * WARP];
+                const char* const at[2][2] = {{near(k), far(k)}, {near(k + 1), far(k + 1)}};
+#pragma unroll
+                for (int p = 0; p < S::TILES_P; ++p) {
+                    unsigned high_x[2], low_x[2];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const unsigned a = *reinterpret_cast<const unsigned*>(at[i][0] + place[p]), b = *reinterpret_cast<const unsigned*>(at[i][1] + place[p]);
+                        high_x[i] = high_halves(a, b), low_x[i] = low_halves(a, b);
+                    }
+                    float terms[TILES_O][4] = {};
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], low[o], high_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], low_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], high_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) d[o][p][e] = fmaf(terms[o][e], inverse[o][e / 2], d[o][p][e]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < S::K_STEPS; ++k, fragments += OUTPUT_TILE * 2) {
+                float4 a[TILES_O];
+#pragma unroll
+                for (int o = 0; o < TILES_O; ++o) a[o] = fragments[o * WARP];
+                const char *const from = near(k), *const beyond = far(k);
+#pragma unroll
+                for (int p = 0; p < S::TILES_P; ++p) {
+                    const float b0 = *reinterpret_cast<const float*>(from + place[p]), b1 = *reinterpret_cast<const float*>(beyond + place[p]);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add(d[o][p], a[o], b0, b1);
+                }
+            }
+        }
+    };
+
+    const int chunks = phase.chunks(), slices = chunks * phase.chunk_slices();
+#pragma unroll
+    for (int i = 0; i < S::SLOTS - 1; ++i)
+        if (i < chunks) load_inputs(i);
+#pragma unroll
+    for (int i = 0; i < S::STAGES - 1; ++i) {
+        if (i < slices) load_weights(i);
+        commit_copies();
+    }
+    int slice = 0, stage = 0, free_stage = S::STAGES - 1;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        const float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
+        bool first = true;
+#pragma unroll
+        for (int sub = 0; sub < INTERLEAVED; ++sub) {
+            const int count = phase.slices(sub);
+            for (int i = 0; i < count; ++i) {
+                wait_copies<S::STAGES - 2>();
+                if (first) convert_inputs(chunk);
+                __syncthreads();
+                if (first && chunk + S::SLOTS - 1 < chunks) load_inputs(chunk + S::SLOTS - 1);
+                first = false;
+                if (slice++ < slices - (S::STAGES - 1)) load_weights(free_stage);
+                commit_copies();
+                multiply(sums[sub], weights + stage * S::SLICE, slot);
+                free_stage = stage;
+                stage = stage + 1 < S::STAGES ? stage + 1 : 0;
+            }
+        }
+    }
+    wait_copies<0>();
+    __syncthreads();
+
+    [[maybe_unused]] const int64_t height = args.height;
+    [[maybe_unused]] const int64_t width = args.width;
+    const int64_t out_plane = static_cast<int64_t>(args.out[0]) * args.out[1] * args.out[2];
+    [[maybe_unused]] const int output_tile = block[0], group = block[1];
+    const int64_t outer = block[2];
+    // An output of the block: where it lies, and whether it exists.
+    auto output_at = [&](int column, int64_t& inner) {
+        const int position = column / INTERLEAVED;
+        const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
+        const int d = first_output[0] + layer * Depth::PHASES, h = first_output[1] + (row - layer * args.box[1]) * Height::PHASES;
+        const int w = first_output[2] + (position - row * args.box[2]) * Width::PHASES + column % INTERLEAVED;
+        inner = (static_cast<int64_t>(d) * args.out[1] + h) * args.out[2] + w;
+        return layer < args.box[0] && d < args.out[0] && h < args.out[1] && w < args.out[2];
+    };
+    // The sums of 16 channels and a warp's positions, a row per channel, the phases of the width interleaved.
+    auto stage_sums = [&](float* rows, int pitch, int o) {
+#pragma unroll
+        for (int p = 0; p < S::TILES_P; ++p)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float run[2 * INTERLEAVED];
+#pragma unroll
+                for (int i = 0; i < 2 * INTERLEAVED; ++i)
+                    run[i] = sums[i % INTERLEAVED][o][p][half * 2 + i / INTERLEAVED];
+                float* const to = rows + (half * 8 + lane / 4) * pitch + (p * 8 + lane % 4 * 2) * INTERLEAVED;
+                if constexpr (INTERLEAVED % 2 == 0)
+#pragma unroll
+                    for (int i = 0; i < 2 * INTERLEAVED; i += 4) store_vector<4>(to + i, run + i);
+                else
+#pragma unroll
+                    for (int i = 0; i < 2 * INTERLEAVED; i += 2) *reinterpret_cast<float2*>(to + i) = make_float2(run[i], run[i + 1]);
+            }
+    };
+    const bool special = SPLIT && !all_finite<INTERLEAVED * TILES_O * S::TILES_P * 4>(&sums[0][0][0][0]);
+    // Line `output` of the block's results, where split sums are not finite.
+    auto plain = [&](int output, int column) {
+        int64_t inner;
+        return output < OUTPUTS && output_at(column, inner) ? plain_sum(args, outer, group, output, inner) : 0.0f;
+    };
+
+    // The epilogue: every warp takes its sums through shared memory, so that lanes side by side write
+    // outputs side by side.
+    constexpr int WARP_COLUMNS = S::TILES_P * 8 * INTERLEAVED, PITCH = WARP_COLUMNS + 8 * INTERLEAVED;
+    constexpr int LANE_COLUMNS = (WARP_COLUMNS + WARP - 1) / WARP;
+    float* const staged = weights + warp * 16 * PITCH;
+    int64_t at[LANE_COLUMNS];
+    bool in[LANE_COLUMNS];
+#pragma unroll
+    for (int j = 0; j < LANE_COLUMNS; ++j) {
+        in[j] = output_at(warp_p * WARP_COLUMNS + j * WARP + lane, at[j]) && j * WARP + lane < WARP_COLUMNS;
+    }
+#pragma unroll
+    for (int o = 0; o < TILES_O; ++o) {
+        stage_sums(staged, PITCH, o);
+        const int first = output_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16;
+        if (__any_sync(~0u, special)) {
+            __syncwarp();
+            mend(staged, 16, WARP_COLUMNS, PITCH, lane, WARP, [&](int line, int column) { return plain(first + line, warp_p * WARP_COLUMNS + column); });
+        }
+        __syncwarp();
+        float* to[LANE_COLUMNS];
+#pragma unroll
+        for (int j = 0; j < LANE_COLUMNS; ++j)
+            to[j] = args.y0 + ((outer * GROUPS + group) * OUTPUTS + first) * out_plane + at[j];
+#pragma unroll 4
+        for (int channel = 0; channel < 16; ++channel) {
+            if (OUTPUTS % OUTPUT_TILE && first + channel >= OUTPUTS) break;
+            [[maybe_unused]] const int l = group * OUTPUTS + first + channel;
+#pragma unroll
+            for (int j = 0; j < LANE_COLUMNS; ++j) {
+                [[maybe_unused]] const int64_t inner = at[j];
+                float v[LANE_COLUMNS];
+                v[j] = staged[channel * PITCH + j * WARP + lane];
+                store_where(in[j], to[j], v[j]);
+                advance(to[j], out_plane * int64_t(sizeof(float)));
+            }
+        }
+        __syncwarp();
+    }
+}
+
+// Words of x that a box meets, with up to 3 more columns on either side; its extents.
+inline int64_t measure(const int (&box)[3], int (&extent)[3]) {
+    extent[0] = (box[0] - 1) * (Depth::STEP / Depth::PITCH) + Depth::HALO + 1;
+    extent[1] = (box[1] - 1) * (Height::STEP / Height::PITCH) + Height::HALO + 1;
+    extent[2] = ((box[2] - 1) * Width::STEP + Width::HALO + 1 + 3 + 3) / 4 * 4;
+    return static_cast<int64_t>(extent[0]) * extent[1] * extent[2];
+}
+
+// The box that costs least: products for all of a block's positions, and the loads of x.
+template <bool SPLIT>
+bool choose_box(Args& args, const int (&size)[3]) {
+    using S = Shape<SPLIT>;
+    constexpr double PRODUCTS = (SPLIT ? 2304 : 2304) / 80.0 * S::POSITIONS;   // the time of a block's products, in words of x
+    double least = INFINITY;
+    for (int w = 8; w < S::POSITIONS + 8; w += 8) {
+        int box[3] = {1, 1, w < size[2] ? w : size[2]}, extent[3];
+        if (box[2] > S::POSITIONS) break;
+        for (box[1] = 1; box[1] <= size[1] && box[1] * box[2] <= S::POSITIONS; ++box[1]) {
+            box[0] = S::POSITIONS / (box[1] * box[2]);
+            if (box[0] > size[0]) box[0] = size[0];
+            while (box[0] && measure(box, extent) > S::PLANE) --box[0];
+            if (box[0] == 0) break;
+            double blocks = 1;
+            for (int a = 0; a < 3; ++a) blocks *= (size[a] + box[a] - 1) / box[a];
+            const double cost = blocks * (PRODUCTS + measure(box, extent));
+            if (cost >= least) continue;
+            least = cost;
+            for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = (size[a] + box[a] - 1) / box[a];
+        }
+        if (w >= size[2]) break;
+    }
+    return least < INFINITY;
+}
+
+template <bool SPLIT>
+int launch(Args& args, int64_t samples, cudaStream_t stream) {
+    using S = Shape<SPLIT>;
+    const int phases[3] = {Depth::PHASES, Height::PHASES, Width::PHASES};
+    int size[3];
+    for (int a = 0; a < 3; ++a) size[a] = (args.out[a] + phases[a] - 1) / phases[a];
+    if (!choose_box<SPLIT>(args, size)) return cudaErrorInvalidConfiguration;
+    const int64_t blocks = static_cast<int64_t>(args.boxes[0]) * args.boxes[1] * args.boxes[2] * OUTPUT_TILES * GRID_PHASES * GROUPS * samples;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    args.by_width = fast_divide(args.box[2]);
+    args.by_height = fast_divide(args.box[1]);
+    const int bytes = S::WORDS * int(sizeof(float));
+    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
+    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
+    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, 128, 0, stream>>>(args);
+    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
+    return cudaGetLastError();
+}
+
+int64_t workspace_bytes() {
+    constexpr int SPLIT_WORDS = Shape<true>::SLICES * Shape<true>::SLICE;
+    constexpr int PLAIN_WORDS = Shape<false>::SLICES * Shape<false>::SLICE;
+    constexpr int WORDS = SPLIT_WORDS > PLAIN_WORDS ? SPLIT_WORDS : PLAIN_WORDS;
+    return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
+}
+
+int compute(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    const int64_t samples = batch;
+    const int64_t in[3] = {1, height, width};
+    const int64_t out[3] = {1, ((height - 6) / 4) + 1, ((width - 6) / 4) + 1};
+    if (samples * in[0] * in[1] * in[2] == 0 || samples * out[0] * out[1] * out[2] == 0) return cudaSuccess;
+    if (in[0] * in[1] * in[2] > INT32_MAX || out[0] * out[1] * out[2] > INT32_MAX) return cudaErrorInvalidValue;
+    Args args = {};
+    args.x = x0;
+    args.w = x1;
+    args.packed = static_cast<float*>(workspace);
+    args.y0 = y0;
+    args.height = height;
+    args.width = width;
+    for (int a = 0; a < 3; ++a) args.in[a] = static_cast<int>(in[a]), args.out[a] = static_cast<int>(out[a]);
+    args.aligned = args.in[2] % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+    return tf32 ? launch<false>(args, samples, stream) : launch<true>(args, samples, stream);
+}
+
+extern "C" int64_t k1_contraction_sm80_workspace(int64_t batch, int64_t height, int64_t width) {
+    return workspace_bytes();
+}
+
+extern "C" int k1_contraction_sm80(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    return compute(x0, x1, y0, workspace, batch, height, width, tf32, stream);
+}
+
+}  // namespace k1_contraction_sm80_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k2_row_stream
 //   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %avg_pool2d: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = add(%avg_pool2d_r1, %conv2d_r1)
 //   %sigmoid: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = sigmoid(%avg_pool2d)
 //   %sum_1: float32[x0_0] = reduce.sum(%sigmoid, axes=(1, 2, 3), keepdim=False)
 
-namespace k1_row_stream_kernel {
+namespace k2_row_stream_kernel {
 
 // A row too long for registers, or of a length known only at run time. What it takes is decided by length
 // and number of rows, in schedule():
@@ -718,14 +2889,14 @@ Extent extent(int64_t batch, int64_t height, int64_t width) {
 }
 
 // Bytes for the partial states of every row.
-extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
+extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
     const Extent all = extent(batch, height, width);
     if (all.row_count == 0 || all.length == 0) return 0;
     const Schedule plan = schedule(all.row_count, all.length);
     return plan.resident ? 0 : all.row_count * plan.splits * int64_t(0 + sizeof(State0));
 }
 
-extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int k2_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, height, width);
     if (all.row_count == 0 || all.length == 0) return cudaSuccess;
     const Schedule plan = schedule(all.row_count, all.length);
@@ -748,7 +2919,23 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, void* 
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
-}  // namespace k1_row_stream_kernel
+}  // namespace k2_row_stream_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k1_contraction: by the device's compute capability.
+
+extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
+    const int64_t sm90 = on_hopper() ? k1_contraction_sm90_kernel::k1_contraction_sm90_workspace(batch, height, width) : 0, sm80 = k1_contraction_sm80_kernel::k1_contraction_sm80_workspace(batch, height, width);
+    return sm90 > sm80 ? sm90 : sm80;
+}
+
+extern "C" int k1_contraction(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    if (on_hopper()) {
+        const int status = k1_contraction_sm90_kernel::k1_contraction_sm90(x0, x1, y0, workspace, batch, height, width, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+    }
+    return k1_contraction_sm80_kernel::k1_contraction_sm80(x0, x1, y0, workspace, batch, height, width, tf32, stream);
+}
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -769,8 +2956,10 @@ _fusegen_GLUE_SOURCE = r"""
 #include <vector>
 
 extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream);
-extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
-extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
+extern "C" int k1_contraction(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64_t width);
+extern "C" int k2_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
 
 namespace {
 
@@ -848,41 +3037,68 @@ Tensor call_k0_pool(
     return y0;
 }
 
-Tensor call_k1_row_stream(
+Tensor call_k1_contraction(
+    const Tensor& x0_given,
+    const Tensor& x1_given,
+    int64_t tf32
+) {
+    const int32_t device = x0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor x0 = operand(x0_given, "k1_contraction: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor x1 = operand(x1_given, "k1_contraction: x1", device, aoti_torch_dtype_float32(), 4);
+    const int64_t batch = x0.size(0);
+    const int64_t height = x0.size(2);
+    const int64_t width = x0.size(3);
+    require(x0.size(1) == 16, "k1_contraction", "x0 has another size on axis 1 than compiled for");
+    require(x1.size(0) == 64, "k1_contraction", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 16, "k1_contraction", "x1 has another size on axis 1 than compiled for");
+    require(x1.size(2) == 6, "k1_contraction", "x1 has another size on axis 2 than compiled for");
+    require(x1.size(3) == 6, "k1_contraction", "x1 has another size on axis 3 than compiled for");
+    const Tensor y0 = allocate({batch, 64, ((height - 6) / 4) + 1, ((width - 6) / 4) + 1}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    const int64_t bytes = k1_contraction_workspace(batch, height, width);
+    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
+    check(k1_contraction(data<const float>(x0), data<const float>(x1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k1_contraction");
+    return y0;
+}
+
+Tensor call_k2_row_stream(
     const Tensor& p0_given,
     const Tensor& x0_given
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k2_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k2_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
-    require(p0.size(0) == 64, "k1_row_stream", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 64, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 64, "k2_row_stream", "p0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 64, "k2_row_stream", "x0 has another size on axis 1 than compiled for");
     const Tensor y0 = allocate({batch}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k1_row_stream_workspace(batch, height, width);
+    const int64_t bytes = k2_row_stream_workspace(batch, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(p0), data<const float>(x0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k1_row_stream");
+    check(k2_row_stream(data<const float>(p0), data<const float>(x0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k2_row_stream");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e0e976f3145e339a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e358b1f42de21462, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
-    m.def("k1_row_stream(Tensor p0, Tensor x0) -> Tensor");
+    m.def("k1_contraction(Tensor x0, Tensor x1, int tf32) -> Tensor");
+    m.def("k2_row_stream(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e0e976f3145e339a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e358b1f42de21462, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
-    m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
+    m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
+    m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e0e976f3145e339a"
+_fusegen_NAMESPACE = "fusegen_e358b1f42de21462"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1009,7 +3225,14 @@ def _fusegen_fake_k0_pool(x0):
     return x0.new_empty([64, 16, 6, 6], dtype=_fusegen_torch.float32)
 
 
-def _fusegen_fake_k1_row_stream(p0, x0):
+def _fusegen_fake_k1_contraction(x0, x1, tf32):
+    batch = x0.shape[0]
+    height = x0.shape[2]
+    width = x0.shape[3]
+    return x0.new_empty([batch, 64, ((height - 6) // 4) + 1, ((width - 6) // 4) + 1], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k2_row_stream(p0, x0):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
@@ -1018,21 +3241,54 @@ def _fusegen_fake_k1_row_stream(p0, x0):
 
 _fusegen_fakes = {
     "k0_pool": _fusegen_fake_k0_pool,
-    "k1_row_stream": _fusegen_fake_k1_row_stream,
+    "k1_contraction": _fusegen_fake_k1_contraction,
+    "k2_row_stream": _fusegen_fake_k2_row_stream,
 }
+
+
+# ---- precision: TF32 where torch's settings give it to eager -----------------------------------------------
+
+
+def _fusegen_tf32_conv():
+    return int(_fusegen_torch.backends.cudnn.conv.fp32_precision == "tf32")
+
+
+_fusegen_tf32_conv._dynamo_marked_constant = True
+
+
+_fusegen_rounding = {}
+
+
+def _fusegen_rounds(x, w, *structure):
+    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+    permitted = _fusegen_tf32_conv()
+    if not permitted or _fusegen_torch.compiler.is_compiling():
+        return permitted
+    sizes = (x.device, x.shape, w.shape, structure)
+    found = _fusegen_rounding.get(sizes)
+    if found is None:
+        if _fusegen_torch.cuda.is_current_stream_capturing():
+            return permitted
+        found = permitted
+        with _fusegen_Attempt(), _fusegen_torch.no_grad():
+            tap = w.new_zeros(w.shape)
+            tap[(0,) * w.dim()] = 1.0
+            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            found = int(y.amax().item() < 1.0 + 2.0**-13)
+        _fusegen_rounding[sizes] = found
+    return found
 
 
 # ---- the compiled forward ------------------------------------------------------------------------------------
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
-    """The graph after rewriting: 2 generated kernels, 2 calls to torch."""
+    """The graph after rewriting: 3 generated kernels, 1 call to torch."""
     # %avg_pool2d_r1_r1: float32[64, 16, 9, 9] = pad(%p_conv_weight, before=(0, 0, 3, 3), after=(0, 0, 3, 3))
     v_avg_pool2d_r1_r1 = _fusegen_torch.nn.functional.pad(v_p_conv_weight, [3, 3, 3, 3, 0, 0, 0, 0], value=0.0)
     v_avg_pool2d_r1_r2 = ops[0](v_avg_pool2d_r1_r1)
-    # %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%x, %avg_pool2d_r1_r2, stride=(4, 4))
-    v_avg_pool2d_r1 = _fusegen_torch.nn.functional.conv2d(v_x, v_avg_pool2d_r1_r2, None, stride=(4, 4), padding=(0, 0), groups=1, dilation=(1, 1))
-    v_sum_1 = ops[1](v_p_conv_bias, v_avg_pool2d_r1)
+    v_avg_pool2d_r1 = ops[1](v_x, v_avg_pool2d_r1_r2, _fusegen_rounds(v_x, v_avg_pool2d_r1_r2, (4, 4), (0, 0), (1, 1), False, (0, 0), 1))
+    v_sum_1 = ops[2](v_p_conv_bias, v_avg_pool2d_r1)
     return v_sum_1
 
 

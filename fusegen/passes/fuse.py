@@ -167,12 +167,9 @@ def _template(body: Graph) -> Template:
     return "row_reduce" if space.on_chip and not many else "row_stream"
 
 
-def _region(node: Node, body: Graph, operands: tuple[str, ...], machine: Machine) -> list[Node]:
+def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
     """The region node in place of the group that ends in ``node``, and a node for each of several results."""
-    template = _template(body)
-    if template == "contraction":
-        body = contractions.settle(body, analyze(body), machine)
-    op = RegionOp(template=template, body=body)
+    op = RegionOp(template=_template(body), body=body)
     outputs = [body.node(name) for name in body.outputs]
     if len(outputs) == 1:
         return [outputs[0].replace(op=op, inputs=operands)]
@@ -202,7 +199,7 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.name in grouping.groups:
-            nodes += _region(node, *grouping.body(grouping.groups[node.name]), machine(target))
+            nodes += _region(node, *grouping.body(grouping.groups[node.name]))
         elif node.name not in inside and (isinstance(node.op, InputOp) or grouping.is_read(node.name)):
             nodes.append(node)  # what kernels have copied need not be read any more
     known = {name for group in grouping.groups.values() for name in group.members}
