@@ -30,6 +30,7 @@ from fusegen.ir import (
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    SliceOp,
     SoftmaxOp,
     TapSumOp,
     WindowSumOp,
@@ -233,6 +234,9 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
             case SoftmaxOp(axis=axis):
                 reduce_over(node, [first[axis]])
                 axes[node.name] = first
+            case SliceOp():
+                _check_part(body, node, first, source)
+                axes[node.name] = first
             case ReshapeOp():
                 axes[node.name] = _reshaped(node, first, shape)
             case PermuteOp(order=order):
@@ -246,6 +250,18 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
     space = RowSpace(shape, source.name, tuple(sorted(row_axes)), axes)
     _check(space, body, source)
     return space
+
+
+def _check_part(body: Graph, node: Node, axes: AxisMap, source: Node) -> None:
+    """A slice is that part of the row which sums count. Raises ``NotFusable`` when it is anything else."""
+    assert isinstance(node.op, SliceOp)
+    readers = [body.node(name).op for name in body.users()[node.name]]
+    sums = all(isinstance(op, ReduceOp) and op.fn == "sum" and node.op.axis in op.axes for op in readers)
+    if not sums or not readers or node.name in body.outputs or len(axes[node.op.axis]) != 1:
+        raise NotFusable(f"{node.name} is part of the data, for more than sums along its axis")
+    whole = dims.numel(body.node(node.inputs[0]).type.shape, body.sizes)
+    if not isinstance(source.op, InputOp) or 2 * dims.numel(node.type.shape, body.sizes) < whole:
+        raise NotFusable(f"{node.name} is a small part of the data")
 
 
 def _is_view_of_input(node: Node, by_name: dict[str, Node]) -> bool:

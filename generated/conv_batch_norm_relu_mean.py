@@ -1642,9 +1642,10 @@ namespace k1_row_stream_kernel {
 
 // A row too long for registers, or of a length known only at run time. What it takes is decided by length
 // and number of rows, in schedule():
-//   resident   a block, or a cluster of blocks, keeps the row in shared memory: read once, written once;
-//   streaming  many blocks to a row, one launch for each sweep; partial statistics go through global memory.
-// Partial results are combined in fixed order: bitwise the same at every run.
+//   resident   a part of a block, a block, or a cluster of blocks has the row to itself: it keeps in shared memory what
+//              fits and reads the rest again while L2 still has it, so that memory is read once and written once;
+//   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
+// States are joined in fixed order: bitwise the same at every run.
 constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
 constexpr bool TWO_LEVEL = true;      // a row is [before, run] around `middle`
 constexpr int THREADS = 256, WARP = 32;
@@ -1654,7 +1655,9 @@ constexpr int COLUMNS = 64;              // neighbouring rows of a block, if str
 constexpr int MAX_CLUSTER = 16;
 constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
 constexpr int FEW = 8;                   // threads to a short row
-constexpr int SHORT_ROW = 256, WARP_ROW = 1024;   // elements that FEW threads, and a warp, are enough for
+constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
+
+using Position = int;   // along a row
 
 struct Args {
     const float* x0;
@@ -1669,25 +1672,40 @@ struct Args {
     int64_t height;
     int64_t width;
     int64_t row_count, length, middle, run, inner;
-    int64_t chunk;       // elements of a row per block
+    int64_t between;     // elements from one run of a row to the next
+    int64_t slots;       // accesses that a row is made of
+    int64_t chunk;       // slots of a row per block
     int splits;          // blocks of a row
     int kept_stride;     // elements of shared memory for each kept tensor
+    bool scattered;      // some tensor does not begin at a multiple of 16 bytes
+    int64_t kept_slots;  // of a chunk, the first ones: in shared memory
     float* partials;
-    FastDivide by_run;
-    FastDivide by_q0;
-    FastDivide by_q1;
+    FastDivide by_inner, by_middle;   // used while row_count < 2^31
+    FastDivide by_run;   // slots of a run
+};
+
+// Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
+// of them are the row's: `from` to `to`.
+struct Slot {
+    Position l;
+    int64_t offset;
+    int from, to;
 };
 
 // Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
+// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
+// accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
 template <int VEC, int PARTS>
 struct Place {
+    static constexpr bool RAGGED = !STRIDED && VEC == 1;
+    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
     static constexpr int ROWS = STRIDED ? VEC : 1;
-    static constexpr int STEP = STRIDED ? 1 : VEC;       // elements of a row in one access
+    static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
     static constexpr int LANES = THREADS / PARTS;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 4 : VEC == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !TWO_LEVEL ? 4 : 3;
+    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
     int lane, part;
     bool in;
     int64_t row, outer, middle, inner, base;
@@ -1699,16 +1717,36 @@ struct Place {
         row = block * BLOCK_ROWS + lane * ROWS;
         in = row < args.row_count;
         if (!in) row = 0;
-        const int64_t group = STRIDED ? row / args.inner : row;
-        inner = STRIDED ? row - group * args.inner : 0;
-        outer = TWO_LEVEL ? group / args.middle : group;
+        const bool small = args.row_count <= INT32_MAX;
+        int64_t group = row;
+        if (STRIDED) group = small ? args.by_inner.quotient(static_cast<unsigned int>(row)) : row / args.inner;
+        inner = row - group * (STRIDED ? args.inner : 1);
+        outer = group;
+        if (TWO_LEVEL) outer = small ? args.by_middle.quotient(static_cast<unsigned int>(group)) : group / args.middle;
         middle = TWO_LEVEL ? group - outer * args.middle : 0;
         base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
     }
-    // Offset of element l of the row.
-    __device__ __forceinline__ int64_t offset(const Args& args, int64_t l) const {
-        l += static_cast<int64_t>(args.by_run.quotient(static_cast<unsigned int>(l))) * (args.middle - 1) * args.run;
-        return base + (STRIDED ? l * args.inner : l);
+    __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
+        const int run = args.by_run.quotient(static_cast<unsigned int>(k));
+        const Position within = k - run * static_cast<int>(args.by_run.divisor);
+        const int64_t start = base + run * args.between;   // of the run
+        if constexpr (RAGGED) {
+            const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
+            return {run * static_cast<int>(args.run) + place, start + place, place < 0 ? static_cast<int>(-place) : 0,
+                    left < WIDE ? static_cast<int>(left) : WIDE};
+        } else {
+            return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
+        }
+    }
+    // All of a slot in one access.
+    __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
+        return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
+    }
+    // The same of the slots from `first` to `last`.
+    __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
+        if (!RAGGED) return true;
+        if (args.by_run.quotient(static_cast<unsigned int>(first)) != args.by_run.quotient(static_cast<unsigned int>(last))) return false;
+        return whole(args, slot(args, first)) && whole(args, slot(args, last));
     }
 };
 
@@ -1719,16 +1757,15 @@ struct Row {
     float v_p1[ROWS];   // %b_norm_running_mean: float32[64]
     float v_p2[ROWS];   // %b_norm_running_var: float32[64]
     float r1[ROWS];   // %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-    float r3[ROWS];   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
-    float t2[ROWS];   // %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-    float t4[ROWS];   // %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-    float t5[ROWS];   // %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-    float t6[ROWS];   // %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-    float t7[ROWS];   // %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-    float t8[ROWS];   // %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-    float t9[ROWS];   // %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-    float t10[ROWS];   // %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
-    float t11[ROWS];   // %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+    float r1s[ROWS];
+    float t2[ROWS];   // %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
+    float t3[ROWS];   // %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
+    float t4[ROWS];   // %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
+    float t5[ROWS];   // %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+    float t6[ROWS];   // %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
+    float t7[ROWS];   // %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
+    float t8[ROWS];   // %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+    float t9[ROWS];   // %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
 };
 
 template <int VEC, int PARTS>
@@ -1749,21 +1786,19 @@ __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PAR
 // Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
 struct State0 {
     float count = 0.0f;
-    float r1 = 0.0f;
-    float r3_mean = 0.0f, r3 = 0.0f;   // of what is counted: mean, squared distances from it
+    float r1_mean = 0.0f, r1 = 0.0f;   // of what is counted: mean, squared distances from it
 
     __device__ __forceinline__ void join(const State0& o) {
         const float n = count + o.count, share = n > 0.0f ? __fdividef(o.count, n) : 0.0f;
-        r1 = [](auto a, auto b) { return a + b; }(r1, o.r1);
-        const float r3_apart = o.r3_mean - r3_mean;
-        r3 += o.r3 + r3_apart * r3_apart * count * share;
-        r3_mean += r3_apart * share;
+        const float r1_apart = o.r1_mean - r1_mean;
+        r1 += o.r1 + r1_apart * r1_apart * count * share;
+        r1_mean += r1_apart * share;
         count = n;
     }
     template <int ROWS>
     __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
-        row.r1[i] = r1;
-        row.r3[i] = r3 / count;
+        row.r1[i] = r1 / count;
+        row.r1s[i] = r1_mean;
     }
 };
 
@@ -1813,82 +1848,97 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
             constexpr int WARPS = PARTS / WARP;
             if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
             __syncthreads();
-            s[0] = scratch[0];
+            const State* const row = scratch + at.lane * WARPS;
+            s[0] = row[0];
 #pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(scratch[w]);
+            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
         } else {
             s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
         }
     }
 }
 
-// Shared memory that all sweeps use, one after the other.
+// Floats of shared memory that all sweeps use, one after the other.
 constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
 template <int VEC, int PARTS>
 constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
-// How a sweep finds the kept tensors: in global memory; there, to be copied to shared memory; or in that copy.
-enum Source { STREAM, FILL, REUSE };
+// The elements of a slot at p; those that are not the row's are left alone.
+template <int WIDTH>
+__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
+    if (whole) load_once<WIDTH>(v, p);
+    else
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e)
+            if (e >= slot.from && e < slot.to) v[e] = __ldg(p + e);
+}
+
+// How a sweep finds the kept tensors: in memory; there again, what was read last first; in memory, to be copied to
+// shared memory; in that copy.
+enum Source { STREAM, AGAIN, FILL, REUSE };
 
 template <int VEC, int PARTS, Source SOURCE>
 __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
-                                       int64_t begin, int64_t end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
+                                       Position begin, Position end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
     using P = Place<VEC, PARTS>;
     constexpr int UNROLL = P::UNROLL;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const int64_t steps = at.in ? (end - begin) / P::STEP : 0;
-    for (int64_t k = at.part; k < steps; k += PARTS * UNROLL) {
-        float v_x0_at[UNROLL][VEC];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
+    const Position steps = at.in ? end - begin : 0;
+    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, Position k) {
+        constexpr bool CHECKED = decltype(checked)::value;
+        float v_x0_at[UNROLL][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const int64_t step = k + u * PARTS;
-            if (step >= steps) break;
-            const int64_t l = begin + step * P::STEP;
-            [[maybe_unused]] const int64_t offset = at.offset(args, l);
-            load_once<VEC>(v_x0_at[u], args.x0 + offset);
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
+            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
         }
-        State0 batch[P::ROWS];
-        float r3_at[UNROLL][VEC];
+        State0 part[P::ROWS];
+        float r1_at[UNROLL][P::WIDTH];
+        [[maybe_unused]] unsigned int present = 0;   // elements that exist, a bit each
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const int64_t step = k + u * PARTS;
-            if (step >= steps) break;
-            [[maybe_unused]] const int64_t first = begin + step * P::STEP;
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
 #pragma unroll
-            for (int e = 0; e < VEC; ++e) {
+            for (int e = 0; e < P::WIDTH; ++e) {
+                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
                 const float t0 = v_x0 + row.v_p0[i];   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-                batch[i].r1 = [](auto a, auto b) { return a + b; }(batch[i].r1, t0);
-                r3_at[u][e] = t0;
+                r1_at[u][e] = t0;
+                if constexpr (CHECKED) present |= 1u << (u * P::WIDTH + e);
             }
         }
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) {
-            // Element (u, e) of the batch is one of row i.
-            auto each = [&](auto visit) {
+            auto each = [&](auto visit) {   // elements of row i
 #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    if (k + u * PARTS >= steps) break;
-                    if constexpr (STRIDED) visit(u, i);
-                    else
-#pragma unroll
-                        for (int e = 0; e < VEC; ++e) visit(u, e);
-                }
+                for (int n = 0; n < UNROLL * P::WIDTH; ++n)
+                    if ((!STRIDED || n % P::WIDTH == i) && (!CHECKED || (present >> n & 1))) visit(n / P::WIDTH, n % P::WIDTH);
             };
-            each([&](int, int) { batch[i].count += 1.0f; });
-            each([&](int u, int e) { batch[i].r3_mean += r3_at[u][e]; });
-            batch[i].r3_mean = __fdividef(batch[i].r3_mean, batch[i].count);
+            each([&](int, int) { part[i].count += 1.0f; });
+            each([&](int u, int e) { part[i].r1_mean += r1_at[u][e]; });
+            part[i].r1_mean = part[i].count > 0.0f ? __fdividef(part[i].r1_mean, part[i].count) : 0.0f;
             each([&](int u, int e) {
-                const float apart = r3_at[u][e] - batch[i].r3_mean;
-                batch[i].r3 += apart * apart;
+                const float apart = r1_at[u][e] - part[i].r1_mean;
+                part[i].r1 += apart * apart;
             });
-            s[i].join(batch[i]);
+            s[i].join(part[i]);
         }
+    };
+    constexpr int REACH = (UNROLL - 1) * PARTS;
+    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
+        else take(std::true_type(), k);
     }
 }
 
@@ -1899,15 +1949,14 @@ __device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
     [[maybe_unused]] const int64_t width = args.width;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        row.t2[i] = row.r1[i] / static_cast<float>(batch*height*width);
-        row.t4[i] = row.r3[i] * static_cast<float>(batch*height*width);
-        row.t5[i] = row.t4[i] / static_cast<float>(batch*height*width - 1);
-        row.t6[i] = row.t2[i] * 0x1.99999ap-5f;
-        row.t7[i] = row.v_p1[i] * 0x1.e66666p-1f;
-        row.t8[i] = row.t7[i] + row.t6[i];
-        row.t9[i] = row.t5[i] * 0x1.99999ap-5f;
-        row.t10[i] = row.v_p2[i] * 0x1.e66666p-1f;
-        row.t11[i] = row.t10[i] + row.t9[i];
+        row.t2[i] = row.r1[i] * static_cast<float>(batch*height*width);
+        row.t3[i] = row.t2[i] / static_cast<float>(batch*height*width - 1);
+        row.t4[i] = row.r1s[i] * 0x1.99999ap-5f;
+        row.t5[i] = row.v_p1[i] * 0x1.e66666p-1f;
+        row.t6[i] = row.t5[i] + row.t4[i];
+        row.t7[i] = row.t3[i] * 0x1.99999ap-5f;
+        row.t8[i] = row.v_p2[i] * 0x1.e66666p-1f;
+        row.t9[i] = row.t8[i] + row.t7[i];
     }
 }
 
@@ -1921,10 +1970,10 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
 #pragma unroll
     for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = at.inner + i;
-        args.y0[middle] = row.t2[i];
-        args.y1[middle] = row.r3[i];
-        args.y2[middle] = row.t8[i];
-        args.y3[middle] = row.t11[i];
+        args.y0[middle] = row.r1s[i];
+        args.y1[middle] = row.r1[i];
+        args.y2[middle] = row.t6[i];
+        args.y3[middle] = row.t9[i];
     }
 }
 
@@ -1937,13 +1986,13 @@ __global__ void __launch_bounds__(THREADS, (Place<VEC, PARTS>::MIN_BLOCKS)) resi
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
     const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
-    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
     Row<P::ROWS> row;
     begin_row(args, at, row);
     __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     {
         State0 s[P::ROWS];
-        sweep_0<VEC, PARTS, FILL>(args, at, row, begin, end, kept, s);
+        sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
         if (args.splits > 1) {   // the row is a cluster's
             __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
@@ -1985,7 +2034,7 @@ __device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_0(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_0(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -1995,7 +2044,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_
     begin_row(args, at, row);
     __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     const int64_t begin = split * args.chunk;
-    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
     State0 s[P::ROWS];
     sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
     across_threads<VEC, PARTS>(s, at, scratch);
@@ -2004,7 +2053,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_1(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_1(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2034,50 +2083,45 @@ struct Schedule {
     bool resident;
     int parts;               // threads to a row
     int splits;
-    int64_t chunk, blocks;   // blocks: groups of rows that a block takes at a time
+    int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
 };
 
-constexpr int THREE_BLOCKS = 72 << 10, TWO_BLOCKS = 104 << 10;   // bytes of shared memory with as many to a multiprocessor
+constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
 
-int shared_limit() {
-    static int known[64] = {};
-    int device = 0;
-    cudaGetDevice(&device);
-    int& bytes = known[device % 64];
-    if (bytes == 0) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes - (24 << 10);   // the states' share
-}
-
-Schedule schedule(int64_t row_count, int64_t length) {
-    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1;
-    const int64_t element = KEPT * columns * int64_t(sizeof(float));   // bytes to keep for each element of a row
-    if (!STRIDED && length <= WARP_ROW && row_count >= busy) {
-        const int parts = length <= SHORT_ROW ? FEW : WARP, rows = THREADS / parts;
-        return {true, parts, 1, length, (row_count + rows - 1) / rows};
+// `slots`: accesses of a row, each of `step` of its elements.
+Schedule schedule(int64_t row_count, int64_t slots, int step) {
+    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
+    if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
+        const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
+        return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
     }
     const int64_t groups = (row_count + columns - 1) / columns;
+    const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
     const int most = on_hopper() ? MAX_CLUSTER : 1;
     for (int c = 1; c <= most; c *= 2) {
-        const int64_t chunk = ((length + c - 1) / c + WIDE - 1) / WIDE * WIDE, bytes = (chunk + THREADS * WIDE) * element;
-        const bool fits = bytes <= (c < most ? THREE_BLOCKS : TWO_BLOCKS) && bytes <= shared_limit();
-        const bool enough = groups * c >= busy || chunk * columns <= 4096;
-        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2))))
-            return {true, THREADS, c, chunk, groups};
+        const int64_t chunk = (slots + c - 1) / c;
+        // Rather more blocks than reading again, and that rather than more than eight.
+        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
+        const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
+        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
+            const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
+            return {true, THREADS, c, chunk, kept, groups};
+        }
     }
     // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
     int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
-    const int64_t chunk = ((length + splits - 1) / splits + WIDE - 1) / WIDE * WIDE;
-    return {false, THREADS, static_cast<int>((length + chunk - 1) / chunk), chunk, groups};
+    const int64_t chunk = (slots + splits - 1) / splits;
+    return {false, THREADS, static_cast<int>((slots + chunk - 1) / chunk), chunk, 0, groups};
 }
 
 template <int VEC, int PARTS>
 int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
     using P = Place<VEC, PARTS>;
-    const int64_t steps = (plan.chunk + P::STEP - 1) / P::STEP, turns = (steps + PARTS - 1) / PARTS;
-    args.kept_stride = static_cast<int>(turns * THREADS * VEC);
+    const int64_t turns = (plan.kept + PARTS - 1) / PARTS;
+    args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
     const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
     cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     cudaLaunchAttribute cluster = {};
@@ -2100,6 +2144,7 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
     if constexpr (!STRIDED) {
         if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
         if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
+        if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
     }
     if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
     const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
@@ -2111,26 +2156,30 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 }
 
 struct Extent {
-    int64_t row_count, length;
+    int64_t row_count, before, run;
+    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
+    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
-    return {int64_t(1) * (64) * (1), int64_t(batch) * (height*width)};
+    return {int64_t(1) * (64) * (1), batch, height*width};
 }
 
-// Bytes for the partial states of every row.
+int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
+    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State0));
+}
+
+// Bytes for the states of every row, whichever accesses turn out to be possible.
 extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
     const Extent all = extent(batch, height, width);
-    if (all.row_count == 0 || all.length == 0) return 0;
-    const Schedule plan = schedule(all.row_count, all.length);
-    return plan.resident ? 0 : all.row_count * plan.splits * int64_t(0 + sizeof(State0));
+    if (all.row_count * all.before * all.run == 0) return 0;
+    const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
+    return wide > narrow ? wide : narrow;
 }
 
 extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, float* y1, float* y2, float* y3, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, height, width);
-    if (all.row_count == 0 || all.length == 0) return cudaSuccess;
-    const Schedule plan = schedule(all.row_count, all.length);
-    if (plan.blocks * plan.splits > INT32_MAX || all.length > INT32_MAX) return cudaErrorInvalidValue;
+    if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
     args.x0 = x0;
     args.p0 = p0;
@@ -2143,18 +2192,22 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, 
     args.batch = batch;
     args.height = height;
     args.width = width;
-    args.row_count = all.row_count, args.length = all.length;
+    args.row_count = all.row_count, args.length = all.before * all.run;
     args.middle = 64, args.run = height*width, args.inner = 1;
-    args.chunk = plan.chunk, args.splits = plan.splits;
-    args.partials = static_cast<float*>(workspace);
-    args.by_run = fast_divide(static_cast<unsigned int>(args.run));
-    args.by_q0 = fast_divide(static_cast<unsigned int>(height*width));
-    args.by_q1 = fast_divide(static_cast<unsigned int>(width));
+    args.between = args.middle * args.run * args.inner;
+    args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
-    bool wide = (STRIDED ? args.inner : args.run) % WIDE == 0;
-    wide = wide && (height*width) % WIDE == 0;
-    wide = wide && (width) % WIDE == 0;
-    wide = wide && reinterpret_cast<uintptr_t>(x0) % 16 == 0;
+    bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
+    const Schedule plan = all.plan(wide);
+    if (plan.blocks * plan.splits > INT32_MAX || args.length > INT32_MAX - (1 << 16)) return cudaErrorInvalidValue;
+    args.slots = all.before * all.run_slots(wide);
+    args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
+    args.partials = static_cast<float*>(workspace);
+    if (args.row_count <= INT32_MAX) {
+        args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
+        args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
+    }
+    args.by_run = fast_divide(static_cast<unsigned int>(all.run_slots(wide)));
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -2180,9 +2233,10 @@ namespace k2_row_stream_kernel {
 
 // A row too long for registers, or of a length known only at run time. What it takes is decided by length
 // and number of rows, in schedule():
-//   resident   a block, or a cluster of blocks, keeps the row in shared memory: read once, written once;
-//   streaming  many blocks to a row, one launch for each sweep; partial statistics go through global memory.
-// Partial results are combined in fixed order: bitwise the same at every run.
+//   resident   a part of a block, a block, or a cluster of blocks has the row to itself: it keeps in shared memory what
+//              fits and reads the rest again while L2 still has it, so that memory is read once and written once;
+//   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
+// States are joined in fixed order: bitwise the same at every run.
 constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
 constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
 constexpr int THREADS = 256, WARP = 32;
@@ -2192,7 +2246,9 @@ constexpr int COLUMNS = 64;              // neighbouring rows of a block, if str
 constexpr int MAX_CLUSTER = 16;
 constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
 constexpr int FEW = 8;                   // threads to a short row
-constexpr int SHORT_ROW = 256, WARP_ROW = 1024;   // elements that FEW threads, and a warp, are enough for
+constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
+
+using Position = int64_t;   // along a row
 
 struct Args {
     const float* x0;
@@ -2205,22 +2261,39 @@ struct Args {
     int64_t height;
     int64_t width;
     int64_t row_count, length, middle, run, inner;
-    int64_t chunk;       // elements of a row per block
+    int64_t between;     // elements from one run of a row to the next
+    int64_t slots;       // accesses that a row is made of
+    int64_t chunk;       // slots of a row per block
     int splits;          // blocks of a row
     int kept_stride;     // elements of shared memory for each kept tensor
+    bool scattered;      // some tensor does not begin at a multiple of 16 bytes
+    int64_t kept_slots;  // of a chunk, the first ones: in shared memory
     float* partials;
+    FastDivide by_inner, by_middle;   // used while row_count < 2^31
+};
+
+// Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
+// of them are the row's: `from` to `to`.
+struct Slot {
+    Position l;
+    int64_t offset;
+    int from, to;
 };
 
 // Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
+// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
+// accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
 template <int VEC, int PARTS>
 struct Place {
+    static constexpr bool RAGGED = !STRIDED && VEC == 1;
+    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
     static constexpr int ROWS = STRIDED ? VEC : 1;
-    static constexpr int STEP = STRIDED ? 1 : VEC;       // elements of a row in one access
+    static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
     static constexpr int LANES = THREADS / PARTS;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 4 : VEC == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !TWO_LEVEL ? 4 : 3;
+    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
     int lane, part;
     bool in;
     int64_t row, outer, middle, inner, base;
@@ -2232,15 +2305,34 @@ struct Place {
         row = block * BLOCK_ROWS + lane * ROWS;
         in = row < args.row_count;
         if (!in) row = 0;
-        const int64_t group = STRIDED ? row / args.inner : row;
-        inner = STRIDED ? row - group * args.inner : 0;
-        outer = TWO_LEVEL ? group / args.middle : group;
+        const bool small = args.row_count <= INT32_MAX;
+        int64_t group = row;
+        if (STRIDED) group = small ? args.by_inner.quotient(static_cast<unsigned int>(row)) : row / args.inner;
+        inner = row - group * (STRIDED ? args.inner : 1);
+        outer = group;
+        if (TWO_LEVEL) outer = small ? args.by_middle.quotient(static_cast<unsigned int>(group)) : group / args.middle;
         middle = TWO_LEVEL ? group - outer * args.middle : 0;
         base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
     }
-    // Offset of element l of the row.
-    __device__ __forceinline__ int64_t offset(const Args& args, int64_t l) const {
-        return base + (STRIDED ? l * args.inner : l);
+    __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
+        const Position within = k;
+        const int64_t start = base;
+        if constexpr (RAGGED) {
+            const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
+            return {place, start + place, place < 0 ? static_cast<int>(-place) : 0,
+                    left < WIDE ? static_cast<int>(left) : WIDE};
+        } else {
+            return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
+        }
+    }
+    // All of a slot in one access.
+    __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
+        return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
+    }
+    // The same of the slots from `first` to `last`.
+    __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
+        if (!RAGGED) return true;
+        return whole(args, slot(args, first)) && whole(args, slot(args, last));
     }
 };
 
@@ -2333,51 +2425,65 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
             constexpr int WARPS = PARTS / WARP;
             if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
             __syncthreads();
-            s[0] = scratch[0];
+            const State* const row = scratch + at.lane * WARPS;
+            s[0] = row[0];
 #pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(scratch[w]);
+            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
         } else {
             s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
         }
     }
 }
 
-// Shared memory that all sweeps use, one after the other.
+// Floats of shared memory that all sweeps use, one after the other.
 constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State1)) / sizeof(float));
 template <int VEC, int PARTS>
 constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
-// How a sweep finds the kept tensors: in global memory; there, to be copied to shared memory; or in that copy.
-enum Source { STREAM, FILL, REUSE };
+// The elements of a slot at p; those that are not the row's are left alone.
+template <int WIDTH>
+__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
+    if (whole) load_once<WIDTH>(v, p);
+    else
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e)
+            if (e >= slot.from && e < slot.to) v[e] = __ldg(p + e);
+}
+
+// How a sweep finds the kept tensors: in memory; there again, what was read last first; in memory, to be copied to
+// shared memory; in that copy.
+enum Source { STREAM, AGAIN, FILL, REUSE };
 
 template <int VEC, int PARTS, Source SOURCE>
 __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
-                                       int64_t begin, int64_t end, float* kept, State1 (&s)[Place<VEC, PARTS>::ROWS]) {
+                                       Position begin, Position end, float* kept, State1 (&s)[Place<VEC, PARTS>::ROWS]) {
     using P = Place<VEC, PARTS>;
     constexpr int UNROLL = P::UNROLL;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const int64_t steps = at.in ? (end - begin) / P::STEP : 0;
-    for (int64_t k = at.part; k < steps; k += PARTS * UNROLL) {
-        float v_x0_at[UNROLL][VEC];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
+    const Position steps = at.in ? end - begin : 0;
+    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, Position k) {
+        constexpr bool CHECKED = decltype(checked)::value;
+        float v_x0_at[UNROLL][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const int64_t step = k + u * PARTS;
-            if (step >= steps) break;
-            const int64_t l = begin + step * P::STEP;
-            [[maybe_unused]] const int64_t offset = at.offset(args, l);
-            load_once<VEC>(v_x0_at[u], args.x0 + offset);
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
+            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
         }
-        State1 batch[P::ROWS];
+        State1 part[P::ROWS];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const int64_t step = k + u * PARTS;
-            if (step >= steps) break;
-            [[maybe_unused]] const int64_t first = begin + step * P::STEP;
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
 #pragma unroll
-            for (int e = 0; e < VEC; ++e) {
+            for (int e = 0; e < P::WIDTH; ++e) {
+                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
                 const float t0 = v_x0 + row.v_p0[i];   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
@@ -2386,24 +2492,19 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
                 const float t5 = t4 * row.v_p1[i];   // %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
                 const float t6 = t5 + row.v_p2[i];   // %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
                 const float t7 = nan_max(t6, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
-                batch[i].r8 = [](auto a, auto b) { return a + b; }(batch[i].r8, t7);
+                part[i].r8 = [](auto a, auto b) { return a + b; }(part[i].r8, t7);
             }
         }
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) {
-            // Element (u, e) of the batch is one of row i.
-            auto each = [&](auto visit) {
-#pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    if (k + u * PARTS >= steps) break;
-                    if constexpr (STRIDED) visit(u, i);
-                    else
-#pragma unroll
-                        for (int e = 0; e < VEC; ++e) visit(u, e);
-                }
-            };
-            s[i].join(batch[i]);
+            s[i].join(part[i]);
         }
+    };
+    constexpr int REACH = (UNROLL - 1) * PARTS;
+    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
+        else take(std::true_type(), k);
     }
 }
 
@@ -2450,14 +2551,14 @@ __global__ void __launch_bounds__(THREADS, (Place<VEC, PARTS>::MIN_BLOCKS)) resi
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
     const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
-    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
     Row<P::ROWS> row;
     begin_row(args, at, row);
     __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     scalars_0(args, row);
     {
         State1 s[P::ROWS];
-        sweep_1<VEC, PARTS, FILL>(args, at, row, begin, end, kept, s);
+        sweep_1<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
         if (args.splits > 1) {   // the row is a cluster's
             __shared__ State1 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
@@ -2499,7 +2600,7 @@ __device__ __forceinline__ State1* states_1(const Args& args, int64_t row) {
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_1(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_1(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2510,7 +2611,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_
     __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     scalars_0(args, row);
     const int64_t begin = split * args.chunk;
-    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
     State1 s[P::ROWS];
     sweep_1<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
     across_threads<VEC, PARTS>(s, at, scratch);
@@ -2519,7 +2620,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_2(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_2(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2550,50 +2651,45 @@ struct Schedule {
     bool resident;
     int parts;               // threads to a row
     int splits;
-    int64_t chunk, blocks;   // blocks: groups of rows that a block takes at a time
+    int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
 };
 
-constexpr int THREE_BLOCKS = 72 << 10, TWO_BLOCKS = 104 << 10;   // bytes of shared memory with as many to a multiprocessor
+constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
 
-int shared_limit() {
-    static int known[64] = {};
-    int device = 0;
-    cudaGetDevice(&device);
-    int& bytes = known[device % 64];
-    if (bytes == 0) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes - (24 << 10);   // the states' share
-}
-
-Schedule schedule(int64_t row_count, int64_t length) {
-    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1;
-    const int64_t element = KEPT * columns * int64_t(sizeof(float));   // bytes to keep for each element of a row
-    if (!STRIDED && length <= WARP_ROW && row_count >= busy) {
-        const int parts = length <= SHORT_ROW ? FEW : WARP, rows = THREADS / parts;
-        return {true, parts, 1, length, (row_count + rows - 1) / rows};
+// `slots`: accesses of a row, each of `step` of its elements.
+Schedule schedule(int64_t row_count, int64_t slots, int step) {
+    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
+    if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
+        const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
+        return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
     }
     const int64_t groups = (row_count + columns - 1) / columns;
+    const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
     const int most = on_hopper() ? MAX_CLUSTER : 1;
     for (int c = 1; c <= most; c *= 2) {
-        const int64_t chunk = ((length + c - 1) / c + WIDE - 1) / WIDE * WIDE, bytes = (chunk + THREADS * WIDE) * element;
-        const bool fits = bytes <= (c < most ? THREE_BLOCKS : TWO_BLOCKS) && bytes <= shared_limit();
-        const bool enough = groups * c >= busy || chunk * columns <= 4096;
-        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2))))
-            return {true, THREADS, c, chunk, groups};
+        const int64_t chunk = (slots + c - 1) / c;
+        // Rather more blocks than reading again, and that rather than more than eight.
+        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
+        const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
+        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
+            const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
+            return {true, THREADS, c, chunk, kept, groups};
+        }
     }
     // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
     int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
-    const int64_t chunk = ((length + splits - 1) / splits + WIDE - 1) / WIDE * WIDE;
-    return {false, THREADS, static_cast<int>((length + chunk - 1) / chunk), chunk, groups};
+    const int64_t chunk = (slots + splits - 1) / splits;
+    return {false, THREADS, static_cast<int>((slots + chunk - 1) / chunk), chunk, 0, groups};
 }
 
 template <int VEC, int PARTS>
 int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
     using P = Place<VEC, PARTS>;
-    const int64_t steps = (plan.chunk + P::STEP - 1) / P::STEP, turns = (steps + PARTS - 1) / PARTS;
-    args.kept_stride = static_cast<int>(turns * THREADS * VEC);
+    const int64_t turns = (plan.kept + PARTS - 1) / PARTS;
+    args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
     const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
     cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     cudaLaunchAttribute cluster = {};
@@ -2616,6 +2712,7 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
     if constexpr (!STRIDED) {
         if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
         if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
+        if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
     }
     if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
     const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
@@ -2627,26 +2724,30 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 }
 
 struct Extent {
-    int64_t row_count, length;
+    int64_t row_count, before, run;
+    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
+    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
-    return {int64_t(64*batch) * (1) * (1), int64_t(1) * (height*width)};
+    return {int64_t(64*batch) * (1) * (1), 1, height*width};
 }
 
-// Bytes for the partial states of every row.
+int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
+    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State1));
+}
+
+// Bytes for the states of every row, whichever accesses turn out to be possible.
 extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
     const Extent all = extent(batch, height, width);
-    if (all.row_count == 0 || all.length == 0) return 0;
-    const Schedule plan = schedule(all.row_count, all.length);
-    return plan.resident ? 0 : all.row_count * plan.splits * int64_t(0 + sizeof(State1));
+    if (all.row_count * all.before * all.run == 0) return 0;
+    const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
+    return wide > narrow ? wide : narrow;
 }
 
 extern "C" int k2_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, const float* x1, const float* x2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, height, width);
-    if (all.row_count == 0 || all.length == 0) return cudaSuccess;
-    const Schedule plan = schedule(all.row_count, all.length);
-    if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
+    if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
     args.x0 = x0;
     args.p0 = p0;
@@ -2657,13 +2758,21 @@ extern "C" int k2_row_stream(const float* p0, const float* x0, const float* p1, 
     args.y0 = y0;
     args.height = height;
     args.width = width;
-    args.row_count = all.row_count, args.length = all.length;
+    args.row_count = all.row_count, args.length = all.before * all.run;
     args.middle = 1, args.run = height*width, args.inner = 1;
-    args.chunk = plan.chunk, args.splits = plan.splits;
-    args.partials = static_cast<float*>(workspace);
+    args.between = args.middle * args.run * args.inner;
+    args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
-    bool wide = (STRIDED ? args.inner : args.run) % WIDE == 0;
-    wide = wide && reinterpret_cast<uintptr_t>(x0) % 16 == 0;
+    bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
+    const Schedule plan = all.plan(wide);
+    if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
+    args.slots = all.before * all.run_slots(wide);
+    args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
+    args.partials = static_cast<float*>(workspace);
+    if (args.row_count <= INT32_MAX) {
+        args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
+        args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
+    }
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -2866,20 +2975,20 @@ Tensor call_k2_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5e2daf7d1af1a77e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d4148c576edbaec7, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> (Tensor, Tensor, Tensor, Tensor)");
     m.def("k2_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5e2daf7d1af1a77e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d4148c576edbaec7, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5e2daf7d1af1a77e"
+_fusegen_NAMESPACE = "fusegen_d4148c576edbaec7"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

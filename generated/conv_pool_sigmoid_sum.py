@@ -2485,9 +2485,10 @@ namespace k2_row_stream_kernel {
 
 // A row too long for registers, or of a length known only at run time. What it takes is decided by length
 // and number of rows, in schedule():
-//   resident   a block, or a cluster of blocks, keeps the row in shared memory: read once, written once;
-//   streaming  many blocks to a row, one launch for each sweep; partial statistics go through global memory.
-// Partial results are combined in fixed order: bitwise the same at every run.
+//   resident   a part of a block, a block, or a cluster of blocks has the row to itself: it keeps in shared memory what
+//              fits and reads the rest again while L2 still has it, so that memory is read once and written once;
+//   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
+// States are joined in fixed order: bitwise the same at every run.
 constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
 constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
 constexpr int THREADS = 256, WARP = 32;
@@ -2497,7 +2498,9 @@ constexpr int COLUMNS = 64;              // neighbouring rows of a block, if str
 constexpr int MAX_CLUSTER = 16;
 constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
 constexpr int FEW = 8;                   // threads to a short row
-constexpr int SHORT_ROW = 256, WARP_ROW = 1024;   // elements that FEW threads, and a warp, are enough for
+constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
+
+using Position = int;   // along a row
 
 struct Args {
     const float* x0;
@@ -2506,23 +2509,40 @@ struct Args {
     int64_t height;
     int64_t width;
     int64_t row_count, length, middle, run, inner;
-    int64_t chunk;       // elements of a row per block
+    int64_t between;     // elements from one run of a row to the next
+    int64_t slots;       // accesses that a row is made of
+    int64_t chunk;       // slots of a row per block
     int splits;          // blocks of a row
     int kept_stride;     // elements of shared memory for each kept tensor
+    bool scattered;      // some tensor does not begin at a multiple of 16 bytes
+    int64_t kept_slots;  // of a chunk, the first ones: in shared memory
     float* partials;
+    FastDivide by_inner, by_middle;   // used while row_count < 2^31
     FastDivide by_q0;
 };
 
+// Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
+// of them are the row's: `from` to `to`.
+struct Slot {
+    Position l;
+    int64_t offset;
+    int from, to;
+};
+
 // Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
+// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
+// accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
 template <int VEC, int PARTS>
 struct Place {
+    static constexpr bool RAGGED = !STRIDED && VEC == 1;
+    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
     static constexpr int ROWS = STRIDED ? VEC : 1;
-    static constexpr int STEP = STRIDED ? 1 : VEC;       // elements of a row in one access
+    static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
     static constexpr int LANES = THREADS / PARTS;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 4 : VEC == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !TWO_LEVEL ? 4 : 3;
+    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
     int lane, part;
     bool in;
     int64_t row, outer, middle, inner, base;
@@ -2534,15 +2554,34 @@ struct Place {
         row = block * BLOCK_ROWS + lane * ROWS;
         in = row < args.row_count;
         if (!in) row = 0;
-        const int64_t group = STRIDED ? row / args.inner : row;
-        inner = STRIDED ? row - group * args.inner : 0;
-        outer = TWO_LEVEL ? group / args.middle : group;
+        const bool small = args.row_count <= INT32_MAX;
+        int64_t group = row;
+        if (STRIDED) group = small ? args.by_inner.quotient(static_cast<unsigned int>(row)) : row / args.inner;
+        inner = row - group * (STRIDED ? args.inner : 1);
+        outer = group;
+        if (TWO_LEVEL) outer = small ? args.by_middle.quotient(static_cast<unsigned int>(group)) : group / args.middle;
         middle = TWO_LEVEL ? group - outer * args.middle : 0;
         base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
     }
-    // Offset of element l of the row.
-    __device__ __forceinline__ int64_t offset(const Args& args, int64_t l) const {
-        return base + (STRIDED ? l * args.inner : l);
+    __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
+        const Position within = k;
+        const int64_t start = base;
+        if constexpr (RAGGED) {
+            const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
+            return {place, start + place, place < 0 ? static_cast<int>(-place) : 0,
+                    left < WIDE ? static_cast<int>(left) : WIDE};
+        } else {
+            return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
+        }
+    }
+    // All of a slot in one access.
+    __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
+        return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
+    }
+    // The same of the slots from `first` to `last`.
+    __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
+        if (!RAGGED) return true;
+        return whole(args, slot(args, first)) && whole(args, slot(args, last));
     }
 };
 
@@ -2615,75 +2654,86 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
             constexpr int WARPS = PARTS / WARP;
             if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
             __syncthreads();
-            s[0] = scratch[0];
+            const State* const row = scratch + at.lane * WARPS;
+            s[0] = row[0];
 #pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(scratch[w]);
+            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
         } else {
             s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
         }
     }
 }
 
-// Shared memory that all sweeps use, one after the other.
+// Floats of shared memory that all sweeps use, one after the other.
 constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
 template <int VEC, int PARTS>
 constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
-// How a sweep finds the kept tensors: in global memory; there, to be copied to shared memory; or in that copy.
-enum Source { STREAM, FILL, REUSE };
+// The elements of a slot at p; those that are not the row's are left alone.
+template <int WIDTH>
+__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
+    if (whole) load_once<WIDTH>(v, p);
+    else
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e)
+            if (e >= slot.from && e < slot.to) v[e] = __ldg(p + e);
+}
+
+// How a sweep finds the kept tensors: in memory; there again, what was read last first; in memory, to be copied to
+// shared memory; in that copy.
+enum Source { STREAM, AGAIN, FILL, REUSE };
 
 template <int VEC, int PARTS, Source SOURCE>
 __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
-                                       int64_t begin, int64_t end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
+                                       Position begin, Position end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
     using P = Place<VEC, PARTS>;
     constexpr int UNROLL = P::UNROLL;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const int64_t steps = at.in ? (end - begin) / P::STEP : 0;
-    for (int64_t k = at.part; k < steps; k += PARTS * UNROLL) {
-        float v_x0_at[UNROLL][VEC];   // %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1]
+    const Position steps = at.in ? end - begin : 0;
+    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, Position k) {
+        constexpr bool CHECKED = decltype(checked)::value;
+        float v_x0_at[UNROLL][P::WIDTH];   // %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1]
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const int64_t step = k + u * PARTS;
-            if (step >= steps) break;
-            const int64_t l = begin + step * P::STEP;
-            [[maybe_unused]] const int64_t offset = at.offset(args, l);
-            load_once<VEC>(v_x0_at[u], args.x0 + offset);
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
+            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
         }
-        State0 batch[P::ROWS];
+        State0 part[P::ROWS];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const int64_t step = k + u * PARTS;
-            if (step >= steps) break;
-            [[maybe_unused]] const int64_t first = begin + step * P::STEP;
-            const int64_t q0 = args.by_q0.quotient(static_cast<unsigned int>(first));
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
+            int64_t q0 = P::RAGGED ? 0 : args.by_q0.quotient(static_cast<unsigned int>(slot.l));
 #pragma unroll
-            for (int e = 0; e < VEC; ++e) {
+            for (int e = 0; e < P::WIDTH; ++e) {
+                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
+                [[maybe_unused]] const int64_t l = STRIDED ? slot.l : slot.l + e;
+                if constexpr (P::RAGGED) q0 = args.by_q0.quotient(static_cast<unsigned int>(l));
                 const float v_x0 = v_x0_at[u][e];
                 const float v_p0 = __ldg(args.p0 + (q0));   // %conv2d_r1: float32[64, 1, 1]
                 const float t0 = v_x0 + v_p0;   // %avg_pool2d: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = add(%avg_pool2d_r1, %conv2d_r1)
                 const float t1 = sigmoid(t0);   // %sigmoid: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = sigmoid(%avg_pool2d)
-                batch[i].r2 = [](auto a, auto b) { return a + b; }(batch[i].r2, t1);
+                part[i].r2 = [](auto a, auto b) { return a + b; }(part[i].r2, t1);
             }
         }
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) {
-            // Element (u, e) of the batch is one of row i.
-            auto each = [&](auto visit) {
-#pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    if (k + u * PARTS >= steps) break;
-                    if constexpr (STRIDED) visit(u, i);
-                    else
-#pragma unroll
-                        for (int e = 0; e < VEC; ++e) visit(u, e);
-                }
-            };
-            s[i].join(batch[i]);
+            s[i].join(part[i]);
         }
+    };
+    constexpr int REACH = (UNROLL - 1) * PARTS;
+    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
+        else take(std::true_type(), k);
     }
 }
 
@@ -2709,13 +2759,13 @@ __global__ void __launch_bounds__(THREADS, (Place<VEC, PARTS>::MIN_BLOCKS)) resi
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
     const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
-    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
     Row<P::ROWS> row;
     begin_row(args, at, row);
     __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     {
         State0 s[P::ROWS];
-        sweep_0<VEC, PARTS, FILL>(args, at, row, begin, end, kept, s);
+        sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
         if (args.splits > 1) {   // the row is a cluster's
             __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
@@ -2756,7 +2806,7 @@ __device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_0(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_0(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2766,7 +2816,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_
     begin_row(args, at, row);
     __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     const int64_t begin = split * args.chunk;
-    const int64_t end = begin + args.chunk < args.length ? begin + args.chunk : args.length;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
     State0 s[P::ROWS];
     sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
     across_threads<VEC, PARTS>(s, at, scratch);
@@ -2775,7 +2825,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL ? 3 : 4) stream_1(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_1(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2804,50 +2854,45 @@ struct Schedule {
     bool resident;
     int parts;               // threads to a row
     int splits;
-    int64_t chunk, blocks;   // blocks: groups of rows that a block takes at a time
+    int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
 };
 
-constexpr int THREE_BLOCKS = 72 << 10, TWO_BLOCKS = 104 << 10;   // bytes of shared memory with as many to a multiprocessor
+constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
 
-int shared_limit() {
-    static int known[64] = {};
-    int device = 0;
-    cudaGetDevice(&device);
-    int& bytes = known[device % 64];
-    if (bytes == 0) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes - (24 << 10);   // the states' share
-}
-
-Schedule schedule(int64_t row_count, int64_t length) {
-    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1;
-    const int64_t element = KEPT * columns * int64_t(sizeof(float));   // bytes to keep for each element of a row
-    if (!STRIDED && length <= WARP_ROW && row_count >= busy) {
-        const int parts = length <= SHORT_ROW ? FEW : WARP, rows = THREADS / parts;
-        return {true, parts, 1, length, (row_count + rows - 1) / rows};
+// `slots`: accesses of a row, each of `step` of its elements.
+Schedule schedule(int64_t row_count, int64_t slots, int step) {
+    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
+    if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
+        const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
+        return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
     }
     const int64_t groups = (row_count + columns - 1) / columns;
+    const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
     const int most = on_hopper() ? MAX_CLUSTER : 1;
     for (int c = 1; c <= most; c *= 2) {
-        const int64_t chunk = ((length + c - 1) / c + WIDE - 1) / WIDE * WIDE, bytes = (chunk + THREADS * WIDE) * element;
-        const bool fits = bytes <= (c < most ? THREE_BLOCKS : TWO_BLOCKS) && bytes <= shared_limit();
-        const bool enough = groups * c >= busy || chunk * columns <= 4096;
-        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2))))
-            return {true, THREADS, c, chunk, groups};
+        const int64_t chunk = (slots + c - 1) / c;
+        // Rather more blocks than reading again, and that rather than more than eight.
+        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
+        const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
+        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
+            const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
+            return {true, THREADS, c, chunk, kept, groups};
+        }
     }
     // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
     int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
-    const int64_t chunk = ((length + splits - 1) / splits + WIDE - 1) / WIDE * WIDE;
-    return {false, THREADS, static_cast<int>((length + chunk - 1) / chunk), chunk, groups};
+    const int64_t chunk = (slots + splits - 1) / splits;
+    return {false, THREADS, static_cast<int>((slots + chunk - 1) / chunk), chunk, 0, groups};
 }
 
 template <int VEC, int PARTS>
 int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
     using P = Place<VEC, PARTS>;
-    const int64_t steps = (plan.chunk + P::STEP - 1) / P::STEP, turns = (steps + PARTS - 1) / PARTS;
-    args.kept_stride = static_cast<int>(turns * THREADS * VEC);
+    const int64_t turns = (plan.kept + PARTS - 1) / PARTS;
+    args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
     const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
     cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     cudaLaunchAttribute cluster = {};
@@ -2870,6 +2915,7 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
     if constexpr (!STRIDED) {
         if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
         if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
+        if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
     }
     if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
     const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
@@ -2881,41 +2927,53 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 }
 
 struct Extent {
-    int64_t row_count, length;
+    int64_t row_count, before, run;
+    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
+    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
-    return {int64_t(batch) * (1) * (1), int64_t(1) * (64*height*width)};
+    return {int64_t(batch) * (1) * (1), 1, 64*height*width};
 }
 
-// Bytes for the partial states of every row.
+int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
+    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State0));
+}
+
+// Bytes for the states of every row, whichever accesses turn out to be possible.
 extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
     const Extent all = extent(batch, height, width);
-    if (all.row_count == 0 || all.length == 0) return 0;
-    const Schedule plan = schedule(all.row_count, all.length);
-    return plan.resident ? 0 : all.row_count * plan.splits * int64_t(0 + sizeof(State0));
+    if (all.row_count * all.before * all.run == 0) return 0;
+    const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
+    return wide > narrow ? wide : narrow;
 }
 
 extern "C" int k2_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, height, width);
-    if (all.row_count == 0 || all.length == 0) return cudaSuccess;
-    const Schedule plan = schedule(all.row_count, all.length);
-    if (plan.blocks * plan.splits > INT32_MAX || all.length > INT32_MAX) return cudaErrorInvalidValue;
+    if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
     args.x0 = x0;
     args.p0 = p0;
     args.y0 = y0;
     args.height = height;
     args.width = width;
-    args.row_count = all.row_count, args.length = all.length;
+    args.row_count = all.row_count, args.length = all.before * all.run;
     args.middle = 1, args.run = 64*height*width, args.inner = 1;
-    args.chunk = plan.chunk, args.splits = plan.splits;
-    args.partials = static_cast<float*>(workspace);
-    args.by_q0 = fast_divide(static_cast<unsigned int>(height*width));
+    args.between = args.middle * args.run * args.inner;
+    args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
-    bool wide = (STRIDED ? args.inner : args.run) % WIDE == 0;
+    bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
     wide = wide && (height*width) % WIDE == 0;
-    wide = wide && reinterpret_cast<uintptr_t>(x0) % 16 == 0;
+    const Schedule plan = all.plan(wide);
+    if (plan.blocks * plan.splits > INT32_MAX || args.length > INT32_MAX - (1 << 16)) return cudaErrorInvalidValue;
+    args.slots = all.before * all.run_slots(wide);
+    args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
+    args.partials = static_cast<float*>(workspace);
+    if (args.row_count <= INT32_MAX) {
+        args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
+        args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
+    }
+    args.by_q0 = fast_divide(static_cast<unsigned int>(height*width));
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -3085,20 +3143,20 @@ Tensor call_k2_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e358b1f42de21462, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c9c1c010cd2f5f8b, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor x0, Tensor x1, int tf32) -> Tensor");
     m.def("k2_row_stream(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e358b1f42de21462, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c9c1c010cd2f5f8b, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e358b1f42de21462"
+_fusegen_NAMESPACE = "fusegen_c9c1c010cd2f5f8b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -63,6 +63,8 @@ def test_compiles_without_spills(spec: str, architecture: str, tmp_path: Path) -
     kernels = re.findall(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores", run.stderr, re.S)
     assert kernels
     # A few values of a tile wait on the stack while its products run: in Hopper's asynchronous kernels, and
-    # (run<true>) in full fp32.
-    allowed = {name: 96 if "_sm90_" in name else 48 if "runILb1E" in name else 0 for name, _ in kernels}
+    # (run<true>) in full fp32. So does what the ends of runs need where they are aligned to nothing (resident<1, ...>):
+    # a third block to a multiprocessor is worth more.
+    limits = {"_sm90_": 96, "runILb1E": 48, "residentILi1E": 160, "residentILi4E": 8}
+    allowed = {name: max([0, *(limit for part, limit in limits.items() if part in name)]) for name, _ in kernels}
     assert [k for k in kernels if int(k[1]) > allowed[k[0]]] == []

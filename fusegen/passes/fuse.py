@@ -28,6 +28,7 @@ from fusegen.ir import (
     RegionOp,
     ReshapeOp,
     RuleRefused,
+    SliceOp,
     SoftmaxOp,
     WindowSumOp,
 )
@@ -39,7 +40,7 @@ from fusegen.rowspace import NotFusable, analyze
 Template = Literal["window_sum", "contraction", "pool", "row_reduce", "row_stream", "pointwise"]
 _POOLS = (PoolOp, AdaptivePoolOp)
 _WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp, *_POOLS)
-_JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp, *_POOLS)
+_JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp, SliceOp, *_POOLS)
 _SMALL = (PointwiseOp, ReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
 _SHARED = "it is read outside the kernel too"
@@ -139,7 +140,7 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
             producer = grouping.by_name[pending.pop()]
             if ops.is_leaf(producer.op) or producer.name in operands:
                 continue
-            if not isinstance(producer.op, (PointwiseOp, ReshapeOp)) or producer.name not in free:
+            if not isinstance(producer.op, (PointwiseOp, ReshapeOp, SliceOp)) or producer.name not in free:
                 break
             unit.add(producer.name)
             pending.extend(producer.inputs)

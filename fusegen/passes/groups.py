@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fusegen import dims
-from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
+from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, PointwiseOp, ReduceOp, ReshapeOp, SliceOp, SoftmaxOp
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Grouping:
         """
         if node.name in self.results or not self._fusable_readers(node.name):
             return False
-        if isinstance(node.op, ReshapeOp):
+        if isinstance(node.op, (ReshapeOp, SliceOp)):
             return True
         sizes = self.graph.sizes
         operands = [self.by_name[name] for name in dict.fromkeys(node.inputs)]

@@ -61,7 +61,8 @@ class Statement(Frozen):
 class Reduction(Frozen):
     """``name = fn over the row of value``; ``value`` is C++ text in element scope.
 
-    ``exponentials`` has two results: the maximum, and in ``second`` the sum of exp(value - maximum).
+    Two results have ``exponentials``: the maximum, and in ``second`` the sum of exp(value - maximum); and ``var``: the
+    variance, and in ``second`` the mean.
 
     Where several blocks share a row: a ``partial`` result covers the block's own elements only, and a
     sum of exponentials with a ``shift`` (a partial maximum, subtracted in each block) is brought to

@@ -23,6 +23,7 @@ from fusegen.ir import (
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    SliceOp,
     SoftmaxOp,
 )
 from fusegen.literals import hex_float
@@ -322,6 +323,18 @@ class RowLowering:
         # Another one is read once, into registers if a later phase needs it.
         return self.draft("{0}", self.operand(node, self.space.axes[node.name]), element=True, node=node)
 
+    def part(self, node: Node, op: SliceOp) -> None:
+        """A slice of the row, for sums: zero elsewhere."""
+        (axis,), shape, row = self.space.axes[node.name][op.axis], self.space.shape, self.space.row_axes
+        inside = any(shape[other] != 1 for other in row if other < axis)
+        place = self.coordinate("l", [shape[other] for other in row if other > axis], shape[axis] if inside else None)
+        stop = dims.add(op.start, dims.mul(op.step, op.length))
+        test = f"{place} >= {self.text(op.start)} && {place} < {self.text(stop)}"
+        if op.step != 1:
+            test += f" && ({place} - {self.text(op.start)}) % {op.step} == 0"
+        x = self.values[node.inputs[0]]
+        self.values[node.name] = self.draft(f"({test} ? {{0}} : 0.0f)", x, element=True, node=node)
+
     def lower(self) -> None:
         """Fill ``drafts`` with every node of the body in order."""
         for node in self.body.nodes:
@@ -337,6 +350,8 @@ class RowLowering:
                     self.softmax(node, log)
                 case ReduceOp() as op:
                     self.reduction(node, op)
+                case SliceOp() as op:
+                    self.part(node, op)
                 case ReshapeOp() | PermuteOp() | ExpandOp():
                     self.values[node.name] = self.values[node.inputs[0]]
 

@@ -6,6 +6,7 @@ passes are reductions of their own: the variance, and the maximum with the sum o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,11 +57,19 @@ class StreamLowering(RowLowering):
         """(maximum, sum of the exponentials of what is left) of the row."""
         self.helpers.add("nan_max")
         self.special += 1
-        peak = self.reduce("exponentials", x, comment)
-        draft = next(d for d in self.drafts if d.value is peak)
+        return self.pair("exponentials", x, comment)
+
+    def pair(self, fn: Literal["var", "exponentials"], x: Value, comment: str) -> tuple[Value, Value]:
+        """A reduction with two results."""
+        first = self.reduce(fn, x, comment)
+        draft = next(d for d in self.drafts if d.value is first)
         assert isinstance(draft, DraftReduction)
-        draft.second = draft.second or Value(f"{peak.name}s", False, peak.phase)
-        return peak, draft.second
+        draft.second = draft.second or Value(f"{first.name}s", False, first.phase)
+        return first, draft.second
+
+    def variance(self, x: Value, comment: str) -> tuple[Value, Value]:
+        """(variance, mean) of the row."""
+        return self.pair("var", x, comment)
 
     def softmax(self, node: Node, log: bool) -> None:
         x = self.values[node.inputs[0]]
@@ -80,7 +89,12 @@ class StreamLowering(RowLowering):
             template = "(isinf({0}) ? {0} : logf({1}) + {0})"
             self.values[node.name] = self.draft(template, peak, total, element=False, node=node)
         elif op.fn == "var":
-            self.values[node.name] = self.reduce("var", x, format_node(node))
+            self.values[node.name] = self.variance(x, format_node(node))[0]
+        elif op.fn == "mean" and any(
+            isinstance(other.op, ReduceOp) and other.op.fn == "var" and other.inputs == node.inputs
+            for other in self.body.nodes
+        ):
+            self.values[node.name] = self.variance(x, format_node(node))[1]
         else:
             super().reduction(node, op)
 
@@ -121,7 +135,12 @@ class StreamLowering(RowLowering):
         return Statement(name=draft.value.name, ctype=draft.ctype, expr=expr, comment=draft.comment)
 
     def assemble(self, phases: tuple[Phase, ...], outputs: tuple[OutputArg, ...]) -> RowProgram:
-        return super().assemble(phases, outputs).replace(dividers=tuple(self.dividers.values()))
+        rows = super().assemble(phases, outputs)
+        texts = [operand.index for operand in rows.operands if operand.per_element and not operand.vector]
+        texts += [store.index for store in rows.stores if store.per_element and not store.like_source]
+        texts += [statement.expr for phase in phases for statement in phase.elements]
+        words = set(re.findall(r"\w+", " ".join(texts)))  # what the template reads at offsets of its own
+        return rows.replace(dividers=tuple(d for d in self.dividers.values() if d.name in words))
 
 
 def plan(region: Region, name: str) -> KernelPlan:

@@ -18,13 +18,14 @@ from tests.models import write
 
 pytestmark = pytest.mark.gpu
 
-IMAGES = [(4, 8, 6, 5), (3, 8, 64, 64), (2, 8, 301, 303), (1, 8, 1024, 1030), (64, 8, 33, 30)]
+IMAGES = [(4, 8, 6, 5), (3, 8, 64, 64), (2, 8, 301, 303), (1, 8, 1024, 1030), (64, 8, 33, 30), (100, 8, 63, 61)]
 MATRICES = [(6, 33), (3000, 33), (100_001, 33)]
 BODIES = {
     "group": ("return F.relu(self.n(x * 2)) + 1", "nn.GroupNorm(2, 8)", IMAGES),
     "group_residual": ("y = x.relu()\nreturn self.n(y) + y", "nn.GroupNorm(4, 8)", IMAGES),
     "instance": ("return self.n(x).relu()", "nn.InstanceNorm2d(8)", IMAGES),
-    "batch": ("return self.n(x.tanh()).relu()", "nn.BatchNorm2d(8)", [*IMAGES, (4097, 8, 3, 3)]),
+    "batch": ("return self.n(x.tanh()).relu()", "nn.BatchNorm2d(8)", [*IMAGES, (4097, 8, 3, 3), (24, 8, 128, 130)]),
+    "batch_of_short_runs": ("return self.n(x).relu()", "nn.BatchNorm2d(2)", [(5000, 2, 2, 3), (70_001, 2, 3, 3)]),
     "batch_then_mean": ("return self.n(x.tanh()).relu().mean((2, 3))", "nn.BatchNorm2d(8)", IMAGES),
     "batch_of_features": ("return self.n(x).relu()", "nn.BatchNorm1d(33)", MATRICES),
     "layer": ("return self.n(x).relu()", "nn.LayerNorm([64, 32, 32])", [(4, 64, 32, 32), (300, 64, 32, 32)]),
@@ -38,6 +39,7 @@ BODIES = {
     "two_runs": ("return x.sum(2).relu(), x.exp().mean((1, 3))", "nn.Identity()", IMAGES),
     "several_results": ("y = x.exp()\nreturn y, y.sum(1), y.mean((2, 3))", "nn.Identity()", IMAGES),
     "normalize": ("return F.normalize(x.flatten(1), dim=1)", "nn.Identity()", IMAGES),
+    "parts": ("return x[:, :, 1:].sum(2) + x.sum(2) * x[:, :, :-1].sum(2)", "nn.Identity()", IMAGES),
     "variance": ("return x.tanh().var((2, 3)) + x.tanh().mean((2, 3))", "nn.Identity()", IMAGES),
 }
 
@@ -60,6 +62,17 @@ def _agrees(reference: nn.Module, generated: nn.Module, x: torch.Tensor) -> None
         assert found.wrong_specials == 0, found
         assert found.max_generated <= found.max_allowed, found
         assert three.numel() < 1024 or found.passed, found
+
+
+def test_rows_that_begin_anywhere(tmp_path: Path) -> None:
+    """A contiguous view from the second element of its storage on: no access of 16 bytes is aligned."""
+    path = write(tmp_path, "return self.n(x).relu()", "self.n = nn.GroupNorm(2, 8)", "torch.rand(4, 8, 6, 5)")
+    write_atomic(tmp_path / "generated.py", compile_file(path).source)
+    reference = load_model_file(path).model_class().cuda()
+    generated = load_generated(tmp_path / "generated.py")().cuda()
+    for shape in ((4, 8, 6, 5), (40, 8, 64, 63), (2, 8, 512, 512)):
+        x = torch.randn(torch.Size(shape).numel() + 1, device="cuda")[1:].view(shape)
+        _agrees(reference, generated, x)
 
 
 @pytest.mark.parametrize("name", BODIES)
