@@ -39,7 +39,7 @@ def test_expected_times_lead_to_the_faster_of_both(convolutions: ModuleType) -> 
         library, kernel = convolutions.expected(case)
         found = measured[case.name]
         assert 0.5 < kernel / found["kernel"] < 1.6, case.name
-        assert 0.25 < library / found["library"] < 1.4, case.name
+        assert 0.25 < library / found["library"] < 1.7, case.name
         faster += found["kernel"] < found["library"]
         if kernel < 0.85 * library:
             assert found["kernel"] < 1.01 * found["library"], case.name
@@ -61,8 +61,8 @@ class _Normed(nn.Module):
     [
         (64, 3, None),
         (8, 3, None),  # in full fp32
-        (16, 3, "may compute it in full fp32"),
-        (64, 1, "the library is expected to take"),
+        (16, 3, None),  # in the class that cuDNN chooses at run time
+        (64, 1, "a kernel is expected to take"),
     ],
 )
 def test_a_lone_convolution_is_a_kernel_where_that_wins(inputs: int, kernel: int, reason: str | None) -> None:
