@@ -346,33 +346,23 @@ __device__ __forceinline__ float peak_of(float peak, const float4& v) {
 
 // X as the product reads it: [row tile][chunk][high, low][row][CHUNK], swizzled, zero beyond the data.
 // Within 16 of k, a thread of the product takes four neighbours of its weights; the halves follow it.
+// Here a thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
+constexpr int SPLITS = CHUNKS * (CHUNK / STEP);
+constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : SPLITS > 64 ? 128 : SPLITS > 32 ? 64 : WARP;
+constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+
 template <int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
+    constexpr int ROW_WARPS = ROW_THREADS / WARP;
+    static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
     __shared__ float peaks[SPLIT_THREADS / WARP];
-    const int64_t row = blockIdx.x, k_end = row < row_count ? INPUTS : 0;
+    const int thread = threadIdx.x % ROW_THREADS, local = threadIdx.x / ROW_THREADS;
+    const int64_t row = int64_t(blockIdx.x) * SPLIT_ROWS + local, k_end = row < row_count ? INPUTS : 0;
     const float* p = x + row * INPUTS;
     const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    float peak = 0.0f;
-    if (aligned) {
-        for (int64_t k = threadIdx.x * 4; k < k_end; k += SPLIT_THREADS * 4) peak = peak_of(peak, *reinterpret_cast<const float4*>(p + k));
-    } else {
-        for (int64_t k = threadIdx.x; k < k_end; k += SPLIT_THREADS) peak = fmaxf(peak, fabsf(p[k]));
-    }
-#pragma unroll
-    for (int d = WARP / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < SPLIT_THREADS / WARP; ++i) peak = fmaxf(peak, peaks[i]);
-    float one_over;
-    const float scale = scale_of(peak, one_over);
-    if (threadIdx.x == 0) inverse[row] = one_over;
-
-    const int at = row % WIDTH;
-    unsigned char* lines = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
-    for (int step = threadIdx.x; step < CHUNKS * (CHUNK / STEP); step += SPLIT_THREADS) {
+    float v[STEP];
+    auto load = [&](int step) {
         const int64_t k = int64_t(step) * STEP;
-        float v[STEP];
         if (aligned && k + STEP <= k_end) {
 #pragma unroll
             for (int i = 0; i < STEP; i += 4) load_vector<4>(v + i, p + k + i);
@@ -380,6 +370,27 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
 #pragma unroll
             for (int i = 0; i < STEP; ++i) v[i] = k + i < k_end ? p[k + i] : 0.0f;
         }
+    };
+    float peak = 0.0f;
+    for (int step = thread; step < SPLITS; step += ROW_THREADS) {
+        load(step);
+#pragma unroll
+        for (int i = 0; i < STEP; ++i) peak = fmaxf(peak, fabsf(v[i]));
+    }
+#pragma unroll
+    for (int d = WARP / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ROW_WARPS; ++i) peak = fmaxf(peak, peaks[local * ROW_WARPS + i]);
+    float one_over;
+    const float scale = scale_of(peak, one_over);
+    if (thread == 0) inverse[row] = one_over;
+
+    const int at = row % WIDTH;
+    unsigned char* lines = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
+    for (int step = thread; step < SPLITS; step += ROW_THREADS) {
+        if (SPLITS > ROW_THREADS) load(step);   // else it is still there
         uint32_t high[STEP / 2], low[STEP / 2];
 #pragma unroll
         for (int i = 0; i < STEP / 2; ++i) split(v[2 * i] * scale, v[2 * i + 1] * scale, high[i], low[i]);
@@ -864,7 +875,7 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     args.inverse = reinterpret_cast<float*>(workspace + layout.inverse);
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
     args.parts = reinterpret_cast<float*>(workspace + layout.parts);
-    split_rows<WIDTH><<<layout.schedule.row_tiles * WIDTH, SPLIT_THREADS, 0, stream>>>(args.x, workspace, reinterpret_cast<float*>(workspace + layout.inverse), args.row_count);
+    split_rows<WIDTH><<<layout.schedule.row_tiles * WIDTH / SPLIT_ROWS, SPLIT_THREADS, 0, stream>>>(args.x, workspace, reinterpret_cast<float*>(workspace + layout.inverse), args.row_count);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute cluster = {};
@@ -1036,16 +1047,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c6adc11890a93157, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e95822b78e937798, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c6adc11890a93157, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e95822b78e937798, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c6adc11890a93157"
+_fusegen_NAMESPACE = "fusegen_e95822b78e937798"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
