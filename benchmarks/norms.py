@@ -33,7 +33,7 @@ from fusegen.timing import interleaved  # noqa: E402
 from fusegen.trace import load_model_file  # noqa: E402
 
 ROUNDS = 21
-AT_ONCE = 20
+AT_ONCE = 24
 MODEL = """import torch
 import torch.nn as nn
 import torch.nn.functional as F
