@@ -3152,12 +3152,12 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(x, w, *structure):
+def _fusegen_rounds(kernel, x, w, *structure):
     """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (x.device, x.shape, w.shape, structure)
+    sizes = (kernel, x.get_device(), x.shape)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
@@ -3177,7 +3177,7 @@ def _fusegen_rounds(x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked):
     """The graph after rewriting: 3 generated kernels, 1 call to torch."""
-    v_conv2d_r2 = ops[0](v_x, v_p_conv_weight, _fusegen_rounds(v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
+    v_conv2d_r2 = ops[0](v_x, v_p_conv_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
     v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_1, v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16 = ops[1](v_p_conv_bias, v_conv2d_r2, v_b_norm_running_mean, v_b_norm_running_var)
     v_mean = ops[2](v_p_conv_bias, v_conv2d_r2, v_p_norm_weight, v_p_norm_bias, v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_1)
     v_b_norm_num_batches_tracked.add_(1)

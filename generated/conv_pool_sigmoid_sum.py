@@ -3317,12 +3317,12 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(x, w, *structure):
+def _fusegen_rounds(kernel, x, w, *structure):
     """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (x.device, x.shape, w.shape, structure)
+    sizes = (kernel, x.get_device(), x.shape)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
@@ -3345,7 +3345,7 @@ def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
     # %avg_pool2d_r1_r1: float32[64, 16, 9, 9] = pad(%p_conv_weight, before=(0, 0, 3, 3), after=(0, 0, 3, 3))
     v_avg_pool2d_r1_r1 = _fusegen_torch.nn.functional.pad(v_p_conv_weight, [3, 3, 3, 3, 0, 0, 0, 0], value=0.0)
     v_avg_pool2d_r1_r2 = ops[0](v_avg_pool2d_r1_r1)
-    v_avg_pool2d_r1 = ops[1](v_x, v_avg_pool2d_r1_r2, _fusegen_rounds(v_x, v_avg_pool2d_r1_r2, (4, 4), (0, 0), (1, 1), False, (0, 0), 1))
+    v_avg_pool2d_r1 = ops[1](v_x, v_avg_pool2d_r1_r2, _fusegen_rounds("k1_contraction", v_x, v_avg_pool2d_r1_r2, (4, 4), (0, 0), (1, 1), False, (0, 0), 1))
     v_sum_1 = ops[2](v_p_conv_bias, v_avg_pool2d_r1)
     return v_sum_1
 

@@ -1829,12 +1829,12 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(x, w, *structure):
+def _fusegen_rounds(kernel, x, w, *structure):
     """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (x.device, x.shape, w.shape, structure)
+    sizes = (kernel, x.get_device(), x.shape)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
@@ -1854,7 +1854,7 @@ def _fusegen_rounds(x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
     """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
-    v_hardswish = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, _fusegen_rounds(v_x, v_p_conv_transpose_weight, (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
+    v_hardswish = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_transpose_weight, (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
     return v_hardswish
 
 

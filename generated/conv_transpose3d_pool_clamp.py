@@ -1986,12 +1986,12 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(x, w, *structure):
+def _fusegen_rounds(kernel, x, w, *structure):
     """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (x.device, x.shape, w.shape, structure)
+    sizes = (kernel, x.get_device(), x.shape)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
@@ -2014,7 +2014,7 @@ def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias)
     # %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = pad(%p_conv_transpose_weight, before=(0, 0, 1, 1, 1), after=(0, 0, 0, 0, 0))
     v_avg_pool3d_r1_r1 = _fusegen_torch.nn.functional.pad(v_p_conv_transpose_weight, [1, 0, 1, 0, 1, 0, 0, 0, 0, 0], value=0.0)
     v_avg_pool3d_r1_r2 = ops[0](v_avg_pool3d_r1_r1)
-    v_mul = ops[1](v_p_conv_transpose_bias, v_x, v_avg_pool3d_r1_r2, _fusegen_rounds(v_x, v_avg_pool3d_r1_r2, (1, 1, 1), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
+    v_mul = ops[1](v_p_conv_transpose_bias, v_x, v_avg_pool3d_r1_r2, _fusegen_rounds("k1_contraction", v_x, v_avg_pool3d_r1_r2, (1, 1, 1), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
     return v_mul
 
 

@@ -1868,12 +1868,12 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(x, w, *structure):
+def _fusegen_rounds(kernel, x, w, *structure):
     """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (x.device, x.shape, w.shape, structure)
+    sizes = (kernel, x.get_device(), x.shape)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
@@ -1893,7 +1893,7 @@ def _fusegen_rounds(x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_bias, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
     """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
-    v_mul = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, v_p_bias, _fusegen_rounds(v_x, v_p_conv_transpose_weight, (2, 2), (1, 1), (1, 1), True, (1, 1), 1))
+    v_mul = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, v_p_bias, _fusegen_rounds("k0_contraction", v_x, v_p_conv_transpose_weight, (2, 2), (1, 1), (1, 1), True, (1, 1), 1))
     return v_mul
 
 

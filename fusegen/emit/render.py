@@ -157,7 +157,8 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     )
     structure = (stride, padding, dilation, detail.head == "conv_transpose", output_padding, detail.groups)
     return [
-        f"_fusegen_rounds({variables[detail.source]}, {variables[detail.weight]}, {', '.join(map(str, structure))})"
+        f'_fusegen_rounds("{plan.name}", {variables[detail.source]}, {variables[detail.weight]}, '
+        f"{', '.join(map(str, structure))})"
     ]
 
 

@@ -43,6 +43,7 @@ class Case:
     model_new: type[nn.Module]
     shape: tuple[Dim, ...]
     """Of the input as compiled: integers are structure."""
+    dtype: torch.dtype
 
     @property
     def rank(self) -> int:
@@ -66,7 +67,8 @@ class Case:
     def x(self, batch: int = BATCH, spatial: tuple[int, ...] | None = None, seed: int = 1) -> torch.Tensor:
         """Random input of the given batch and spatial sizes."""
         generator = torch.Generator("cuda").manual_seed(seed)
-        return torch.randn(self.sized(batch, spatial), device="cuda", generator=generator) + 0.5
+        drawn = torch.randn(self.sized(batch, spatial), device="cuda", generator=generator) + 0.5
+        return drawn.to(self.dtype)
 
     def sized(self, batch: int, spatial: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """The input's shape for the given batch and free spatial sizes."""
@@ -79,7 +81,10 @@ class Case:
         """For ``check_numerics``, at the small sizes."""
         shape = self.sized(16)
         return Subject(
-            name=self.name, reference=self.reference, generated=self.generated, inputs=lambda: (torch.rand(shape),)
+            name=self.name,
+            reference=self.reference,
+            generated=self.generated,
+            inputs=lambda: (torch.rand(shape, dtype=self.dtype),),
         )
 
 
@@ -88,8 +93,9 @@ def case(name: str) -> Case:
     """The golden file of a spec."""
     path = ROOT / "specs" / f"{name}.py"
     loaded = load_model_file(path)
-    graph = trace(*instantiate(loaded), path).graph
-    return Case(name, loaded, load_generated(ROOT / "generated" / f"{name}.py"), graph.inputs[0].type.shape)
+    x = trace(*instantiate(loaded), path).graph.inputs[0].type
+    model_new = load_generated(ROOT / "generated" / f"{name}.py")
+    return Case(name, loaded, model_new, x.shape, getattr(torch, x.dtype.value))
 
 
 def in_tf32(reference: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor | None]:
