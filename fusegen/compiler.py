@@ -48,8 +48,8 @@ class Compiled:
     proof: proof.Proof
     notes: tuple[str, ...]
     seconds: float
-    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Decision points that a measurement may settle, with the labels of their candidates (``tuning.py``)."""
+    choices: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """Decision points that a measurement may settle: candidates and the seconds expected of them (``tuning.py``)."""
 
 
 def _silent(stage: str) -> None:

@@ -162,12 +162,9 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     except TooLarge as error:
         return str(error)
     library = _library_share(body, node, machine)
-    answers = {
-        "kernel": None,
-        "library": f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us",
-    }
-    order = ("kernel", "library") if ours <= library else ("library", "kernel")
-    return choose(f"{node.name} by", {label: answers[label] for label in order})
+    reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
+    answers = {"kernel": None, "library": reason} if ours <= library else {"library": reason, "kernel": None}
+    return choose(f"{node.name} by", answers, {"kernel": ours, "library": library})
 
 
 def fits_gemm(node: Node, weight: Node) -> bool:

@@ -9,6 +9,7 @@ from fusegen import dims, narrow
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
 from fusegen.rowspace import RowSpace, feature_axes
+from fusegen.tuning import choose
 
 FEATURES = 128
 """Features of a block's tile: rows up to this length are whole within a warp."""
@@ -19,6 +20,8 @@ _CLUSTERS = 66
 _LEAST_CHUNKS = 4
 _WIDTHS = range(32, 193, 16)
 _NARROW = 64
+_WIDE = (96, 128, 160, 192)
+"""Widths that may turn out to be better than the expected best."""
 _FINISH = 3.0e-6
 """What follows the last product of a tile, which nothing hides."""
 _SPLIT = 0.45
@@ -42,10 +45,11 @@ def _width(rows: int) -> int:
     return min(_WIDTHS, key=lambda width: (-(-rows // width) * _chunk_seconds(width), width))
 
 
-def widths(rows: int) -> tuple[int, ...]:
-    """Tile widths to compile for products traced with ``rows`` rows: a narrow one, and the best."""
+def tiles(rows: int) -> dict[str, tuple[int, ...]]:
+    """Tile widths to compile for products traced with ``rows`` rows, a narrow one and a good one: best first."""
     best = _width(rows)
-    return (_NARROW, best) if best > _NARROW else (best,)
+    good = [best, *(width for width in _WIDE if width != best)]
+    return {f"{width} rows": (_NARROW, width) if width > _NARROW else (width,) for width in good}
 
 
 def seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
@@ -85,10 +89,14 @@ def _half_refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) ->
     library = max(2 * rows * inputs * outputs / _HALF_LIBRARY, moved / machine.bandwidth) + machine.launch
     if [n.op for n in body.nodes if isinstance(n.op, PointwiseOp)] != [PointwiseOp(fn="add")]:  # more than a bias
         library += machine.launch + 4 * rows * outputs / machine.bandwidth
-    ours = half_seconds(rows, inputs, outputs, machine)
-    if ours > library:
-        return f"predicted {ours * 1e6:.1f} us where the library's product takes {library * 1e6:.1f}"
-    return None
+    return _by(node, half_seconds(rows, inputs, outputs, machine), library)
+
+
+def _by(node: Node, ours: float, library: float) -> str | None:
+    """The choice between both, as ``refusal`` answers."""
+    reason = f"predicted {ours * 1e6:.1f} us where the library's product takes {library * 1e6:.1f}"
+    answers = {"kernel": None, "library": reason} if ours <= library else {"library": reason, "kernel": None}
+    return choose(f"{node.name} by", answers, {"kernel": ours, "library": library})
 
 
 def group(space: RowSpace, node: Node) -> int:
@@ -141,6 +149,4 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str |
     ours = streamed or seconds(rows, inputs, outputs, machine)
     library = _library_seconds(rows, inputs, outputs, machine)
     precise = isinstance(node.op, MatmulOp) and node.op.precise
-    if ours > library and not precise:
-        return f"predicted {ours * 1e6:.1f} us where the library's product takes {library * 1e6:.1f}"
-    return None
+    return None if precise else _by(node, ours, library)

@@ -186,7 +186,8 @@ def explanation(compiled: Compiled) -> dict[str, Any]:
         }
         for stage in compiled.stages
     ]
-    return {"stages": stages, "steps": [step.model_dump(mode="json") for step in program.steps]}
+    steps = [step.model_dump(mode="json") for step in program.steps]
+    return {"stages": stages, "steps": steps, "decisions": compiled.choices}
 
 
 def print_explanation(compiled: Compiled) -> None:
@@ -200,6 +201,11 @@ def print_explanation(compiled: Compiled) -> None:
             why = f"{escape(kept.identity)} at {kept.node}: {escape(kept.reason)}"
             out.print(f"  [yellow]refused[/] {why}", soft_wrap=True)
         out.print(escape(format_graph(stage.graph)), soft_wrap=True)
+    if compiled.choices:
+        out.rule("decisions, the chosen first unless a tuning file pins another", align="left")
+    for point, candidates in compiled.choices.items():
+        expected = (f"{label} ({duration(s)})" if s else label for label, s in candidates.items())
+        out.print(f"  {escape(point)}: {escape('; '.join(expected))}", soft_wrap=True)
     out.rule("program", align="left")
     for step in compiled.program.steps:
         if isinstance(step, KernelStep):

@@ -50,7 +50,8 @@ def search(model: str, target: str, build: Callable[[dict[str, str]], Compiled],
     compiled = build(pinned)
     first = best = measure(compiled)
     measured: list[Candidate] = []
-    for point, labels in compiled.choices.items():
+    for point, candidates in compiled.choices.items():
+        labels = tuple(candidates)
         measured.append(Candidate(point=point, label=labels[0], ms=best))
         for label in labels[1:]:
             try:

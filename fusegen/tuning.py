@@ -35,7 +35,8 @@ class Choices:
     """The pins of a compilation, and the labels of every point that it came to, the planner's own choice first."""
 
     pins: Mapping[str, str]
-    seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    seen: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """With the expected seconds where the planner has an expectation."""
 
     def unknown(self) -> list[str]:
         """Pins of points or candidates that the compilation did not have."""
@@ -56,12 +57,15 @@ def choices(pins: Mapping[str, str]) -> Iterator[Choices]:
         _active.reset(token)
 
 
-def choose(point: str, candidates: Mapping[str, T]) -> T:
-    """The pinned one of ``candidates`` (by label, the planner's own choice first), or the first."""
+def choose(point: str, candidates: Mapping[str, T], expected: Mapping[str, float] | None = None) -> T:
+    """The pinned one of ``candidates`` (by label, the planner's own choice first), or the first.
+
+    ``expected``: seconds by label, for ``explain``.
+    """
     active = _active.get()
     label = next(iter(candidates))
     if active is not None:
-        active.seen[point] = tuple(candidates)
+        active.seen[point] = {name: (expected or {}).get(name) for name in candidates}
         label = next((name for name in candidates if name == active.pins.get(point)), label)
     return candidates[label]
 

@@ -35,7 +35,7 @@ _ROWS = RowProgram(
 
 def _plan(conv: ConvOp, axis: ContractionAxis, channels: tuple[int, int] = (16, 16)) -> HopperConvPlan | str:
     traced = ((int(axis.size), int(axis.output)),)
-    operands = conv_sm90.Operands("x0", "p0", "batch")
+    operands = conv_sm90.Operands("conv", "x0", "p0", "batch")
     return conv_sm90.plan(conv, (axis,), traced, channels, False, lambda split: _ROWS, operands)
 
 

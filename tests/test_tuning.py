@@ -31,7 +31,10 @@ def test_the_first_candidate_is_taken_unless_another_is_pinned() -> None:
     with choices({"tile": "narrow"}) as settled:
         assert choose("tile", {"wide": 2, "narrow": 1}) == 1
         assert choose("stages", {"3": 3, "2": 2}) == 3
-    assert settled.seen == {"tile": ("wide", "narrow"), "stages": ("3", "2")}
+    assert {point: list(labels) for point, labels in settled.seen.items()} == {
+        "tile": ["wide", "narrow"],
+        "stages": ["3", "2"],
+    }
     assert settled.unknown() == []
     with choices({"tile": "none such"}) as settled:
         assert choose("tile", {"wide": 2, "narrow": 1}) == 2
@@ -40,7 +43,11 @@ def test_the_first_candidate_is_taken_unless_another_is_pinned() -> None:
 
 def test_a_tuning_file_beside_the_model_decides(model: Path) -> None:
     planned = compile_file(model)
-    assert planned.choices[POINT] == ("kernel", "library")
+    kernel, library = planned.choices[POINT].items()
+    assert (kernel[0], library[0]) == ("kernel", "library")
+    assert kernel[1] is not None
+    assert library[1] is not None
+    assert kernel[1] < library[1]
     assert kinds(planned) == ["kernel"]
     pins_path(model).write_text(Pins(target="sm_90", choices={POINT: "library"}).model_dump_json())
     tuned = compile_file(model)
@@ -88,3 +95,19 @@ def test_a_candidate_that_does_not_compile_is_reported(model: Path) -> None:
 
     found = search(model.name, "sm_90", build, lambda compiled: 1.0)
     assert [c.reason for c in found.candidates if c.ms is None] == ["no such tile"] * (len(found.candidates) - 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "init", "inputs"),
+    [
+        ("return self.m(x).relu() * 2", "self.m = nn.Conv2d(64, 96, 3)", "torch.rand(32, 64, 64, 64)"),
+        ("return F.gelu(self.m(x)) * 2", "self.m = nn.Linear(2048, 4096)", "torch.rand(1024, 2048)"),
+    ],
+)
+def test_every_tile_may_be_pinned(body: str, init: str, inputs: str, tmp_path: Path) -> None:
+    path = write(tmp_path, body, init, inputs)
+    planned = compile_file(path)
+    (point,) = (name for name in planned.choices if name.endswith(" tile"))
+    texts = [compile_file(path, pins={point: label}).source for label in planned.choices[point]]
+    assert len(set(texts)) == len(texts) > 1
+    assert texts[0] == planned.source

@@ -46,7 +46,7 @@ def hopper_conv(region: Region, node: Node, axes: tuple[ContractionAxis, ...]) -
 
     traced = tuple(zip(region.body.shape(x.name)[2:], region.body.shape(node.name)[2:], strict=True))
     operands = conv_sm90.Operands(
-        region.args[x.name].name, region.args[w.name].name, region.sizes.local(x.type.shape[0])
+        node.name, region.args[x.name].name, region.args[w.name].name, region.sizes.local(x.type.shape[0])
     )
     reduces = bool(region.space.row_axes)
     return conv_sm90.plan(node.op, axes, traced, (inputs, outputs), reduces, lower, operands)

@@ -13,6 +13,7 @@ from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
 from fusegen.plan.details import ContractionAxis, HopperConvPlan, TapResidue
 from fusegen.plan.rowprogram import RowProgram
+from fusegen.tuning import choose
 
 SHARED_BYTES = 232_448
 _BARRIERS = 1024
@@ -29,8 +30,9 @@ Triple = tuple[int, int, int]
 
 
 class Operands(NamedTuple):
-    """Names of the tensors, and the number of samples over binding names."""
+    """Names of the node, of the tensors, and the number of samples over binding names."""
 
+    node: str
     source: str
     weight: str
     batch: Dim
@@ -98,6 +100,14 @@ class _Memory:
     buffers: int
     all_rows: bool
 
+    @property
+    def label(self) -> str:
+        """Names what the way through memory is, whatever fits besides."""
+        rings = "one ring" if self.rings == 1 else "a ring each"
+        stage = f"{self.chunk} channels of {'a residue' if self.all_rows else 'a tap row'}"
+        streamed = ", weights streamed" if self.stream else ""
+        return f"{self.warpgroups} warpgroups, {rings}, stages of {stage}{streamed}"
+
 
 @dataclass(frozen=True)
 class _Geometry:
@@ -144,7 +154,9 @@ class _Geometry:
         yield from ((False, False, row, chunk) for row in ((True,) if by_row else (False, True)) for chunk in chunks)
         yield from ((True, True, row, chunk) for chunk in chunks for row in (False, True))
 
-    def memory(self) -> _Memory | None:
+    def memories(self) -> dict[str, _Memory]:
+        """What fits, by label, best first."""
+        found: dict[str, _Memory] = {}
         lanes = 4 // (self.phases[0] * self.phases[1])
         slices = {1: (4,), 2: (8, 4), 4: (8,)}[lanes]
         # A fourth warpgroup hides more latency, where its accumulators leave registers for the epilogue.
@@ -160,8 +172,9 @@ class _Geometry:
             free -= count * (exchange + buffers * self.staging(size))
             stages = min(free // (slots * chunk * 4 * rings), max(wanted, 8))
             if stages >= wanted and slots <= MAX_SLOTS:
-                return _Memory(count, stream, rings, chunk, slots, stages, size, buffers, not one_row)
-        return None
+                memory = _Memory(count, stream, rings, chunk, slots, stages, size, buffers, not one_row)
+                found.setdefault(memory.label, memory)
+        return found
 
 
 def plan(
@@ -202,9 +215,10 @@ def plan(
         split,
         sum(operand.index == "l" for operand in rows.operands) * (channels[1] + block + 4) * 4,
     )
-    memory = geometry.memory()
-    if memory is None:
+    memories = geometry.memories()
+    if not memories:
         return "its taps do not fit in shared memory"
+    memory = choose(f"{operands.node} tile", memories)
     consumer, producer = REGISTERS[memory.warpgroups]
     return HopperConvPlan(
         transposed=conv.transposed,

@@ -11,6 +11,7 @@ from fusegen.plan.region import Region
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import feature_axes, with_rows
+from fusegen.tuning import choose
 
 _CUT_TILES = 512  # counters: fewer tiles than this are ever cut, two for each cluster
 
@@ -58,7 +59,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         )
         return region.plan(f"{name}_linear_narrow", streamed, only_hopper=not layout.portable)
     group = gemm.group(region.space, node)
-    widths = gemm.widths(dims.numel(x.type.shape[:-1], region.body.sizes))
+    tiles = gemm.tiles(dims.numel(x.type.shape[:-1], region.body.sizes))
+    widths = choose(f"{node.name} tile", tiles)
     detail = GemmPlan(
         source=region.args[x.name].name,
         weight=region.args[w.name].name,
