@@ -18,6 +18,8 @@ from fusegen.ir import Graph
 
 Sizes = Mapping[str, int]
 _LEAST = re.compile(r"\w+ >= \d+")
+_REMAINDERS = 2
+"""Sizes with other remainders at which the graph must be the same: a formula may hold at one by chance."""
 _REACH = 64
 """How far from the traced and from the smallest size another answer is looked for."""
 
@@ -73,7 +75,7 @@ def _neighbours(sizes: Sizes, smallest: Sizes, names: Iterable[str]) -> Iterator
     for name in names:
         size = sizes[name]
         near = range(size - 1, max(size - _REACH, 0), -1)
-        for value in itertools.chain(near, range(1, _REACH)):
+        for value in itertools.chain((size + 1,), near, range(1, _REACH)):
             yield {**sizes, name: value}
     yield dict(smallest)
 
@@ -107,15 +109,16 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     smallest = _smallest(graph.sizes, [*kept, *shapes])
     ones = [name for name, size in smallest.items() if size == 1]
     if smallest != graph.sizes and same(smallest):
-        open_questions = [c for c in open_questions if holds(c, smallest)]
+        open_questions = [c for c in open_questions if "%" in c or holds(c, smallest)]  # see _REMAINDERS
     elif ones:
         kept += _groups_of_ones(graph.sizes, ones, shapes, same)
     while open_questions:
         question, *open_questions = open_questions
-        others = _neighbours(graph.sizes, smallest, _symbols(question))
-        other = next((s for s in others if not holds(question, s) and all_hold([*kept, *shapes], s)), None)
-        if other is not None and same(other):
-            open_questions = [c for c in open_questions if holds(c, other)]
+        neighbours = _neighbours(graph.sizes, smallest, _symbols(question))
+        answered = (s for s in neighbours if not holds(question, s) and all_hold([*kept, *shapes], s))
+        others = list(itertools.islice(answered, _REMAINDERS if "%" in question else 1))
+        if others and all(map(same, others)):
+            open_questions = [c for c in open_questions if holds(c, others[0])]
         else:
             kept.append(question)
     return graph.replace(constraints=tuple(c for c in graph.constraints if c in kept) + _added(graph, kept))
