@@ -40,9 +40,10 @@ _LIBRARY_FP32 = 0.65
 """What it reaches of a machine's fp32 rate."""
 _LIBRARY_NARROW = {True: (128, 0.86), False: (64, 0.3)}
 """Output channels that fill its tiles, and the loss with half as many."""
-_LIBRARY_INPUTS = {True: 64, False: 16}
-"""Input channels to which it fills up a convolution in TF32, transposed or not."""
+_LIBRARY_INPUTS = 64
+"""Input channels to which it fills up a transposed convolution."""
 _LIBRARY_LAUNCHES = 8
+"""Of its call, transposes of the operands included."""
 _CLEARLY = 0.85
 """A convolution that nothing follows leaves the library only for a kernel expected to take less than this share."""
 _LEAST_OUTPUTS = 8
@@ -102,8 +103,8 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
     rate = machine.tensor_flops if tf32 else _LIBRARY_FP32 * machine.flops
     products = flops / rate * (1 + loss * max(0.0, full / outputs - 1))
-    if tf32:
-        products *= max(1.0, _LIBRARY_INPUTS[node.op.transposed] / inputs)
+    if tf32 and node.op.transposed:
+        products *= max(1.0, _LIBRARY_INPUTS / inputs)
     if prod(ops.kernel_size(w)) == 1:  # a matrix product where the data lies
         return products + moved + 2 * machine.launch
     return products + _LIBRARY_PASSES[tf32] * moved + _LIBRARY_LAUNCHES * machine.launch

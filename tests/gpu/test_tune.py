@@ -1,0 +1,26 @@
+"""``bench --tune`` on the GPU: candidates are built, held to the tolerance, timed, and the winner is pinned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusegen.compiler import compile_file
+from fusegen.tune import tune
+from fusegen.tuning import pins_path
+from tests.models import write
+
+pytestmark = pytest.mark.gpu
+
+
+def test_every_candidate_is_measured_and_the_winner_pinned(tmp_path: Path) -> None:
+    path = write(tmp_path, "return self.m(x).relu() * 2", "self.m = nn.Conv2d(64, 96, 3)", "torch.rand(16, 64, 64, 64)")
+    planned = compile_file(path)
+    found = tune(path, target="sm_90", evaluation=False, seconds=0.2)
+    assert {c.point for c in found.candidates} == set(planned.choices)
+    assert all(c.ms is not None or c.reason for c in found.candidates)
+    assert found.after_ms <= found.before_ms
+    assert pins_path(path).is_file()
+    tuned = compile_file(path)
+    assert (tuned.source == planned.source) == (not found.pinned)
