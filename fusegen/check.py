@@ -26,7 +26,7 @@ from fusegen.emit import write_atomic
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import ConvOp, Frozen, Graph, RegionOp
 from fusegen.subject import Subject, call, call_generated, open_subject, part_subject, strict
-from fusegen.tf32 import tf32_arithmetic, tf32_convolutions
+from fusegen.tf32 import tf32_convolutions, tf32_results
 from fusegen.truncate import before_flattening
 
 EPS = 2.0**-24
@@ -126,29 +126,30 @@ def compare(
         )
     wrong = 0
     zero = torch.zeros((), dtype=torch.float64, device=r.device)
-    largest = dict.fromkeys("yetr", zero)
-    squares = dict.fromkeys("yetr", zero)
+    compared = {"y": y, "e": e} if tf32 is None else {"y": y, "e": e, "t": tf32}
+    largest = dict.fromkeys([*compared, "r"], zero)
+    squares = dict(largest)
     count = 0
-    flat = [t.detach().reshape(-1) for t in (y, e, e if tf32 is None else tf32, r)]
+    flat = {key: t.detach().reshape(-1) for key, t in {**compared, "r": r}.items()}
     for start in range(0, r.numel(), CHUNK):
-        yc, ec, tc, rc = (t[start : start + CHUNK].double() for t in flat)
+        chunk = {key: t[start : start + CHUNK].double() for key, t in flat.items()}
+        yc, rc = chunk["y"], chunk["r"]
         if y.is_floating_point():  # a value beyond the output type's range is an infinity there
             narrow = rc.to(y.dtype)
             rc = torch.where(narrow.isinf(), narrow.double(), rc)
         finite = rc.isfinite()
         same = (yc == rc) | (yc.isnan() & rc.isnan())
         wrong += int(torch.where(finite, ~yc.isfinite(), ~same).sum())
-        good = {key: finite & value.isfinite() for key, value in zip("yetr", (yc, ec, tc, rc), strict=True)}
-        errors = {"y": yc - rc, "e": ec - rc, "t": tc - rc, "r": rc}
-        for key, error in errors.items():
-            error = torch.where(good[key], error, 0.0).abs()
+        for key, value in chunk.items():
+            good = finite & value.isfinite()
+            error = torch.where(good, rc if key == "r" else value - rc, 0.0).abs()
             largest[key] = torch.maximum(largest[key], error.max())
             squares[key] = squares[key] + error.square().sum()
         count += int(finite.sum())
     top = {key: float(value) for key, value in largest.items()}
     rms = {key: (float(value) / max(count, 1)) ** 0.5 for key, value in squares.items()}
-    max_allowed = max(2 * max(top["e"], top["t"]), 8 * EPS * top["r"])
-    rms_allowed = 2 * max(rms["e"], rms["t"]) + 2 * EPS * rms["r"]
+    max_allowed = max(2 * max(top["e"], top.get("t", 0.0)), 8 * EPS * top["r"])
+    rms_allowed = 2 * max(rms["e"], rms.get("t", 0.0)) + 2 * EPS * rms["r"]
     return OutputError(
         output=name,
         shape=tuple(r.shape),
@@ -158,7 +159,7 @@ def compare(
         rms_generated=rms["y"],
         rms_eager=rms["e"],
         rms_allowed=rms_allowed,
-        max_tf32=None if tf32 is None else top["t"],
+        max_tf32=top.get("t"),
         wrong_specials=wrong,
         passed=wrong == 0 and top["y"] <= max_allowed and rms["y"] <= rms_allowed,
     )
@@ -247,21 +248,13 @@ def _release() -> None:
         torch.cuda.empty_cache()
 
 
-def _tf32_results(reference: nn.Module, inputs: tuple[Any, ...]) -> dict[str, torch.Tensor]:
-    """The results of TF32 arithmetic; none where torch's settings do not permit it."""
-    if not (torch.cuda.is_available() and torch.backends.cudnn.allow_tf32):
-        return {}
-    with tf32_arithmetic():
-        return _results(reference, lambda m: call(m, inputs))
-
-
 def run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ...]) -> SetResult:
     """Hold the (reference, generated) ``pair`` to the tolerance on ``inputs``."""
     reference, generated = pair
     r = _results(copy.deepcopy(reference).double(), lambda m: oracle(m, tuple(map(_double, inputs))))
     _release()
     e = _results(reference, lambda m: call(m, inputs))
-    tf32 = _tf32_results(reference, inputs)
+    tf32 = tf32_results(lambda: _results(reference, lambda m: call(m, inputs))) or {}
     y = _results(generated, lambda m: call_generated(m, inputs))
     if y.keys() != e.keys():
         raise MismatchError(f"the generated module returns {sorted(y)}, the reference {sorted(e)}")

@@ -14,7 +14,7 @@ from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, feature_axis
 from fusegen.tf32 import in_tf32
 from fusegen.tiling import TooLarge, tile_conv, tile_matmul
-from fusegen.tuning import choose
+from fusegen.tuning import kernel_or_library
 
 
 def allows_tf32(graph: Graph, node: Node) -> bool:
@@ -84,7 +84,7 @@ def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> fl
     seconds = portable_seconds(body, node, whole, machine)
     if isinstance(node.op, ConvOp) and machine.wgmma and allows_tf32(body, node):
         x, w = (body.node(name).type for name in node.inputs[:2])
-        if hopper.refusal(node.op, ops.conv_channels(node.op, x, w), whole) is None:
+        if hopper.refusal(node.op, ops.conv_channels(node.op, x, w)) is None:
             return min(seconds, hopper.conv_seconds(body, node, machine))
     return seconds
 
@@ -164,8 +164,7 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
         return str(error)
     library = _library_share(body, node, machine)
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
-    answers = {"kernel": None, "library": reason} if ours <= library else {"library": reason, "kernel": None}
-    return choose(f"{node.name} by", answers, {"kernel": ours, "library": library})
+    return kernel_or_library(node.name, ours, library, reason)
 
 
 def fits_gemm(node: Node, weight: Node) -> bool:

@@ -9,7 +9,7 @@ from fusegen import dims, narrow
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
 from fusegen.rowspace import RowSpace, feature_axes
-from fusegen.tuning import choose
+from fusegen.tuning import kernel_or_library
 
 FEATURES = 128
 """Features of a block's tile: rows up to this length are whole within a warp."""
@@ -95,8 +95,7 @@ def _half_refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) ->
 def _by(node: Node, ours: float, library: float) -> str | None:
     """The choice between both, as ``refusal`` answers."""
     reason = f"predicted {ours * 1e6:.1f} us where the library's product takes {library * 1e6:.1f}"
-    answers = {"kernel": None, "library": reason} if ours <= library else {"library": reason, "kernel": None}
-    return choose(f"{node.name} by", answers, {"kernel": ours, "library": library})
+    return kernel_or_library(node.name, ours, library, reason)
 
 
 def group(space: RowSpace, node: Node) -> int:

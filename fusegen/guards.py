@@ -105,13 +105,15 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     """``graph`` with the constraints that matter; ``same`` traces again at the given sizes and compares."""
     shapes = positive(graph)
     kept = [c for c in graph.constraints if not _is_question(c)]
+    added: tuple[str, ...] = ()
     open_questions = [c for c in graph.constraints if _is_question(c)]
     smallest = _smallest(graph.sizes, [*kept, *shapes])
     ones = [name for name, size in smallest.items() if size == 1]
     if smallest != graph.sizes and same(smallest):
         open_questions = [c for c in open_questions if "%" in c or holds(c, smallest)]  # see _REMAINDERS
     elif ones:
-        kept += _groups_of_ones(graph.sizes, ones, shapes, same)
+        added = _groups_of_ones(graph.sizes, ones, shapes, same)
+        kept += added
     while open_questions:
         question, *open_questions = open_questions
         neighbours = _neighbours(graph.sizes, smallest, _symbols(question))
@@ -121,8 +123,5 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
             open_questions = [c for c in open_questions if holds(c, others[0])]
         else:
             kept.append(question)
-    return graph.replace(constraints=tuple(c for c in graph.constraints if c in kept) + _added(graph, kept))
-
-
-def _added(graph: Graph, kept: list[str]) -> tuple[str, ...]:
-    return tuple(c for c in kept if c not in graph.constraints)
+    settled = [c for c in graph.constraints if c in kept]
+    return graph.replace(constraints=tuple(dict.fromkeys((*settled, *added))))

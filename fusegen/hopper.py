@@ -69,13 +69,11 @@ class Taps:
         return bases + self.reach - max(0, min(trail, self.lead))
 
 
-def refusal(conv: ConvOp, channels: tuple[int, int], reduces: bool) -> str | None:
+def refusal(conv: ConvOp, channels: tuple[int, int]) -> str | None:
     """Why a convolution of (input, output) ``channels`` has no kernel, or None."""
     inputs, outputs = (count // conv.groups for count in channels)
     if inputs < _LEAST_CHANNELS or outputs < _LEAST_CHANNELS:
         return f"groups of fewer than {_LEAST_CHANNELS} channels would mostly multiply zeros"
-    if reduces and conv.groups > 1:
-        return "a reduction over the channels of several groups"
     return None
 
 

@@ -7,13 +7,14 @@ keeps to what torch's setting permits and is held to the error of that class whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+T = TypeVar("T")
 LEAST_CHANNELS = 16
 """Input channels per group below which cuDNN computes a (not transposed) convolution in full fp32 on an H200."""
 
@@ -59,3 +60,11 @@ def tf32_arithmetic() -> Iterator[None]:
     """Within it, convolutions are those of TF32 with exact sums, whatever cuDNN would choose."""
     with tf32_convolutions(False), _Rounding():  # type: ignore[no-untyped-call]
         yield
+
+
+def tf32_results(run: Callable[[], T]) -> T | None:
+    """What ``run`` returns in TF32 arithmetic; None where torch's settings do not permit it."""
+    if not (torch.cuda.is_available() and torch.backends.cudnn.allow_tf32):
+        return None
+    with tf32_arithmetic():
+        return run()

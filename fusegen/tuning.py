@@ -70,6 +70,12 @@ def choose(point: str, candidates: Mapping[str, T], expected: Mapping[str, float
     return candidates[label]
 
 
+def kernel_or_library(node: str, ours: float, library: float, reason: str) -> str | None:
+    """Who computes ``node``, by the expected seconds: None when a kernel does, else the ``reason`` why not."""
+    answers = {"kernel": None, "library": reason} if ours <= library else {"library": reason, "kernel": None}
+    return choose(f"{node} by", answers, {"kernel": ours, "library": library})
+
+
 def pins_path(model: Path) -> Path:
     """The tuning file of a model file."""
     return model.with_suffix(SUFFIX)

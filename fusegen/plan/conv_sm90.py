@@ -196,7 +196,7 @@ def plan(
     residues, tap_rows = _residues(taps)
     if len(tap_rows) > MAX_TAP_ROWS:
         return f"{len(tap_rows)} tap rows are too many for its tables"
-    if reason := hopper.refusal(conv, channels, reduces):
+    if reason := hopper.refusal(conv, channels):
         return reason
     inputs, outputs = (count // conv.groups for count in channels)
     phases, outer_phases = _phases(taps, outputs, reduces)

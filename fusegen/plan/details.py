@@ -8,9 +8,7 @@ from pydantic import Field
 
 from fusegen.dims import Dim
 from fusegen.ir import DType, Frozen
-from fusegen.plan.rowprogram import (
-    RowProgram,
-)
+from fusegen.plan.rowprogram import RowProgram
 from fusegen.tiling import ConvTiling, MatmulTiling
 
 

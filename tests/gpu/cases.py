@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 from fusegen.check import compare
 from fusegen.dims import Dim
 from fusegen.subject import Subject, call, load_generated
-from fusegen.tf32 import tf32_arithmetic
+from fusegen.tf32 import tf32_results
 from fusegen.trace import LoadedModel, instantiate, load_model_file, trace
 from tests.variants import ROOT
 
@@ -98,13 +97,6 @@ def case(name: str) -> Case:
     return Case(name, loaded, model_new, x.shape, getattr(torch, x.dtype.value))
 
 
-def in_tf32(reference: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor | None]:
-    """The results of TF32 arithmetic, or as many times None where torch does not permit it."""
-    with tf32_arithmetic():
-        found = call(copy.deepcopy(reference), inputs)
-    return found if torch.backends.cudnn.allow_tf32 else [None] * len(found)
-
-
 def agrees(reference: nn.Module, generated: nn.Module, x: torch.Tensor, y: Any = None) -> None:
     """Assert that every result of ``generated(x)`` (or ``y``) is as close to float64 as the tolerance asks for."""
     with torch.no_grad():
@@ -112,7 +104,8 @@ def agrees(reference: nn.Module, generated: nn.Module, x: torch.Tensor, y: Any =
     results = found if isinstance(found, tuple) else (found,)
     exact = call(copy.deepcopy(reference).double(), (x.double(),))
     eager = call(copy.deepcopy(reference), (x,))
-    for result, e, r, tf32 in zip(results, eager, exact, in_tf32(reference, (x,)), strict=True):
+    permitted = tf32_results(lambda: call(copy.deepcopy(reference), (x,))) or [None] * len(eager)
+    for result, e, r, tf32 in zip(results, eager, exact, permitted, strict=True):
         error = compare("output", result.detach(), e, r, tf32)
         assert error.wrong_specials == 0, error
         assert error.max_generated <= error.max_allowed, error

@@ -19,7 +19,7 @@ from fusegen.guards import all_hold
 from fusegen.interpret import input_shapes
 from fusegen.ir import Graph
 from fusegen.subject import call, call_generated, load_generated
-from fusegen.tf32 import tf32_arithmetic, tf32_convolutions
+from fusegen.tf32 import tf32_convolutions, tf32_results
 from fusegen.trace import load_model_file
 from tests.chains import chain
 
@@ -75,9 +75,7 @@ def problems(graph: Graph, pair: tuple[nn.Module, nn.Module], inputs: Inputs) ->
     e = results(reference, inputs)
     y = results(generated, inputs, call_generated)
     assert len(y) == len(e)
-    with tf32_arithmetic():
-        permitted = results(reference, inputs)
-    tf32 = permitted if torch.backends.cudnn.allow_tf32 else [None] * len(e)
+    tf32 = tf32_results(lambda: results(reference, inputs)) or [None] * len(e)
     found = [compare(f"result {i}", *values) for i, values in enumerate(zip(y, e, r, tf32, strict=True))]
     wrong = [o for o in found if o.wrong_specials or o.max_generated > o.max_allowed]
     if not wrong or any(o.wrong_specials for o in wrong):
