@@ -1242,8 +1242,12 @@ T* data(const Tensor& tensor) {
 }
 
 // Raises RuntimeError in Python. No streams: a statically linked C++ library cannot format numbers.
-void require(bool condition, const char* what, const std::string& problem) {
-    if (!condition) throw std::runtime_error(std::string(what) + ": " + problem);
+[[noreturn]] void fail(const char* what, const std::string& problem) {
+    throw std::runtime_error(std::string(what) + ": " + problem);
+}
+
+inline void require(bool condition, const char* what, const char* problem) {
+    if (!condition) fail(what, problem);
 }
 
 // The operand as the kernels read it: row-major, on `device`.
@@ -1251,7 +1255,7 @@ Tensor operand(const Tensor& tensor, const char* name, int32_t device, int32_t d
     int32_t actual = 0;
     aoti_torch_get_dtype(tensor.get(), &actual);
     require(actual == dtype, name, "has another element type than compiled for");
-    require(tensor.dim() == rank, name, "compiled for rank " + std::to_string(rank));
+    if (tensor.dim() != rank) fail(name, "compiled for rank " + std::to_string(rank));
     require(tensor.get_device_index() == device, name, "is on another device than the first operand");
     return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
@@ -1279,7 +1283,7 @@ cudaStream_t current_stream(int32_t device) {
 
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
-    if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
+    if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
 // Scratch memory of a launch: counters, then the workspace.
@@ -1357,20 +1361,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_068a7ae0dd9fea64, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_01baf66f5e2313de, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_068a7ae0dd9fea64, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_01baf66f5e2313de, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_068a7ae0dd9fea64"
+_fusegen_NAMESPACE = "fusegen_01baf66f5e2313de"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1432,7 +1436,7 @@ def _fusegen_build(folder, name, capabilities):
             cuda_sources=[_fusegen_CUDA_SOURCE],
             functions=None,
             extra_cflags=list(_fusegen_FLAGS),
-            extra_cuda_cflags=["-O3", *targets],
+            extra_cuda_cflags=["-O3", "--split-compile=0", *targets],  # kernels of a file side by side
             build_directory=private,
             is_python_module=False,
             no_implicit_headers=True,

@@ -1646,8 +1646,12 @@ T* data(const Tensor& tensor) {
 }
 
 // Raises RuntimeError in Python. No streams: a statically linked C++ library cannot format numbers.
-void require(bool condition, const char* what, const std::string& problem) {
-    if (!condition) throw std::runtime_error(std::string(what) + ": " + problem);
+[[noreturn]] void fail(const char* what, const std::string& problem) {
+    throw std::runtime_error(std::string(what) + ": " + problem);
+}
+
+inline void require(bool condition, const char* what, const char* problem) {
+    if (!condition) fail(what, problem);
 }
 
 // The operand as the kernels read it: row-major, on `device`.
@@ -1655,7 +1659,7 @@ Tensor operand(const Tensor& tensor, const char* name, int32_t device, int32_t d
     int32_t actual = 0;
     aoti_torch_get_dtype(tensor.get(), &actual);
     require(actual == dtype, name, "has another element type than compiled for");
-    require(tensor.dim() == rank, name, "compiled for rank " + std::to_string(rank));
+    if (tensor.dim() != rank) fail(name, "compiled for rank " + std::to_string(rank));
     require(tensor.get_device_index() == device, name, "is on another device than the first operand");
     return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
@@ -1683,7 +1687,7 @@ cudaStream_t current_stream(int32_t device) {
 
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
-    if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
+    if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
 // Scratch memory of a launch: counters, then the workspace.
@@ -1759,20 +1763,20 @@ Tensor call_k2_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ceb56b7e47b15eae, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5feb80ea657b3b85, m) {
     m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> Tensor");
     m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ceb56b7e47b15eae, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5feb80ea657b3b85, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ceb56b7e47b15eae"
+_fusegen_NAMESPACE = "fusegen_5feb80ea657b3b85"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1834,7 +1838,7 @@ def _fusegen_build(folder, name, capabilities):
             cuda_sources=[_fusegen_CUDA_SOURCE],
             functions=None,
             extra_cflags=list(_fusegen_FLAGS),
-            extra_cuda_cflags=["-O3", *targets],
+            extra_cuda_cflags=["-O3", "--split-compile=0", *targets],  # kernels of a file side by side
             build_directory=private,
             is_python_module=False,
             no_implicit_headers=True,

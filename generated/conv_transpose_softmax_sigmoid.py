@@ -1750,8 +1750,12 @@ T* data(const Tensor& tensor) {
 }
 
 // Raises RuntimeError in Python. No streams: a statically linked C++ library cannot format numbers.
-void require(bool condition, const char* what, const std::string& problem) {
-    if (!condition) throw std::runtime_error(std::string(what) + ": " + problem);
+[[noreturn]] void fail(const char* what, const std::string& problem) {
+    throw std::runtime_error(std::string(what) + ": " + problem);
+}
+
+inline void require(bool condition, const char* what, const char* problem) {
+    if (!condition) fail(what, problem);
 }
 
 // The operand as the kernels read it: row-major, on `device`.
@@ -1759,7 +1763,7 @@ Tensor operand(const Tensor& tensor, const char* name, int32_t device, int32_t d
     int32_t actual = 0;
     aoti_torch_get_dtype(tensor.get(), &actual);
     require(actual == dtype, name, "has another element type than compiled for");
-    require(tensor.dim() == rank, name, "compiled for rank " + std::to_string(rank));
+    if (tensor.dim() != rank) fail(name, "compiled for rank " + std::to_string(rank));
     require(tensor.get_device_index() == device, name, "is on another device than the first operand");
     return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
@@ -1787,7 +1791,7 @@ cudaStream_t current_stream(int32_t device) {
 
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
-    if (error != cudaSuccess) require(false, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
+    if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
 // Scratch memory of a launch: counters, then the workspace.
@@ -1834,16 +1838,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8bc782d24907036d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7ecc7261a9a43d98, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8bc782d24907036d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7ecc7261a9a43d98, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8bc782d24907036d"
+_fusegen_NAMESPACE = "fusegen_7ecc7261a9a43d98"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1905,7 +1909,7 @@ def _fusegen_build(folder, name, capabilities):
             cuda_sources=[_fusegen_CUDA_SOURCE],
             functions=None,
             extra_cflags=list(_fusegen_FLAGS),
-            extra_cuda_cflags=["-O3", *targets],
+            extra_cuda_cflags=["-O3", "--split-compile=0", *targets],  # kernels of a file side by side
             build_directory=private,
             is_python_module=False,
             no_implicit_headers=True,
@@ -1981,8 +1985,11 @@ _fusegen_fakes = {
 # ---- precision: TF32 where torch's settings give it to eager -----------------------------------------------
 
 
+_fusegen_conv_settings = _fusegen_torch.backends.cudnn.conv
+
+
 def _fusegen_tf32_conv():
-    return int(_fusegen_torch.backends.cudnn.conv.fp32_precision == "tf32")
+    return int(_fusegen_conv_settings.fp32_precision == "tf32")
 
 
 _fusegen_tf32_conv._dynamo_marked_constant = True

@@ -56,7 +56,8 @@ def test_compiles_without_spills(spec: str, architecture: str, tmp_path: Path) -
     source = tmp_path / "kernels.cu"
     source.write_text(cuda_source(spec))
     target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    command = [str(NVCC), "-std=c++17", "-O3", target, "-Xptxas", "-v", "-c", str(source), "-o", str(tmp_path / "k.o")]
+    flags = ["-std=c++17", "-O3", "--split-compile=0", target]
+    command = [str(NVCC), *flags, "-Xptxas", "-v", "-c", str(source), "-o", str(tmp_path / "k.o")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert "warning" not in run.stderr, run.stderr
