@@ -1,60 +1,16 @@
 """Norms, softmaxes, reductions, poolings and what surrounds them: ``python benchmarks/norms.py OUT.json [NAME ...]``.
 
-Chains of the shapes that follow a convolution or a linear layer, on a cold L2 beside eager and torch.compile, with
-the share of the time that reading the input once and writing the result once takes. Every chain is compiled in a
-process of its own, by fusegen and by torch; the times are taken one chain after the other.
+Chains of the shapes that follow a convolution or a linear layer, side by side (``side_by_side.py``), with the share of
+the time that reading the input once and writing the result once takes.
 """
 
 from __future__ import annotations
 
-import copy
-import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from side_by_side import model_text, run
 
-import torch  # noqa: E402
-
-from fusegen.check import compare  # noqa: E402
-from fusegen.compiler import compile_file  # noqa: E402
-from fusegen.doctor import use_environment_tools  # noqa: E402
-from fusegen.probes import Probe  # noqa: E402
-from fusegen.subject import call, load_generated  # noqa: E402
-from fusegen.timing import interleaved  # noqa: E402
-from fusegen.trace import load_model_file  # noqa: E402
-
-ROUNDS = 21
-AT_ONCE = 24
-MODEL = """import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.n = {norm}
-
-    def forward(self, x):
-        return {result}
-
-
-def get_inputs():
-    return [torch.randn{shape}]
-
-
-def get_init_inputs():
-    return []
-"""
 NONE = "nn.Identity()"
 CHAINS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "group_norm_hardswish": ("nn.GroupNorm(16, 64)", "F.hardswish(self.n(x))", (128, 64, 128, 128)),
@@ -97,88 +53,12 @@ CHAINS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 }
 
 
-def measure(model: Path, turn: Path) -> dict[str, Any]:
-    """Errors and times of one chain; waits for ``turn`` before it uses the GPU for more than compiling."""
-    use_environment_tools()
-    generated_path = model.with_name("generated_" + model.name)
-    compiled = compile_file(model)
-    generated_path.write_text(compiled.source)
-    torch.manual_seed(0)
-    loaded = load_model_file(model)
-    reference = loaded.model_class().cuda()
-    generated = load_generated(generated_path)().cuda()
-    generated.load_state_dict(reference.state_dict())
-    (x,) = (value.cuda() for value in loaded.get_inputs())
-    runs: dict[str, Callable[[torch.Tensor], Any]] = {
-        "eager": copy.deepcopy(reference),
-        "torch.compile": torch.compile(copy.deepcopy(reference), dynamic=False),
-        "generated": copy.deepcopy(generated),
-    }
-    with torch.no_grad():
-        for run in runs.values():
-            for _ in range(3):
-                run(x)
-        torch.cuda.synchronize()
-        model.with_suffix(".ready").touch()
-        while not turn.exists():
-            time.sleep(0.02)
-        truth = call(copy.deepcopy(reference).double(), (x.double(),))[0]
-        found = compare("output", call(generated, (x,))[0], call(reference, (x,))[0], truth)
-        contestants: dict[str, Callable[[], Any]] = {name: partial(run, x) for name, run in runs.items()}
-        contestants["probe"] = Probe(x.nbytes, truth.nbytes // 2)
-        timed = interleaved(contestants, ROUNDS)
-    medians = {name: round(timing.median * 1e3, 1) for name, timing in timed.items()}
-    return {
-        "steps": [getattr(getattr(step, "plan", None), "name", "torch") for step in compiled.program.steps],
-        "microseconds": medians,
-        "share_of_probe": round(medians["probe"] / medians["generated"], 2),
-        "x_compile": round(medians["torch.compile"] / medians["generated"], 2),
-        "error": found.model_dump(mode="json"),
-    }
-
-
 def main() -> int:
-    if sys.argv[1] == "--measure":
-        print(json.dumps(measure(Path(sys.argv[2]), Path(sys.argv[3]))))
-        return 0
-    names = sys.argv[2:] or list(CHAINS)
-    entries: dict[str, Any] = {}
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "FUSEGEN_STRICT": "1"}
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        for first in range(0, len(names), AT_ONCE):
-            running = {}
-            for name in names[first : first + AT_ONCE]:
-                norm, result, shape = CHAINS[name]
-                model = folder / f"{name}.py"
-                model.write_text(MODEL.format(norm=norm, result=result, shape=shape))
-                command = [
-                    sys.executable,
-                    "-W",
-                    "ignore",
-                    __file__,
-                    "--measure",
-                    str(model),
-                    str(folder / f"{name}.go"),
-                ]
-                running[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-            while any(p.poll() is None and not (folder / f"{name}.ready").exists() for name, p in running.items()):
-                time.sleep(0.1)
-            for name, process in running.items():
-                (folder / f"{name}.go").touch()
-                output, _ = process.communicate()
-                if process.returncode:
-                    print(name, "FAILED", flush=True)
-                    continue
-                norm, result, shape = CHAINS[name]
-                entry = {"norm": norm, "result": result, "shape": shape, **json.loads(output.splitlines()[-1])}
-                entries[name] = entry
-                verdict = "ok" if entry["error"]["passed"] else "INACCURATE"
-                print(name, verdict, entry["microseconds"], entry["share_of_probe"], entry["x_compile"], flush=True)
-                Path(sys.argv[1]).write_text(
-                    json.dumps({"device": torch.cuda.get_device_name(), "chains": entries}, indent=1) + "\n"
-                )
-    return 0 if len(entries) == len(names) else 1
+    texts = {}
+    for name in sys.argv[2:] or CHAINS:
+        norm, result, shape = CHAINS[name]
+        texts[name] = model_text(f"self.n = {norm}", f"return {result}", shape)
+    return run(texts, Path(sys.argv[1]))
 
 
 if __name__ == "__main__":
