@@ -1,0 +1,132 @@
+"""Whole models beside eager and torch.compile on a cold L2, many at a time.
+
+Every model is compiled in a process of its own, by fusegen and by torch; times are taken one model after the other.
+The error is that of the file's inputs, held to the tolerance of ``fusegen check``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from fusegen.check import run_set  # noqa: E402
+from fusegen.compiler import compile_file  # noqa: E402
+from fusegen.doctor import use_environment_tools  # noqa: E402
+from fusegen.probes import Probe  # noqa: E402
+from fusegen.subject import call, load_generated  # noqa: E402
+from fusegen.timing import interleaved  # noqa: E402
+from fusegen.trace import load_model_file  # noqa: E402
+
+ROUNDS = 21
+AT_ONCE = 20
+HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
+
+
+def model_text(init: str, body: str, shape: tuple[int, ...], draw: str = "torch.randn") -> str:
+    """A model file: statements of ``__init__``, statements of ``forward(self, x)``, the shape of ``x``."""
+    lines = [
+        HEADER,
+        "class Model(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        *(f"        {line}" for line in init.splitlines()),
+        "    def forward(self, x):",
+        *(f"        {line}" for line in body.splitlines()),
+        f"def get_inputs():\n    return [{draw}({shape})]",
+        "def get_init_inputs():\n    return []\n",
+    ]
+    return "\n".join(lines)
+
+
+def measure(model: Path, turn: Path) -> dict[str, Any]:
+    """Errors and times of one model; waits for ``turn`` before it uses the GPU for more than compiling."""
+    use_environment_tools()
+    generated_path = model.with_name("generated_" + model.name)
+    started = time.perf_counter()
+    compiled = compile_file(model)
+    compile_seconds = time.perf_counter() - started
+    generated_path.write_text(compiled.source)
+    torch.manual_seed(0)
+    loaded = load_model_file(model)
+    reference = loaded.model_class().cuda()
+    generated = load_generated(generated_path)().cuda()
+    generated.load_state_dict(reference.state_dict())
+    (x,) = (value.cuda() for value in loaded.get_inputs())
+    runs: dict[str, Callable[[torch.Tensor], Any]] = {
+        "eager": copy.deepcopy(reference),
+        "torch.compile": torch.compile(copy.deepcopy(reference), dynamic=False),
+        "generated": copy.deepcopy(generated),
+    }
+    with torch.no_grad():
+        for run in runs.values():
+            for _ in range(3):
+                run(x)
+        torch.cuda.synchronize()
+        model.with_suffix(".ready").touch()
+        while not turn.exists():
+            time.sleep(0.02)
+        results = call(runs["eager"], (x,))
+        written = sum(y.nbytes for y in results)
+        found = run_set("the file's inputs", (reference, generated), (x,))
+        contestants: dict[str, Callable[[], Any]] = {name: partial(run, x) for name, run in runs.items()}
+        contestants["probe"] = Probe(x.nbytes, written)
+        timed = interleaved(contestants, ROUNDS)
+    medians = {name: round(timing.median * 1e3, 1) for name, timing in timed.items()}
+    return {
+        "steps": [getattr(getattr(step, "plan", None), "name", "torch") for step in compiled.program.steps],
+        "compile_seconds": round(compile_seconds, 1),
+        "microseconds": medians,
+        "share_of_probe": round(medians["probe"] / medians["generated"], 2),
+        "x_eager": round(medians["eager"] / medians["generated"], 2),
+        "x_compile": round(medians["torch.compile"] / medians["generated"], 2),
+        "passed": all(output.passed for output in found.outputs),
+        "errors": [output.model_dump(mode="json") for output in found.outputs],
+    }
+
+
+def run(models: Mapping[str, str], out: Path) -> int:
+    """Measure ``models`` (name to model file) and write what was found to ``out`` after every one."""
+    entries: dict[str, Any] = {}
+    names = list(models)
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "FUSEGEN_STRICT": "1"}
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        for first in range(0, len(names), AT_ONCE):
+            running = {}
+            for name in names[first : first + AT_ONCE]:
+                model, turn = folder / f"{name}.py", folder / f"{name}.go"
+                model.write_text(models[name])
+                command = [sys.executable, "-W", "ignore", __file__, str(model), str(turn)]
+                running[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+            while any(p.poll() is None and not (folder / f"{name}.ready").exists() for name, p in running.items()):
+                time.sleep(0.1)
+            for name, process in running.items():
+                (folder / f"{name}.go").touch()
+                output, _ = process.communicate()
+                if process.returncode:
+                    print(name, "FAILED", flush=True)
+                    continue
+                entry = entries[name] = {"model": models[name], **json.loads(output.splitlines()[-1])}
+                verdict = "ok" if entry["passed"] else "INACCURATE"
+                print(name, verdict, entry["microseconds"], entry["share_of_probe"], entry["x_compile"], flush=True)
+                facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": entries}
+                out.write_text(json.dumps(facts, indent=1) + "\n")
+    return 0 if len(entries) == len(names) and all(entry["passed"] for entry in entries.values()) else 1
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1]), Path(sys.argv[2]))))
