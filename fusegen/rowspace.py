@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import sympy
-
 from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
@@ -270,16 +268,6 @@ def _is_view_of_input(node: Node, by_name: dict[str, Node]) -> bool:
     return isinstance(node.op, InputOp)
 
 
-def _check_sizes(body: Graph) -> None:
-    """Scalars that are sizes must follow from the sizes of the kernel's own operands."""
-    linear = [dims.linear(size) for node in body.inputs for size in node.type.shape]
-    known = {found[0]: sympy.Symbol(f"known{i}") for i, found in enumerate(linear) if found}
-    for node in body.nodes:
-        size = node.op.value if isinstance(node.op, ConstOp) else 0.0
-        if isinstance(size, str) and dims.solve(size, known) is None:
-            raise NotFusable(f"{node.name} depends on a size that no operand of the kernel has")
-
-
 def feature_axis(contraction: Node) -> int:
     """The axis of the output channels or features in the result of a contraction."""
     return 1 if isinstance(contraction.op, ConvOp) else contraction.type.rank - 1
@@ -293,7 +281,6 @@ def feature_axes(space: RowSpace, contraction: Node) -> tuple[int, ...]:
 
 def _check(space: RowSpace, body: Graph, source: Node) -> None:
     contraction = isinstance(source.op, (ConvOp, MatmulOp))
-    _check_sizes(body)
     if any(name not in space.axes for name in body.outputs):
         raise NotFusable("the result depends on operands only")
     if contraction and not set(space.row_axes) <= set(feature_axes(space, source)):

@@ -23,6 +23,7 @@ from fusegen.ir import (
     InputOp,
     MatmulOp,
     Node,
+    NormalizeOp,
     PadOp,
     ParamOp,
     PermuteOp,
@@ -111,6 +112,26 @@ def pool(x: torch.Tensor, op: PoolOp) -> torch.Tensor:
     return y
 
 
+def mean(x: torch.Tensor, axes: tuple[int, ...], keepdim: bool) -> torch.Tensor:
+    total = x.sum(list(axes), keepdim=keepdim) if axes else x
+    return (total % PRIME) * inverse(math.prod(x.shape[axis] for axis in axes)) % PRIME
+
+
+def variance(x: torch.Tensor, axes: tuple[int, ...], keepdim: bool) -> torch.Tensor:
+    distance = (x - mean(x, axes, True)) % PRIME
+    return mean(distance * distance % PRIME, axes, keepdim)
+
+
+def normalize(args: list[torch.Tensor], axes: tuple[int, ...], center: bool) -> torch.Tensor:
+    """By the definition, with the cube in the place of the reciprocal root and eps taken as 0."""
+    x, *affine = args
+    power = variance(x, axes, True) if center else mean(x * x % PRIME, axes, True)
+    y = ((x - mean(x, axes, True)) if center else x) % PRIME * (power * power % PRIME * power % PRIME) % PRIME
+    if affine:
+        y = y * affine[0] % PRIME
+    return y + affine[1] if len(affine) > 1 else y
+
+
 def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
     match node.op:
         case ConstOp(value=value):
@@ -132,9 +153,15 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
         case PointwiseOp(fn="maximum" | "minimum" as fn):
             return (torch.maximum if fn == "maximum" else torch.minimum)(args[0], args[1])
         case ReduceOp(fn="sum" | "mean" as fn, axes=axes, keepdim=keepdim):
-            count = math.prod(args[0].shape[axis] for axis in axes)
-            total = args[0].sum(list(axes), keepdim=keepdim) if axes else args[0]
-            return (total % PRIME) * inverse(count) if fn == "mean" else total
+            if fn == "mean":
+                return mean(args[0], axes, keepdim)
+            return args[0].sum(list(axes), keepdim=keepdim) if axes else args[0]
+        case PointwiseOp(fn="rsqrt"):  # any function tells whether two arguments are equal
+            return args[0] * args[0] % PRIME * args[0]
+        case ReduceOp(fn="var", axes=axes, keepdim=keepdim):
+            return variance(args[0], axes, keepdim)
+        case NormalizeOp(axes=axes, center=center):
+            return normalize(args, axes, center)
         case ReduceOp(fn="max", axes=axes, keepdim=keepdim):
             return args[0].amax(list(axes), keepdim=keepdim)
         case ConvOp() as op:

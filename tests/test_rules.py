@@ -24,6 +24,7 @@ from fusegen.ir import (
     InputOp,
     MatmulOp,
     Node,
+    NormalizeOp,
     Op,
     PermuteOp,
     PointwiseOp,
@@ -32,7 +33,7 @@ from fusegen.ir import (
     ReshapeOp,
     TensorType,
 )
-from fusegen.passes import algebra, decompose, simplify, statistics
+from fusegen.passes import algebra, decompose, moments, simplify, statistics
 from fusegen.passes.algebra import axes, collapse, pools
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.verify import verify
@@ -133,6 +134,48 @@ def _nested(draw: Draw) -> Node:
     axes = tuple(sorted(draw.rng.sample(range(len(shape)), draw.rng.randint(1, len(shape) - 1))))
     inner = draw.reduce(draw.leaf(*shape), axes, fn)
     return draw.reduce(inner, None, fn)
+
+
+def _norm(draw: Draw, shape: list[int], whole: int) -> Node:
+    """A norm whose scale and shift, if any, do not vary along the axis ``whole``, which is normalised."""
+    axes = {whole, *(axis for axis in range(len(shape)) if draw.rng.random() < 0.5)}
+    affine = []
+    for _ in range(draw.rng.randint(0, 2)):
+        sizes = [1 if axis == whole or draw.rng.random() < 0.5 else size for axis, size in enumerate(shape)]
+        affine.append(draw.leaf(*sizes[draw.rng.randint(0, whole) :]))
+    op = NormalizeOp(axes=tuple(sorted(axes)), eps=1e-5, center=draw.rng.random() < 0.7)
+    return draw.add(op, draw.leaf(*shape), *affine)
+
+
+def _mean_of_norm(draw: Draw) -> Node:
+    shape = draw.shape()
+    whole = draw.rng.randrange(len(shape))
+    axes = {whole, *(axis for axis in range(len(shape)) if draw.rng.random() < 0.5)}
+    return draw.reduce(_norm(draw, shape, whole), tuple(sorted(axes)))
+
+
+def _mean_of_reshaped_norm(draw: Draw) -> Node:
+    """Runs of axes are merged before the mean, or axes split and their parts averaged together."""
+    groups = [[draw.rng.randint(2, 3) for _ in range(draw.rng.randint(1, 2))] for _ in range(draw.rng.randint(1, 3))]
+    merged, apart = [math.prod(group) for group in groups], [size for group in groups for size in group]
+    averaged = [draw.rng.random() < 0.5 for _ in groups]
+    averaged[draw.rng.randrange(len(groups))] = True
+    if draw.rng.random() < 0.5:
+        view = draw.add(ReshapeOp(shape=tuple(merged)), _norm(draw, apart, 0))
+        return draw.reduce(view, tuple(axis for axis, taken in enumerate(averaged) if taken))
+    view = draw.add(ReshapeOp(shape=tuple(apart)), _norm(draw, merged, 0))
+    taken = [taken for group, taken in zip(groups, averaged, strict=True) for _ in group]
+    return draw.reduce(view, tuple(axis for axis, of_mean in enumerate(taken) if of_mean))
+
+
+def _statistics_of_statistics(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape(least=2))
+    axes = list(draw.axes(x.type.rank))
+    axes = axes if len(axes) > 1 else [0, 1]
+    fewer = tuple(sorted(draw.rng.sample(axes, draw.rng.randint(1, len(axes) - 1))))
+    inside = draw.add(ReduceOp(fn="var", axes=fewer, keepdim=True), x)
+    whole = draw.add(ReduceOp(fn=draw.rng.choice(["mean", "var"]), axes=tuple(axes), keepdim=True), x)  # type: ignore[arg-type]
+    return draw.add(PointwiseOp(fn="add"), inside, whole)
 
 
 def _spatial_and_more(draw: Draw) -> Node:
@@ -375,6 +418,11 @@ def _chain(draw: Draw, *fns: str) -> Node:
 
 
 BUILDERS: dict[str, Callable[[Draw], Node]] = {
+    "mean(normalize(x)) = (mean(x) - mean of all) rsqrt(var of all + eps) w + b": (_mean_of_norm),
+    "mean(reshape(normalize(x))) = reshape(mean(normalize(x))),  the reshape mixes no axes with others": (
+        _mean_of_reshaped_norm
+    ),
+    "var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise": (_statistics_of_statistics),
     "conv(x, w, b) = conv(x, w) + b": _biased,
     "matmul(x, w, b) = matmul(x, w) + b": lambda d: _biased_matmul(d, bias=True),
     "matmul(a, transpose(w)) = matmul(a, w) with w's axes swapped": lambda d: _biased_matmul(d, swap=True),
@@ -482,7 +530,8 @@ TRANSCENDENTAL = {
     *MONOTONE,
 }
 RULES: dict[str, Rule] = {
-    rule.identity: rule for rule in (*decompose.RULES, *simplify.RULES, *algebra.RULES, *statistics.RULES)
+    rule.identity: rule
+    for rule in (*decompose.RULES, *simplify.RULES, *algebra.RULES, *moments.RULES, *statistics.RULES)
 }
 
 
@@ -499,6 +548,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(axes, "_pays", lambda match, count: None)
     monkeypatch.setattr(pools, "_cheaper", lambda merged, direct: True)
     monkeypatch.setattr(collapse, "_pays", lambda graph, conv, count: None)
+    monkeypatch.setattr(moments, "WORTH", 1)
     applied = 0
     for seed in range(chunk, CONFIGURATIONS, CHUNKS):
         draw = Draw(seed)

@@ -62,7 +62,7 @@ def parameters(plan: KernelPlan, glue: bool = False) -> list[str]:
     found += ["void* workspace"] if plan.workspace else []
     found += ["unsigned int* counters"] if plan.counters else []
     found += [f"int64_t {b.name}" for b in plan.bindings]
-    found += ["int64_t tf32"] if plan.tf32 else []
+    found += [f"int64_t {name}" for name in plan.scalars]
     return [*found, "cudaStream_t stream"]
 
 
@@ -100,13 +100,12 @@ def arguments(plan: KernelPlan) -> list[str]:
     found += ["memory.workspace()"] if plan.workspace else []
     found += ["memory.counters()"] if plan.counters else []
     found += [b.name for b in plan.bindings]
-    found += ["tf32"] if plan.tf32 else []
-    return [*found, "stream"]
+    return [*found, *plan.scalars, "stream"]
 
 
 def schema(plan: KernelPlan) -> str:
     """The operator's schema."""
-    operands = ", ".join([*(f"Tensor {a.name}" for a in plan.args), *(["int tf32"] if plan.tf32 else [])])
+    operands = ", ".join([*(f"Tensor {a.name}" for a in plan.args), *(f"int {name}" for name in plan.scalars)])
     results = ["Tensor"] * len(plan.outputs)
     result = results[0] if len(results) == 1 else f"({', '.join(results)})"
     return f"{plan.name}({operands}) -> {result}"

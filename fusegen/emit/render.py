@@ -178,7 +178,8 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
         if isinstance(step, KernelStep):
             targets = ", ".join(variable[name] for name in step.outputs)
             arguments = [variable[name] for name in step.inputs]
-            arguments += _tf32(step.plan, dict(zip((arg.name for arg in step.plan.args), arguments, strict=True)))
+            by_name = dict(zip((arg.name for arg in step.plan.args), arguments, strict=True))
+            arguments += [*(given.size for given in step.plan.given), *_tf32(step.plan, by_name)]
             lines.append(f"{targets} = ops[{kernel}]({', '.join(arguments)})")
             kernel += 1
             continue

@@ -36,8 +36,9 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("simplify", _any_target(simplify.run), Numerics.EXACT),
     # On whole chains while they are still in the model's own terms; simplifies what it produces.
     Pass("algebra", _any_target(algebra.run), Numerics.REASSOCIATES),
-    # After the algebra, which sees norms whole; before fusion, which sees reductions.
-    Pass("statistics", _any_target(statistics.run), Numerics.EXACT),
+    # After the algebra, which sees norms whole and would join the two steps of a moment; before fusion, which
+    # sees reductions.
+    Pass("statistics", _any_target(statistics.run), Numerics.REASSOCIATES),
     # Groups what is left into kernels and changes no op.
     Pass("fuse", fuse.run, Numerics.EXACT),
     # Last: only fusion knows which heavy ops stay with the library.

@@ -98,7 +98,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         candidates = [group.plus(unit)]
         if not alone and grouping.can_copy(node):
             candidates.insert(0, group.plus(unit, copied=True))
-        more = _up_to_data(grouping, unit, free) if alone else unit
+        more = _up_to_data(grouping, unit, free)
         if more != unit:
             candidates.append(group.plus(more))
         for candidate in candidates:

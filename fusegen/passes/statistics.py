@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusegen.ir import EagerOp, GetItemOp, Graph, InputOp, Node, NormalizeOp, PointwiseOp, ReduceOp
+from fusegen.passes import moments
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, op, rewrite
 
 
@@ -11,18 +12,12 @@ def _apply(m: Match) -> Node:
     assert isinstance(norm, NormalizeOp)
     x, *affine = (m.graph.node(name) for name in m.root.inputs)
 
-    def pointwise(fn: str, *operands: Node) -> Node:
-        return m.add(PointwiseOp(fn=fn), *operands)
-
     def reduce(fn: str, value: Node) -> Node:
         return m.add(ReduceOp.model_validate({"fn": fn, "axes": norm.axes, "keepdim": True}), value)
 
-    distance = pointwise("sub", x, reduce("mean", x)) if norm.center else x
-    power = reduce("var", x) if norm.center else reduce("mean", pointwise("square", x))
-    y = pointwise("mul", distance, pointwise("rsqrt", pointwise("add", power, m.const(norm.eps))))
-    for fn, operand in zip(("mul", "add"), affine, strict=False):
-        y = pointwise(fn, y, operand)
-    return y
+    distance = m.add(PointwiseOp(fn="sub"), x, reduce("mean", x)) if norm.center else x
+    power = reduce("var", x) if norm.center else reduce("mean", m.add(PointwiseOp(fn="square"), x))
+    return moments.scaled(m, norm, distance, power, affine)
 
 
 RULES = (
@@ -61,5 +56,6 @@ def merge(graph: Graph) -> Graph:
 
 def run(graph: Graph) -> Outcome:
     """%y = normalize(%x)  ->  %y = mul(sub(%x, reduce.mean(%x)), rsqrt(add(reduce.var(%x), eps)))."""
-    outcome = rewrite(graph, RULES)
-    return Outcome(merge(outcome.graph), outcome.applied, outcome.refused)
+    means = rewrite(graph, moments.RULES)  # first: a norm in parts is no longer seen as one
+    parts = rewrite(means.graph, RULES)
+    return Outcome(merge(parts.graph), (*means.applied, *parts.applied), (*means.refused, *parts.refused))

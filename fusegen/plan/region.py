@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.dims import Dim
-from fusegen.ir import Graph, InputOp, Node, ParamOp, RegionOp
+from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, RegionOp
 from fusegen.plan.details import Detail
 from fusegen.plan.rowprogram import OutputArg, RowProgram, TensorArg
 from fusegen.plan.rows import RowLowering, Style
@@ -28,7 +28,8 @@ class Region:
             letter = "p" if isinstance(graph.node(outside).op, ParamOp) else "x"
             self.args[inside.name] = TensorArg(name=f"{letter}{counts[letter]}", node=outside, type=inside.type)
             counts[letter] += 1
-        self.sizes = Sizes(tuple(self.args.values()))
+        constants = (inside.op.value for inside in self.body.nodes if isinstance(inside.op, ConstOp))
+        self.sizes = Sizes(tuple(self.args.values()), [value for value in constants if isinstance(value, str)])
 
     @cached_property
     def space(self) -> RowSpace:
@@ -70,6 +71,7 @@ class Region:
             bindings=tuple(self.sizes.bindings),
             checks=self.sizes.checks(args),
             outputs=self.outputs,
+            given=tuple(self.sizes.given),
             detail=detail,
             hopper=hopper,
             computes=tuple(format_node(n) for n in self.body.nodes if not isinstance(n.op, InputOp)),

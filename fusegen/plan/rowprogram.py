@@ -24,6 +24,13 @@ class Binding(Frozen):
     axis: int
 
 
+class Given(Frozen):
+    """A run-time size that no operand has: an integer argument of the kernel. ``size`` is over the graph's symbols."""
+
+    name: str
+    size: str
+
+
 class OutputArg(Frozen):
     """A tensor that a kernel allocates and fills. ``shape`` is over binding names."""
 

@@ -9,7 +9,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.plan.rowprogram import Binding, TensorArg
+from fusegen.plan.rowprogram import Binding, Given, TensorArg
 
 _AXIS_NAMES = {
     2: ("batch", "features"),
@@ -24,10 +24,11 @@ class UnboundSize(Exception):
 
 
 class Sizes:
-    """Binds every distinct run-time size among the operands' axes to a name."""
+    """Names for the run-time sizes of a kernel: its operands' axes, and ``constants`` that do not follow from them."""
 
-    def __init__(self, args: Sequence[TensorArg]):
+    def __init__(self, args: Sequence[TensorArg], constants: Iterable[str] = ()):
         self.bindings: list[Binding] = []
+        self.given: list[Given] = []
         self._names: dict[Dim, str] = {}
         self._defined: dict[str, Dim] = {}
         taken: set[str] = set()
@@ -41,6 +42,10 @@ class Sizes:
                 self._names[size] = name
                 self.bindings.append(Binding(name=name, arg=position, axis=axis))
         self._solved = self._solve()
+        for size in constants:
+            if size not in self._names and dims.solve(size, self._solved) is None:
+                self._names[size] = f"given{len(self.given)}"
+                self.given.append(Given(name=self._names[size], size=size))
 
     def _solve(self) -> dict[sympy.Expr, sympy.Expr]:
         """Symbols and quotients of the graph over binding names, where some size is linear in one."""

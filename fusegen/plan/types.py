@@ -11,6 +11,7 @@ from fusegen.ir import Frozen, Graph, RuleApplied, RuleRefused
 from fusegen.plan.details import Detail
 from fusegen.plan.rowprogram import (
     Binding,
+    Given,
     OutputArg,
     TensorArg,
 )
@@ -27,6 +28,7 @@ class KernelPlan(Frozen):
     checks: tuple[tuple[int, int, Dim], ...]
     """(arg, axis, expected size over binding names) for every axis that is not a binding."""
     outputs: tuple[OutputArg, ...]
+    given: tuple[Given, ...]
     detail: Detail
     hopper: Detail | None = None
     """What runs in place of ``detail`` on compute capability 9.0: a kernel that needs sm_90a instructions."""
@@ -42,6 +44,11 @@ class KernelPlan(Frozen):
     """Operands that the kernel reads by tensor copies: at 16-byte addresses."""
     workspace: bool = False
     """True when ``<name>_workspace(sizes...)`` tells how many scratch bytes the launch needs."""
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the operator's integer arguments, which follow its tensors."""
+        return (*(given.name for given in self.given), *(["tf32"] if self.tf32 else []))
 
 
 class KernelStep(Frozen):

@@ -1,0 +1,165 @@
+"""A mean of a norm, from the moments of the norm's input: the normalised tensor is never made.
+
+Along the axes that the norm, its affine and the mean share, the norm is an affine map of one mean and one
+variance; statistics over more axes are those of the smaller ones (law of total variance, whose terms
+are all positive: nothing cancels).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fusegen import dims
+from fusegen.dims import Dims
+from fusegen.ir import Node, NormalizeOp, PointwiseOp, ReduceOp, ReshapeOp
+from fusegen.passes.algebra.collapse import LINEAR, constant_along, reduction
+from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
+
+WORTH = 32
+"""Elements of the shared axes from which on their moments are small beside the tensor."""
+
+
+def scaled(m: Match, norm: NormalizeOp, distance: Node, power: Node, affine: Sequence[Node]) -> Node:
+    """``distance rsqrt(power + eps) w + b``, with as much of ``w, b`` as there is in ``affine``."""
+    root = m.add(PointwiseOp(fn="rsqrt"), m.add(PointwiseOp(fn="add"), power, m.const(norm.eps)))
+    y = m.add(PointwiseOp(fn="mul"), distance, root)
+    for fn, operand in zip(("mul", "add"), affine, strict=False):
+        y = m.add(PointwiseOp(fn=fn), y, operand)
+    return y
+
+
+def _reduce(m: Match, fn: str, value: Node, axes: tuple[int, ...]) -> Node:
+    """``value`` reduced over ``axes``, which stay as axes of size 1; itself without axes."""
+    return m.add(ReduceOp.model_validate({"fn": fn, "axes": axes, "keepdim": True}), value) if axes else value
+
+
+def _like_root(m: Match, value: Node) -> Node:
+    return value if value.type == m.root.type else m.add(ReshapeOp(shape=m.root.type.shape), value)
+
+
+def _variance(m: Match, x: Node, inner: tuple[int, ...], outer: tuple[int, ...]) -> Node:
+    """The variance of ``x`` over ``inner`` and ``outer``, from the means and variances over ``inner``."""
+    within = _reduce(m, "var", x, inner)
+    if not outer:
+        return within
+    between = _reduce(m, "var", _reduce(m, "mean", x, inner), outer)
+    return m.add(PointwiseOp(fn="add"), _reduce(m, "mean", within, outer), between)
+
+
+# --- mean(normalize(x)) ---------------------------------------------------------------------------
+
+
+def _shared(m: Match) -> tuple[int, ...]:
+    """Axes that the norm and the mean both run along, and its scale and shift do not vary along."""
+    norm = m["norm"]
+    assert isinstance(norm.op, NormalizeOp)
+    affine = [m.graph.node(name) for name in norm.inputs[1:]]
+    both = [axis for axis in norm.op.axes if axis in reduction(m).axes]
+    return tuple(axis for axis in both if all(constant_along(operand, norm, (axis,)) for operand in affine))
+
+
+def _many_shared(m: Match) -> str | None:
+    sizes = m.graph.shape(m["norm"].name)
+    return None if math.prod(sizes[axis] for axis in _shared(m)) >= WORTH else ""
+
+
+def _from_moments(m: Match) -> Node:
+    norm, reduce, shared = m["norm"].op, reduction(m), _shared(m)
+    assert isinstance(norm, NormalizeOp)
+    x, *affine = (m.graph.node(name) for name in m["norm"].inputs)
+    others = tuple(axis for axis in norm.axes if axis not in shared)
+    distance = mean = _reduce(m, "mean", x, shared)
+    if norm.center:
+        distance = m.add(PointwiseOp(fn="sub"), mean, _reduce(m, "mean", mean, others))
+        power = _variance(m, x, shared, others)
+    else:
+        power = _reduce(m, "mean", _reduce(m, "mean", m.add(PointwiseOp(fn="square"), x), shared), others)
+    y = scaled(m, norm, distance, power, affine)
+    if reduce.fn == "sum":
+        y = m.add(PointwiseOp(fn="mul"), y, m.const(dims.product(x.type.shape[axis] for axis in shared)))
+    return _like_root(m, _reduce(m, reduce.fn, y, tuple(axis for axis in reduce.axes if axis not in shared)))
+
+
+# --- mean(reshape(normalize(x))) ------------------------------------------------------------------
+
+
+def _groups(before: Dims, after: Dims) -> list[tuple[range, range]] | None:
+    """Runs of axes of a reshape that hold the same elements, the shortest possible; None where sizes do not tell."""
+    groups, i, j = [], 0, 0
+    while i < len(before) and j < len(after):
+        first, second, left, right = i, j, before[i], after[j]
+        i, j = i + 1, j + 1
+        while left != right:
+            if i < len(before) and dims.exact_quotient(right, left) is not None:
+                left, i = dims.mul(left, before[i]), i + 1
+            elif j < len(after) and dims.exact_quotient(left, right) is not None:
+                right, j = dims.mul(right, after[j]), j + 1
+            else:
+                return None
+        groups.append((range(first, i), range(second, j)))
+    return groups if i == len(before) and j == len(after) else None
+
+
+def _axes_before(m: Match) -> tuple[int, ...] | None:
+    """The axes that the reduction runs along, as those of the reshape's operand; None where it mixes them."""
+    groups = _groups(m["norm"].type.shape, m["view"].type.shape)
+    found: list[int] = []
+    for before, after in groups or []:
+        taken = [axis in reduction(m).axes for axis in after if m["view"].type.shape[axis] != 1]
+        if any(taken) and not all(taken):
+            return None
+        found += before if any(taken) else ()
+    return tuple(found) if groups else None
+
+
+def _before_reshape(m: Match) -> Node:
+    axes = _axes_before(m)
+    assert axes is not None
+    return _like_root(m, _reduce(m, reduction(m).fn, m["norm"], axes))
+
+
+# --- statistics over more axes than others -------------------------------------------------------------
+
+
+def _finer(m: Match) -> tuple[int, ...]:
+    """Axes of a variance of the same ``x`` that is computed anyway, fewer than this reduction's; else none."""
+    axes = set(reduction(m).axes)
+    for name in m.graph.users()[m["x"].name]:
+        node = m.graph.node(name)
+        if isinstance(node.op, ReduceOp) and node.op.fn == "var" and set(node.op.axes) < axes:
+            return node.op.axes
+    return ()
+
+
+def _in_two_steps(m: Match) -> Node:
+    inner = _finer(m)
+    outer = tuple(axis for axis in reduction(m).axes if axis not in inner)
+    if reduction(m).fn == "var":
+        return _like_root(m, _variance(m, m["x"], inner, outer))
+    return _like_root(m, _reduce(m, "mean", _reduce(m, "mean", m["x"], inner), outer))
+
+
+RULES = (
+    Rule(
+        "mean(normalize(x)) = (mean(x) - mean of all) rsqrt(var of all + eps) w + b",
+        op(ReduceOp, op(NormalizeOp, name="norm"), fn=LINEAR),
+        _from_moments,
+        Numerics.REASSOCIATES,
+        _many_shared,
+    ),
+    Rule(
+        "mean(reshape(normalize(x))) = reshape(mean(normalize(x))),  the reshape mixes no axes with others",
+        op(ReduceOp, op(ReshapeOp, op(NormalizeOp, name="norm"), name="view"), fn=LINEAR),
+        _before_reshape,
+        Numerics.REASSOCIATES,
+        lambda m: None if _axes_before(m) else "",
+    ),
+    Rule(
+        "var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise",
+        op(ReduceOp, anything("x"), fn=("mean", "var")),
+        _in_two_steps,
+        Numerics.REASSOCIATES,
+        lambda m: None if _finer(m) else "",
+    ),
+)
