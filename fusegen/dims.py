@@ -162,10 +162,15 @@ def exact_quotient(a: Dim, b: Dim) -> Dim | None:
     """``a / b`` where it is a whole number whatever the symbols, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
-    quotient = sympy.cancel(parse(a) / parse(b))
+    ratio = parse(a) / parse(b)
+    # Quotients, remainders, minima: numbers like any symbol, whatever is inside them.
+    opaque = {
+        atom: sympy.Dummy(positive=True, integer=True) for atom in ratio.atoms(sympy.Function, sympy.Min, sympy.Max)
+    }
+    quotient = sympy.cancel(ratio.xreplace(opaque))
     if not quotient.is_polynomial() or any(not c.is_Integer for c in quotient.as_coefficients_dict().values()):
         return None
-    return canonical(quotient)
+    return canonical(quotient.xreplace({dummy: atom for atom, dummy in opaque.items()}))
 
 
 def product(dims: Iterable[Dim]) -> Dim:

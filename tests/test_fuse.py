@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import plan
+from fusegen import dims, plan
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
 from fusegen.plan.details import ContractionPlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
-from fusegen.plan.types import KernelStep, Program
+from fusegen.plan.types import EagerStep, KernelStep, Program
 from fusegen.proof import prove
 from tests.models import traced, write
 
@@ -201,6 +201,27 @@ def test_sizes_of_a_kernel_follow_from_its_operands() -> None:
     assert sizes.checks((arg,)) == ((0, 1, 3),)
     with pytest.raises(UnboundSize):
         sizes.local("x0_3")
+
+
+def test_sizes_that_are_rounded_divide_each_other() -> None:
+    assert dims.exact_quotient("8*(x0_2 // 2)*(x0_3 // 2)", "2*(x0_2 // 2)") == "4*(x0_3 // 2)"
+    assert dims.exact_quotient("2*(x0_2 // 2)", "x0_2") is None
+
+
+def test_views_between_pooled_sizes_stay_inside_a_kernel(tmp_path: Path) -> None:
+    body = "y = F.avg_pool2d(x, 2)\nreturn y.flatten(2).softmax(2).view(y.shape) * self.s"
+    found = program(tmp_path, body, "self.s = nn.Parameter(torch.ones(8, 1, 1))", "torch.rand(4, 8, 14, 18)")
+    assert templates(found) == ["pool", "row_stream"]
+
+
+def test_a_size_that_no_operand_has_is_an_argument(tmp_path: Path) -> None:
+    """The count of a batch norm's elements, where its statistics come from those of every image."""
+    body, init = "return self.n(self.c(x)).mean((2, 3))", "self.c = nn.Conv2d(8, 16, 3)\nself.n = nn.BatchNorm2d(16)"
+    found = program(tmp_path, body, init, "torch.rand(16, 8, 30, 40)")
+    given = [given.size for step in found.steps if isinstance(step, KernelStep) for given in step.plan.given]
+    count = "4*x0_0 - 2*x0_0*x0_2 - 2*x0_0*x0_3 + x0_0*x0_2*x0_3"
+    assert given == [count, f"{count} - 1"]
+    assert sum(isinstance(step, EagerStep) for step in found.steps) == 1  # num_batches_tracked
 
 
 def test_the_proof_finds_a_wrong_rewrite(tmp_path: Path) -> None:
