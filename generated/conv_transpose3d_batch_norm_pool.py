@@ -2275,6 +2275,8 @@ struct Args {
     float* y1;
     float* y2;
     int64_t batch;
+    int64_t given0;
+    int64_t given1;
     int64_t row_count, length, middle, run, inner;
     int64_t between;     // elements from one run of a row to the next
     int64_t slots;       // accesses that a row is made of
@@ -2379,6 +2381,8 @@ template <int VEC, int PARTS>
 __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t given0 = args.given0;
+    [[maybe_unused]] const int64_t given1 = args.given1;
 #pragma unroll
     for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = at.inner + i;
@@ -2503,6 +2507,8 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     constexpr int UNROLL = P::UNROLL;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t given0 = args.given0;
+    [[maybe_unused]] const int64_t given1 = args.given1;
     const Position steps = at.in ? end - begin : 0;
     auto fetch = [&](Position k) {
 #pragma unroll
@@ -2593,6 +2599,8 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     constexpr int UNROLL = P::UNROLL;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t given0 = args.given0;
+    [[maybe_unused]] const int64_t given1 = args.given1;
     const Position steps = at.in ? end - begin : 0;
     // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
     auto take = [&](auto checked, Position k) {
@@ -2638,6 +2646,8 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
 template <int ROWS>
 __device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
     [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t given0 = args.given0;
+    [[maybe_unused]] const int64_t given1 = args.given1;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         row.t2[i] = row.r1[i] / static_cast<float>(batch);
@@ -2660,6 +2670,8 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
     if (!at.in || at.part != 0) return;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t given0 = args.given0;
+    [[maybe_unused]] const int64_t given1 = args.given1;
 #pragma unroll
     for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = at.inner + i;
@@ -2889,6 +2901,8 @@ extern "C" int k2_row_stream(const float* x0, const float* x1, const float* p0, 
     args.y1 = y1;
     args.y2 = y2;
     args.batch = batch;
+    args.given0 = given0;
+    args.given1 = given1;
     args.row_count = all.row_count, args.length = all.before * all.run;
     args.middle = 1, args.run = batch, args.inner = 48;
     args.between = args.middle * args.run * args.inner;
@@ -3110,20 +3124,20 @@ std::tuple<Tensor, Tensor, Tensor> call_k2_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7a30a9c7f064c833, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f9e6e5d7bde88389, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_stream(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor p2, Tensor p3, int given0, int given1) -> (Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7a30a9c7f064c833, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f9e6e5d7bde88389, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7a30a9c7f064c833"
+_fusegen_NAMESPACE = "fusegen_f9e6e5d7bde88389"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

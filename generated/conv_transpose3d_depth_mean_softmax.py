@@ -836,6 +836,7 @@ template <typename Index, int COUNT>
 __device__ __forceinline__ void compute(
     const float* __restrict__ x0,
     float* __restrict__ y0,
+    const Index given0,
     const int64_t base
 ) {
     const auto x0_pack = *reinterpret_cast<const Pack<float, COUNT>*>(x0 + base);
@@ -855,14 +856,15 @@ template <typename Index, int COUNT>
 __global__ void __launch_bounds__(THREADS) run(
     const float* __restrict__ x0,
     float* __restrict__ y0,
+    const Index given0,
     const int64_t count
 ) {
     const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
     const int64_t threads = int64_t(gridDim.x) * THREADS;
     const int64_t whole = count / COUNT * COUNT;
     for (int64_t base = thread * COUNT; base < whole; base += threads * COUNT)
-        compute<Index, COUNT>(x0, y0, base);
-    if (COUNT > 1 && thread < count - whole) compute<Index, 1>(x0, y0, whole + thread);
+        compute<Index, COUNT>(x0, y0, given0, base);
+    if (COUNT > 1 && thread < count - whole) compute<Index, 1>(x0, y0, given0, whole + thread);
 }
 
 // Coordinates are 32 bits wide where they fit.
@@ -873,9 +875,9 @@ int launch(const float* x0, float* y0, int64_t given0, cudaStream_t stream, int6
     const auto blocks = static_cast<unsigned int>(needed < resident ? needed : resident);
     if (count <= INT32_MAX) {
         run<int32_t, COUNT><<<blocks, THREADS, 0, stream>>>(
-            x0, y0, count);
+            x0, y0, int32_t(given0), count);
     } else {
-        run<int64_t, COUNT><<<blocks, THREADS, 0, stream>>>(x0, y0, count);
+        run<int64_t, COUNT><<<blocks, THREADS, 0, stream>>>(x0, y0, given0, count);
     }
     return cudaGetLastError();
 }
@@ -1739,20 +1741,20 @@ Tensor call_k2_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f76c563400ef822a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c1db16493ccdf6f8, m) {
     m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k1_pointwise(Tensor x0, int given0) -> Tensor");
     m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f76c563400ef822a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c1db16493ccdf6f8, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
     m.impl("k1_pointwise", TORCH_BOX(&call_k1_pointwise));
     m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f76c563400ef822a"
+_fusegen_NAMESPACE = "fusegen_c1db16493ccdf6f8"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -994,6 +994,7 @@ template <typename Index, int COUNT>
 __device__ __forceinline__ void compute(
     const float* __restrict__ x0,
     float* __restrict__ y0,
+    const Index given0,
     const int64_t base
 ) {
     const auto x0_pack = *reinterpret_cast<const Pack<float, COUNT>*>(x0 + base);
@@ -1013,14 +1014,15 @@ template <typename Index, int COUNT>
 __global__ void __launch_bounds__(THREADS) run(
     const float* __restrict__ x0,
     float* __restrict__ y0,
+    const Index given0,
     const int64_t count
 ) {
     const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
     const int64_t threads = int64_t(gridDim.x) * THREADS;
     const int64_t whole = count / COUNT * COUNT;
     for (int64_t base = thread * COUNT; base < whole; base += threads * COUNT)
-        compute<Index, COUNT>(x0, y0, base);
-    if (COUNT > 1 && thread < count - whole) compute<Index, 1>(x0, y0, whole + thread);
+        compute<Index, COUNT>(x0, y0, given0, base);
+    if (COUNT > 1 && thread < count - whole) compute<Index, 1>(x0, y0, given0, whole + thread);
 }
 
 // Coordinates are 32 bits wide where they fit.
@@ -1031,9 +1033,9 @@ int launch(const float* x0, float* y0, int64_t given0, cudaStream_t stream, int6
     const auto blocks = static_cast<unsigned int>(needed < resident ? needed : resident);
     if (count <= INT32_MAX) {
         run<int32_t, COUNT><<<blocks, THREADS, 0, stream>>>(
-            x0, y0, count);
+            x0, y0, int32_t(given0), count);
     } else {
-        run<int64_t, COUNT><<<blocks, THREADS, 0, stream>>>(x0, y0, count);
+        run<int64_t, COUNT><<<blocks, THREADS, 0, stream>>>(x0, y0, given0, count);
     }
     return cudaGetLastError();
 }
@@ -1860,14 +1862,14 @@ Tensor call_k3_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_047eed7d797d5391, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_031895a2d3d11971, m) {
     m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> Tensor");
     m.def("k2_pointwise(Tensor x0, int given0) -> Tensor");
     m.def("k3_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_047eed7d797d5391, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_031895a2d3d11971, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pointwise", TORCH_BOX(&call_k2_pointwise));
@@ -1875,7 +1877,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_047eed7d797d5391, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_047eed7d797d5391"
+_fusegen_NAMESPACE = "fusegen_031895a2d3d11971"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
