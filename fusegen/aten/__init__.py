@@ -16,6 +16,7 @@ from fusegen.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwi
 from fusegen.ir import (
     ConvOp,
     MatmulOp,
+    PermuteOp,
     ReduceOp,
     SoftmaxOp,
 )
@@ -86,6 +87,34 @@ def _addmm(call: Call) -> Value | None:
     if call["beta"] != 1:
         bias = pointwise(call, "mul", bias, call["beta"])
     return pointwise(call, "add", product, bias)
+
+
+def _arranged(call: Call, value: Value, letters: str, wanted: str) -> Value:
+    """``value``, whose axes are ``letters``, with its axes as ``wanted``."""
+    order = tuple(letters.index(letter) for letter in wanted)
+    return value if letters == wanted else call.build.add(PermuteOp(order=order), value)
+
+
+@register("einsum.default")
+def _einsum(call: Call) -> Value | None:
+    """A product of two factors that contracts one axis, the last of the result being an axis of one factor alone."""
+    equation, operands = call["equation"].replace(" ", ""), call["tensors"]
+    terms, arrow, result = equation.partition("->")
+    names = terms.split(",")
+    if len(names) != 2 or not arrow or any(not n.isalpha() or len(set(n)) < len(n) for n in (*names, result)):
+        return None
+    (w, weight), (x, data) = sorted(zip(names, operands, strict=True), key=lambda pair: result[-1] not in pair[0])
+    contracted = [letter for letter in x if letter in w and letter not in result]
+    shared = "".join(letter for letter in result if letter in x and letter in w)
+    if len(contracted) != 1 or any(data.type.shape[x.index(a)] != weight.type.shape[w.index(a)] for a in {*x} & {*w}):
+        return None
+    k, n = contracted[0], result[-1]
+    batched = not shared or (result.startswith(shared) and len(result) == len(shared) + 2)
+    if n in x or not batched or {*w} != {*shared, k, n} or {*x} != {*result[:-1], k} or len(x) < 2:
+        return None
+    transposed = w == shared + n + k
+    weight = weight if transposed else _arranged(call, weight, w, shared + k + n)
+    return call.build.add(MatmulOp(transposed=transposed), _arranged(call, data, x, result[:-1] + k), weight)
 
 
 # --- reductions ---------------------------------------------------------------------------------
