@@ -21,6 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import torch  # noqa: E402
+
 from fusegen import report  # noqa: E402
 from fusegen.bench import BenchReport, bench  # noqa: E402
 from fusegen.check import CheckReport, check  # noqa: E402
@@ -44,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-bench", action="store_true")
     parser.add_argument("--no-first-use", action="store_true")
+    parser.add_argument("--no-tf32", action="store_true", help="convolutions in full fp32")
     return parser.parse_args()
 
 
@@ -123,6 +126,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     options = arguments()
     use_environment_tools()
+    torch.backends.cudnn.allow_tf32 = not options.no_tf32
     options.out.mkdir(parents=True, exist_ok=True)
     specs = options.specs or sorted((ROOT / "specs").glob("*.py"))
     report.print_doctor(diagnose())
