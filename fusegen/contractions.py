@@ -51,7 +51,7 @@ _LEAST_OUTPUTS = 8
 
 
 def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
-    """Expected time of the mma.sync kernel at the traced sizes, its epilogue for free. Raises ``TooLarge``."""
+    """Expected time of the mma.sync kernel at the traced sizes, its epilogue for free. It must fit."""
     split = not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
     shape, block_seconds = body.shape(node.name), _BLOCK_SECONDS
     if isinstance(node.op, ConvOp):
@@ -77,7 +77,7 @@ def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
 
 
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
-    """Expected time of the kernel that runs on ``machine``. Raises ``TooLarge``.
+    """Expected time of the kernel that runs on ``machine``.
 
     The portable kernel must fit wherever the Hopper one runs: it takes the calls with TF32 off.
     """
@@ -145,28 +145,48 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
         return "a reduction over the channels of several groups"
     if dims.numel(node.type.shape, body.sizes) == 0:
         return "it is empty"
-    if fits_gemm(node, body.node(node.inputs[1])):
-        if any(list(axes) != sorted(axes) for axes in map(space.base_axes, body.outputs)):
-            return "its result is laid out in another way: a view is free"
+    plain = is_plain_product(body, node)
+    if plain and any(list(axes) != sorted(axes) for axes in map(space.base_axes, body.outputs)):
+        return "its result is laid out in another way: a view is free"
+    by_gemm = fits_gemm(body, space, node)
+    if by_gemm and (machine.wgmma or node.type.dtype in HALVES or gemm.streams(body, space, node)):
         return gemm.refusal(body, space, node, machine)
-    if len(space.shape) != node.type.rank:
-        return "a reshape splits the axes of its result"
-    if node.type.dtype in HALVES:
-        return f"it is {node.type.dtype.value}, for which such a product has no kernel"
+    if unfit := not_portable(body, space, node):
+        return gemm.unfit(body, space, node) or unfit if plain else unfit
     if isinstance(node.op, MatmulOp) and _is_alone(body, node):
         return "nothing follows it that could share its kernel"
     groups = node.op.groups if isinstance(node.op, ConvOp) else 1
     if groups > 1 and int(node.type.shape[1]) < _LEAST_OUTPUTS * groups:
         return f"groups of fewer than {_LEAST_OUTPUTS} output channels would mostly multiply zeros"
-    try:
-        ours = kernel_seconds(body, node, bool(space.row_axes), machine)
-    except TooLarge as error:
-        return str(error)
+    ours = kernel_seconds(body, node, bool(space.row_axes), machine)
     library = _library_share(body, node, machine)
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
     return kernel_or_library(node.name, ours, library, reason)
 
 
-def fits_gemm(node: Node, weight: Node) -> bool:
-    """True for products that the sm_90a template computes: one weight, stored as a linear layer's is."""
-    return isinstance(node.op, MatmulOp) and node.op.transposed and weight.type.rank == 2
+def is_plain_product(body: Graph, node: Node) -> bool:
+    """True for a product with one weight, whatever the batches of the other factor."""
+    return isinstance(node.op, MatmulOp) and body.node(node.inputs[1]).type.rank == 2
+
+
+def fits_gemm(body: Graph, space: RowSpace, node: Node) -> bool:
+    """True for products that ``plan.gemm`` has a kernel for, with what follows them."""
+    return is_plain_product(body, node) and (node.type.dtype in HALVES or gemm.unfit(body, space, node) is None)
+
+
+def not_portable(body: Graph, space: RowSpace, node: Node) -> str | None:
+    """Why the portable kernels cannot compute the contraction ``node`` and what follows it, or None."""
+    if len(space.shape) != node.type.rank:
+        return "a reshape splits the axes of its result"
+    if node.type.dtype in HALVES:
+        return f"it is {node.type.dtype.value}, for which such a product has no kernel"
+    try:
+        if isinstance(node.op, ConvOp):
+            x, w = (body.node(name).type for name in node.inputs[:2])
+            inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
+            tile_conv(node.op, ops.kernel_size(w), inputs, outputs, bool(space.row_axes))
+        else:
+            tile_matmul(int(node.type.shape[-1]), bool(space.row_axes))
+    except TooLarge as error:
+        return str(error)
+    return None

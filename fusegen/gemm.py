@@ -83,6 +83,8 @@ def _half_refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) ->
         return "its operands differ in type"
     if inputs % 8:
         return "tensor copies need rows of whole 16 bytes"
+    if isinstance(node.op, MatmulOp) and not node.op.transposed:
+        return "its kernel reads weights that are stored as a linear layer's"
     if node.name == body.outputs[0]:
         return "nothing follows it that could share its kernel"
     moved = 2 * (rows * inputs + outputs * inputs + rows * outputs)
@@ -130,6 +132,17 @@ def _unfinished(body: Graph, space: RowSpace) -> str | None:
     return None
 
 
+def unfit(body: Graph, space: RowSpace, node: Node) -> str | None:
+    """Why what follows the fp32 product ``node`` cannot be finished in its tiles, or None."""
+    outputs = int(node.type.shape[-1])
+    if grouped := group(space, node):
+        if grouped % _LANE_FEATURES or FEATURES % grouped:
+            return f"groups of {grouped} features do not fill the tiles of its kernel"
+    elif space.row_axes and outputs > FEATURES and (name := _unfinished(body, space)):
+        return f"{name} needs whole rows of {outputs} features, which several blocks compute"
+    return None
+
+
 def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str | None:
     """Why the product ``node`` of a region ``body`` is left to the library, or None."""
     if node.type.dtype in HALVES:
@@ -137,14 +150,7 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str |
     x = body.node(node.inputs[0])
     inputs, outputs = int(x.type.shape[-1]), int(node.type.shape[-1])
     rows = dims.numel(x.type.shape[:-1], body.sizes)
-    if grouped := group(space, node):
-        if grouped % _LANE_FEATURES or FEATURES % grouped:
-            return f"groups of {grouped} features do not fill the tiles of its kernel"
-    elif space.row_axes and outputs > FEATURES and (name := _unfinished(body, space)):
-        return f"{name} needs whole rows of {outputs} features, which several blocks compute"
     streamed = narrow.seconds(rows, inputs, outputs, machine) if streams(body, space, node) else None
-    if streamed is None and not machine.wgmma:
-        return "such a product has a kernel for sm_90 only"
     ours = streamed or seconds(rows, inputs, outputs, machine)
     library = _library_seconds(rows, inputs, outputs, machine)
     precise = isinstance(node.op, MatmulOp) and node.op.precise

@@ -236,7 +236,7 @@ __device__ __forceinline__ void finish(const Args& args, const float (&sum)[SUMS
             float result[2][2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const int l = first_feature + run + 8 * q + 2 * c + e;
+                [[maybe_unused]] const int l = first_feature + run + 8 * q + 2 * c + e;
                 const bool live = OUTPUTS % FEATURES == 0 || l < OUTPUTS;
                 const float v_p1 = live ? __bfloat162float(args.p1[l]) : 0.0f;   // %p_linear_bias: bfloat16[8192]
 #pragma unroll
@@ -499,16 +499,16 @@ Tensor call_k0_gemm_half_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3617d1c237f994bf, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7a565382402ed979, m) {
     m.def("k0_gemm_half_sm90(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3617d1c237f994bf, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7a565382402ed979, CUDA, m) {
     m.impl("k0_gemm_half_sm90", TORCH_BOX(&call_k0_gemm_half_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3617d1c237f994bf"
+_fusegen_NAMESPACE = "fusegen_7a565382402ed979"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -42,7 +42,7 @@
 #
 # Steps:
 #   k0_row_reduce: generated row_reduce kernel, 33.7 MB, 8.39 MFLOP
-#   k1_gemm_sm90: generated gemm_sm90 kernel, 17.4 MB, 271 MFLOP
+#   k1_gemm: generated contraction kernel, 17.4 MB, 271 MFLOP
 #
 # Memory traffic: 320 MB before, 51.1 MB after.
 # Arithmetic: 68.8 GFLOP before, 280 MFLOP after.
@@ -83,6 +83,16 @@ static int multiprocessors() {
     int& count = known[device % 64];
     if (count == 0) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     return count;
+}
+
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
 }
 
 // Division by a run-time constant: exact for numerators below 2^31.
@@ -136,6 +146,88 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
         v[0] = __ldg(p);
     }
 }
+
+// Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
+[[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
+    unsigned r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+    return __uint_as_float(r);
+}
+
+// The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
+// all other bits set, which no arithmetic makes.
+[[maybe_unused]] __device__ __forceinline__ float round_tf32_fast(float v) { return __int_as_float(min(__float_as_int(v), 0x7fffefff) + 0x1000); }
+
+// As round_tf32 in two operations, for the high part of a number: a NaN that becomes a number stays in v - high.
+__device__ __forceinline__ float high_tf32(float v) { return __uint_as_float((__float_as_uint(v) + 0x1000u) & 0xffffe000u); }
+
+// 16 x 8 sums of products of TF32 fragments, 8 deep.
+[[maybe_unused]] __device__ __forceinline__ void multiply_add(float (&d)[4], const float4& a, float b0, float b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
+          "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// The same in full fp32, for TILES fragments that share b: every factor is the sum of two TF32 numbers, and
+// the three larger of their products count. Tensor cores truncate as they add, so they add 8 terms at most;
+// the sums stay in float registers. Bits of b's low part in excess are dropped by the instruction.
+template <int TILES, typename Sums>
+__device__ __forceinline__ void multiply_add_split(Sums&& sums, const float4 (&high)[TILES], const float4 (&low)[TILES], float b0, float b1) {
+    const float high0 = high_tf32(b0), high1 = high_tf32(b1);
+    float t[TILES][4] = {};
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) multiply_add(t[i], low[i], high0, high1);
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) multiply_add(t[i], high[i], b0 - high0, b1 - high1);
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) multiply_add(t[i], high[i], high0, high1);
+#pragma unroll
+    for (int i = 0; i < TILES; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums(i)[e] += t[i][e];
+}
+
+// One operation for each of COUNT (a multiple of 4) values.
+template <int COUNT>
+__device__ __forceinline__ bool all_finite(const float* v) {
+    float zero[4] = {};
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) zero[i % 4] = fmaf(v[i], 0.0f, zero[i % 4]);
+    return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0.0f;
+}
+
+// What is not finite in split arithmetic may be so in plain fp32, or have another sign: such values of
+// lines in shared memory are computed again.
+template <typename Plain>
+__device__ __forceinline__ void mend(float* values, int lines, int columns, int pitch, int thread, int threads, Plain plain) {
+#pragma unroll 1
+    for (int i = thread; i < lines * columns; i += threads) {
+        const int line = i / columns, column = i % columns;
+        float& value = values[line * pitch + column];
+        if (!isfinite(value)) value = plain(line, column);
+    }
+}
+
+// A store that is no branch: neighbouring elements' arithmetic stays interleaved.
+__device__ __forceinline__ void store_where(bool in, float* to, float v) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.cs.f32 [%1], %2;}" ::"r"(int(in)), "l"(to), "f"(v) : "memory");
+}
+
+// Copies behind the back of the thread, zeros where `in` is false.
+template <int WORDS>
+__device__ __forceinline__ void copy_words(float* to, const float* from, bool in = true) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    if constexpr (WORDS == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(in ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(in ? 4 : 0) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 }  // namespace
 
@@ -1048,6 +1140,282 @@ extern "C" int k1_gemm_sm90(const float* x0, const float* p0, const float* p1, f
 }
 
 }  // namespace k1_gemm_sm90_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k1_gemm_sm80
+//   %scalar: float32[] = const(1.0)
+//   %scalar_1: float32[] = const(20.0)
+//   %mean_r1_r2: float32[x0_0, 1, 4096] = matmul(%mean_r1_r1, %p_linear_weight, transposed, precise)
+//   %mean_r1: float32[x0_0, 4096] = reshape(%mean_r1_r2, [x0_0, 4096])
+//   %mean: float32[x0_0, 4096] = add(%mean_r1, %p_linear_bias)
+//   %softplus: float32[x0_0, 4096] = softplus(%mean, %scalar, %scalar_1)
+
+namespace k1_gemm_sm80_kernel {
+
+//   y[b, m, n] = sum over k of x[b, m, k] * w[b, k, n]
+//
+// A block computes a tile of rows and features. Slices of both factors along k go through shared
+// memory as they are stored, with pitches that keep the fragments of mma.m16n8k8 free of bank
+// conflicts, and are rounded to TF32 there, or split into two TF32 numbers on the way into the product.
+constexpr int LENGTH = 1024, FEATURES = 4096;   // of k, of n
+constexpr bool TRANSPOSED = true;   // w is stored [n, k]
+constexpr bool BATCHED = false;      // every batch has a w of its own
+constexpr int WARP = 32;
+constexpr int WARPS_M = 2, WARPS_N = 2;
+constexpr int THREADS = WARPS_M * WARPS_N * WARP;
+constexpr int TILES_M = 4, TILES_N = 8;   // fragments of 16 rows and 8 features in a warp
+constexpr int ROWS = WARPS_M * TILES_M * 16, COLUMNS = WARPS_N * TILES_N * 8;
+constexpr int COLUMN_TILES = (FEATURES + COLUMNS - 1) / COLUMNS;
+constexpr int SLICE = 16, STAGES = ROWS > 128 ? 3 : 4;   // of k; slices in flight
+constexpr int SLICES = (LENGTH + SLICE - 1) / SLICE;
+constexpr int PANEL = 8;                     // tiles of rows that share tiles of w while those are in the cache
+constexpr int K_PITCH = SLICE + 4;           // 4 modulo 8: neighbouring rows fall into other banks
+constexpr int W_LINES = TRANSPOSED ? COLUMNS : SLICE, W_PITCH = TRANSPOSED ? K_PITCH : COLUMNS + 8;
+constexpr int STAGE = ROWS * K_PITCH + W_LINES * W_PITCH;   // words
+constexpr int RESULT_WORDS = THREADS / WARP * 16 * (TILES_N + 1) * 8;
+constexpr int WORDS = STAGES * STAGE > RESULT_WORDS ? STAGES * STAGE : RESULT_WORDS;
+
+struct Args {
+    const float* x;
+    const float* w;
+    const float* p1;
+    float* y0;
+    int64_t height;      // rows of a batch
+    int row_tiles;       // of a batch
+    bool x_aligned, w_aligned;
+};
+
+// LINES lines of WIDTH words into shared memory, zeros where `line` or `word` of it lies outside. `word` counts from
+// the line's start.
+template <int LINES, int WIDTH, int PITCH, int VEC>
+__device__ __forceinline__ void load_tile(float* to, const float* from, int64_t lines, int64_t words, int64_t stride) {
+    constexpr int VECTORS = WIDTH / VEC;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < LINES * VECTORS; i += THREADS) {
+        const int line = i / VECTORS, word = i % VECTORS * VEC;
+        const bool in = line < lines && word < words;
+        copy_words<VEC>(to + line * PITCH + word, in ? from + line * stride + word : from, in);
+    }
+}
+
+// Rounds what this thread has loaded, which it sees before the others do.
+template <int LINES, int WIDTH, int PITCH, int VEC>
+__device__ __forceinline__ void round_tile(float* tile) {
+    constexpr int VECTORS = WIDTH / VEC;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < LINES * VECTORS; i += THREADS) {
+        float v[VEC];
+        float* const at = tile + i / VECTORS * PITCH + i % VECTORS * VEC;
+        load_vector<VEC>(v, at);
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) v[e] = round_tf32_fast(v[e]);
+        store_vector<VEC>(at, v);
+    }
+}
+
+// A result in plain fp32.
+__device__ __forceinline__ float plain_sum(const Args& args, int64_t batch, int64_t row, int feature) {
+    const float* const x = args.x + (batch * args.height + row) * LENGTH;
+    const float* const w = args.w + (BATCHED ? batch * LENGTH * FEATURES : 0) + (TRANSPOSED ? static_cast<int64_t>(feature) * LENGTH : feature);
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int64_t k = 0; k < LENGTH; ++k) sum = fmaf(__ldg(x + k), __ldg(w + k * (TRANSPOSED ? 1 : FEATURES)), sum);
+    return sum;
+}
+
+// SPLIT: in full fp32, every factor as the sum of two TF32 numbers.
+template <bool SPLIT>
+__global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+    extern __shared__ float4 memory[];
+    float* const stages = reinterpret_cast<float*>(memory);   // [STAGES][rows of x, then w]
+
+    // Tiles in panels of PANEL tiles of rows: those of one tile of features follow each other.
+    const unsigned tiles = args.row_tiles * COLUMN_TILES;
+    const int64_t batch = blockIdx.x / tiles;
+    const unsigned tile = blockIdx.x % tiles, panel = tile / (PANEL * COLUMN_TILES);
+    const unsigned panel_rows = min(PANEL, args.row_tiles - panel * PANEL), rest = tile - panel * PANEL * COLUMN_TILES;
+    const int64_t first_row = static_cast<int64_t>(panel * PANEL + rest % panel_rows) * ROWS;
+    const int first_column = rest / panel_rows * COLUMNS;
+
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
+    const float* const x = args.x + (batch * args.height + first_row) * LENGTH;
+    const float* const w = args.w + (BATCHED ? batch * LENGTH * FEATURES : 0) +
+                           (TRANSPOSED ? static_cast<int64_t>(first_column) * LENGTH : first_column);
+
+    auto load = [&](int slice) {
+        float* const to = stages + slice % STAGES * STAGE;
+        const int k = slice * SLICE;
+        if (args.x_aligned) load_tile<ROWS, SLICE, K_PITCH, 4>(to, x + k, args.height - first_row, LENGTH - k, LENGTH);
+        else load_tile<ROWS, SLICE, K_PITCH, 1>(to, x + k, args.height - first_row, LENGTH - k, LENGTH);
+        const float* const from = TRANSPOSED ? w + k : w + static_cast<int64_t>(k) * FEATURES;
+        const int64_t lines = TRANSPOSED ? FEATURES - first_column : LENGTH - k, words = TRANSPOSED ? LENGTH - k : FEATURES - first_column;
+        constexpr int WIDTH = TRANSPOSED ? SLICE : COLUMNS;
+        if (args.w_aligned) load_tile<W_LINES, WIDTH, W_PITCH, 4>(to + ROWS * K_PITCH, from, lines, words, TRANSPOSED ? LENGTH : FEATURES);
+        else load_tile<W_LINES, WIDTH, W_PITCH, 1>(to + ROWS * K_PITCH, from, lines, words, TRANSPOSED ? LENGTH : FEATURES);
+    };
+    auto round = [&](int slice) {
+        float* const at = stages + slice % STAGES * STAGE;
+        constexpr int WIDTH = TRANSPOSED ? SLICE : COLUMNS;
+        if (args.x_aligned) round_tile<ROWS, SLICE, K_PITCH, 4>(at);
+        else round_tile<ROWS, SLICE, K_PITCH, 1>(at);
+        if (args.w_aligned) round_tile<W_LINES, WIDTH, W_PITCH, 4>(at + ROWS * K_PITCH);
+        else round_tile<W_LINES, WIDTH, W_PITCH, 1>(at + ROWS * K_PITCH);
+    };
+
+    float sums[TILES_M][TILES_N][4] = {};
+    auto multiply = [&](const float* stage) {
+        const float* const left = stage + (warp_m * TILES_M * 16 + lane / 4) * K_PITCH + lane % 4;
+        const int feature = warp_n * TILES_N * 8 + lane / 4;
+        const float* const right = stage + ROWS * K_PITCH + (TRANSPOSED ? feature * W_PITCH + lane % 4 : lane % 4 * W_PITCH + feature);
+#pragma unroll(SPLIT ? 1 : SLICE / 8)   // registers are short where sums are split
+        for (int k = 0; k < SLICE; k += 8) {
+            float4 a[TILES_M], low[TILES_M];
+#pragma unroll
+            for (int m = 0; m < TILES_M; ++m) {
+                const float* const at = left + m * 16 * K_PITCH + k;
+                a[m] = make_float4(at[0], at[8 * K_PITCH], at[4], at[8 * K_PITCH + 4]);
+                if constexpr (SPLIT) {
+                    const float4 high = make_float4(high_tf32(a[m].x), high_tf32(a[m].y), high_tf32(a[m].z), high_tf32(a[m].w));
+                    low[m] = make_float4(a[m].x - high.x, a[m].y - high.y, a[m].z - high.z, a[m].w - high.w);
+                    a[m] = high;
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < TILES_N; ++n) {
+                const float* const at = right + (TRANSPOSED ? n * 8 * W_PITCH + k : k * W_PITCH + n * 8);
+                const float b0 = at[0], b1 = at[TRANSPOSED ? 4 : 4 * W_PITCH];
+                if constexpr (SPLIT) {
+                    multiply_add_split([&](int m) -> float(&)[4] { return sums[m][n]; }, a, low, b0, b1);
+                } else {
+#pragma unroll
+                    for (int m = 0; m < TILES_M; ++m) multiply_add(sums[m][n], a[m], b0, b1);
+                }
+            }
+        }
+    };
+
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) {
+        if (i < SLICES) load(i);
+        commit_copies();
+    }
+#pragma unroll 1
+    for (int slice = 0; slice < SLICES; ++slice) {
+        wait_copies<STAGES - 2>();
+        if (!SPLIT) round(slice);
+        __syncthreads();
+        if (slice + STAGES - 1 < SLICES) load(slice + STAGES - 1);
+        commit_copies();
+        multiply(stages + slice % STAGES * STAGE);
+    }
+    wait_copies<0>();
+    __syncthreads();
+
+    [[maybe_unused]] constexpr int64_t inner = 0;
+    // The sums of 16 rows and a warp's features.
+    auto stage_sums = [&](float* to, int pitch, int m) {
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float* const run = &sums[m][n][half * 2];
+                *reinterpret_cast<float2*>(to + (half * 8 + lane / 4) * pitch + n * 8 + lane % 4 * 2) = make_float2(run[0], run[1]);
+            }
+    };
+    const bool special = SPLIT && !all_finite<TILES_M * TILES_N * 4>(&sums[0][0][0]);
+    // A result of the block, where split sums are not finite.
+    auto plain = [&](int64_t row, int column) {
+        const bool in = first_row + row < args.height && first_column + column < FEATURES;
+        return in ? plain_sum(args, batch, first_row + row, first_column + column) : 0.0f;
+    };
+
+    // The epilogue: every warp takes its sums through shared memory, so that lanes side by side write
+    // features side by side.
+    constexpr int WARP_COLUMNS = TILES_N * 8, PITCH = WARP_COLUMNS + 8;
+    constexpr int LANE_COLUMNS = (WARP_COLUMNS + WARP - 1) / WARP;
+    float* const staged = stages + warp * 16 * PITCH;
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m) {
+        stage_sums(staged, PITCH, m);
+        const int block_row = (warp_m * TILES_M + m) * 16;
+        if (__any_sync(~0u, special)) {
+            __syncwarp();
+            mend(staged, 16, WARP_COLUMNS, PITCH, lane, WARP, [&](int line, int column) { return plain(block_row + line, warp_n * WARP_COLUMNS + column); });
+        }
+        __syncwarp();
+        const int64_t first = first_row + block_row;
+#pragma unroll 4
+        for (int row = 0; row < 16; ++row) {
+            if (first + row >= args.height) break;
+            [[maybe_unused]] const int64_t outer = batch * args.height + first + row;
+#pragma unroll
+            for (int j = 0; j < LANE_COLUMNS; ++j) {
+                const int l = first_column + warp_n * WARP_COLUMNS + j * WARP + lane;
+                const bool in = j * WARP + lane < WARP_COLUMNS && l < FEATURES;
+                float v[LANE_COLUMNS];
+                v[j] = in ? staged[row * PITCH + j * WARP + lane] : 0.0f;
+                const float v_p1 = in ? __ldg(args.p1 + l) : 0.0f;   // %p_linear_bias: float32[4096]
+                const float t0 = v[j] + v_p1;   // %mean: float32[x0_0, 4096] = add(%mean_r1, %p_linear_bias)
+                const float t1 = (t0 * 1.0f > 20.0f ? t0 : log1pf(expf(t0 * 1.0f)) / 1.0f);   // %softplus: float32[x0_0, 4096] = softplus(%mean, %scalar, %scalar_1)
+                store_where(in, args.y0 + outer * 4096 + l, t1);
+            }
+        }
+        __syncwarp();
+    }
+}
+
+template <bool SPLIT>
+int launch(Args& args, int64_t batches, cudaStream_t stream) {
+    const int64_t row_tiles = (args.height + ROWS - 1) / ROWS, blocks = row_tiles * COLUMN_TILES * batches;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    args.row_tiles = static_cast<int>(row_tiles);
+    constexpr int BYTES = WORDS * int(sizeof(float));
+    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)) return error;
+    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
+    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, BYTES, stream>>>(args);
+    return cudaGetLastError();
+}
+
+int compute(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
+    const int64_t batches = 1, lines = batch;
+    if (batches == 0 || lines == 0) return cudaSuccess;
+    Args args = {};
+    args.x = x0;
+    args.w = p0;
+    args.p1 = p1;
+    args.y0 = y0;
+    args.height = lines;
+    args.x_aligned = LENGTH % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+    args.w_aligned = (TRANSPOSED ? LENGTH : FEATURES) % 4 == 0 && reinterpret_cast<uintptr_t>(args.w) % 16 == 0;
+    return tf32 ? launch<false>(args, batches, stream) : launch<true>(args, batches, stream);
+}
+
+extern "C" int64_t k1_gemm_sm80_workspace(int64_t batch) {
+    return 0;
+}
+
+extern "C" int k1_gemm_sm80(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
+    return compute(x0, p0, p1, y0, workspace, counters, batch, tf32, stream);
+}
+
+}  // namespace k1_gemm_sm80_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k1_gemm: by the device's compute capability.
+
+extern "C" int64_t k1_gemm_workspace(int64_t batch) {
+    const int64_t sm90 = on_hopper() ? k1_gemm_sm90_kernel::k1_gemm_sm90_workspace(batch) : 0, sm80 = k1_gemm_sm80_kernel::k1_gemm_sm80_workspace(batch);
+    return sm90 > sm80 ? sm90 : sm80;
+}
+
+extern "C" int k1_gemm(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
+    if (on_hopper()) {
+        const int status = k1_gemm_sm90_kernel::k1_gemm_sm90(x0, p0, p1, y0, workspace, counters, batch, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+    }
+    return k1_gemm_sm80_kernel::k1_gemm_sm80(x0, p0, p1, y0, workspace, counters, batch, tf32, stream);
+}
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -1071,8 +1439,8 @@ _fusegen_GLUE_SOURCE = r"""
 #include <vector>
 
 extern "C" int k0_row_reduce(const float* x0, float* y0, int64_t batch, cudaStream_t stream);
-extern "C" int k1_gemm_sm90(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream);
-extern "C" int64_t k1_gemm_sm90_workspace(int64_t batch);
+extern "C" int k1_gemm(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream);
+extern "C" int64_t k1_gemm_workspace(int64_t batch);
 
 namespace {
 
@@ -1175,7 +1543,7 @@ Tensor call_k0_row_reduce(
     return y0;
 }
 
-Tensor call_k1_gemm_sm90(
+Tensor call_k1_gemm(
     const Tensor& x0_given,
     const Tensor& p0_given,
     const Tensor& p1_given,
@@ -1183,37 +1551,37 @@ Tensor call_k1_gemm_sm90(
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_gemm_sm90: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k1_gemm_sm90: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k1_gemm_sm90: p1", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k1_gemm: x0", device, aoti_torch_dtype_float32(), 3);
+    const Tensor p0 = operand(p0_given, "k1_gemm: p0", device, aoti_torch_dtype_float32(), 2);
+    const Tensor p1 = operand(p1_given, "k1_gemm: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
-    require(x0.size(1) == 1, "k1_gemm_sm90", "x0 has another size on axis 1 than compiled for");
-    require(x0.size(2) == 1024, "k1_gemm_sm90", "x0 has another size on axis 2 than compiled for");
-    require(p0.size(0) == 4096, "k1_gemm_sm90", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 1024, "k1_gemm_sm90", "p0 has another size on axis 1 than compiled for");
-    require(p1.size(0) == 4096, "k1_gemm_sm90", "p1 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 1, "k1_gemm", "x0 has another size on axis 1 than compiled for");
+    require(x0.size(2) == 1024, "k1_gemm", "x0 has another size on axis 2 than compiled for");
+    require(p0.size(0) == 4096, "k1_gemm", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 1024, "k1_gemm", "p0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 4096, "k1_gemm", "p1 has another size on axis 0 than compiled for");
     const Tensor y0 = allocate({batch, 4096}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k1_gemm_sm90_workspace(batch);
+    const int64_t bytes = k1_gemm_workspace(batch);
     const Scratch memory = scratch(batch + 512, bytes, device, stream);
-    check(k1_gemm_sm90(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k1_gemm_sm90");
+    check(k1_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k1_gemm");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a86cdc0f3bc20123, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b6364b886f65c76b, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
-    m.def("k1_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
+    m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a86cdc0f3bc20123, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b6364b886f65c76b, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
-    m.impl("k1_gemm_sm90", TORCH_BOX(&call_k1_gemm_sm90));
+    m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a86cdc0f3bc20123"
+_fusegen_NAMESPACE = "fusegen_b6364b886f65c76b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1275,7 +1643,7 @@ def _fusegen_build(folder, name, capabilities):
             cuda_sources=[_fusegen_CUDA_SOURCE],
             functions=None,
             extra_cflags=list(_fusegen_FLAGS),
-            extra_cuda_cflags=["-O3", *targets],
+            extra_cuda_cflags=["-O3", "--split-compile=0", *targets],
             build_directory=private,
             is_python_module=False,
             no_implicit_headers=True,
@@ -1290,9 +1658,9 @@ def _fusegen_register():
     global _fusegen_ops, _fusegen_calls, _fusegen_devices
     torch = _fusegen_torch
     devices = {index: torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
-    devices = {index: capability for index, capability in devices.items() if capability == (9, 0)}
+    devices = {index: capability for index, capability in devices.items() if capability >= (8, 0)}
     if not devices:
-        raise RuntimeError("the kernels need a GPU of compute capability 9.0")
+        raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
     if not hasattr(namespace, "k0_row_reduce"):
         capabilities = sorted(set(devices.values()))
@@ -1327,7 +1695,7 @@ def _fusegen_load(device):
         _fusegen_problem = f"the kernels cannot be built: {attempt.error}"
     if _fusegen_problem or device in _fusegen_devices:
         return _fusegen_problem
-    return f"device cuda:{device} is not of compute capability 9.0"
+    return f"device cuda:{device} is below compute capability 8.0"
 
 
 _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while tracing
@@ -1341,14 +1709,14 @@ def _fusegen_fake_k0_row_reduce(x0):
     return x0.new_empty([batch, 1, 1024], dtype=_fusegen_torch.float32)
 
 
-def _fusegen_fake_k1_gemm_sm90(x0, p0, p1, tf32):
+def _fusegen_fake_k1_gemm(x0, p0, p1, tf32):
     batch = x0.shape[0]
     return x0.new_empty([batch, 4096], dtype=_fusegen_torch.float32)
 
 
 _fusegen_fakes = {
     "k0_row_reduce": _fusegen_fake_k0_row_reduce,
-    "k1_gemm_sm90": _fusegen_fake_k1_gemm_sm90,
+    "k1_gemm": _fusegen_fake_k1_gemm,
 }
 
 

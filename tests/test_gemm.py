@@ -12,7 +12,7 @@ import pytest
 from fusegen import gemm, narrow
 from fusegen.compiler import Compiled, compile_file
 from fusegen.machines import machine
-from fusegen.plan.details import GemmPlan, NarrowPlan
+from fusegen.plan.details import ContractionPlan, GemmPlan, NarrowPlan
 from fusegen.plan.types import KernelStep
 from tests.models import write
 
@@ -25,7 +25,7 @@ def compiled(tmp_path: Path, body: str, outputs: int = 4096, target: str = "sm_9
 
 
 def product(found: Compiled) -> GemmPlan | None:
-    details = [step.plan.detail for step in found.program.steps if isinstance(step, KernelStep)]
+    details = [step.plan.hopper or step.plan.detail for step in found.program.steps if isinstance(step, KernelStep)]
     return next((detail for detail in details if isinstance(detail, GemmPlan)), None)
 
 
@@ -59,10 +59,40 @@ def test_rows_that_a_warp_holds_whole_are_finished_there(tmp_path: Path, monkeyp
     assert len(found.program.steps) == 1
 
 
-def test_other_machines_and_small_products_keep_the_library(tmp_path: Path) -> None:
-    body = "return F.gelu(self.linear(x))"
+def test_small_products_keep_the_library(tmp_path: Path) -> None:
+    assert product(compiled(tmp_path, "return F.gelu(self.linear(x))", outputs=16)) is None
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("factor", ["self.linear.weight.T", "self.linear.weight"])
+def test_a_device_without_wgmma_has_a_kernel_of_its_own(tmp_path: Path, factor: str, target: str) -> None:
+    found = compiled(tmp_path, f"return F.gelu(x @ {factor})", target=target)
+    (step,) = found.program.steps
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.plan.detail, ContractionPlan)
+    assert isinstance(step.plan.hopper, GemmPlan)
+    assert step.plan.detail.weight_transposed == step.plan.hopper.weight_transposed == factor.endswith(".T")
+    assert not step.plan.only_hopper
+
+
+def test_rows_of_many_blocks_are_reduced_on_hopper_alone(tmp_path: Path) -> None:
+    body = "return torch.logsumexp(self.linear(x), 1)"
     assert product(compiled(tmp_path, body, target="sm_80")) is None
-    assert product(compiled(tmp_path, body, outputs=16)) is None
+    (step,) = compiled(tmp_path, body).program.steps
+    assert isinstance(step, KernelStep)
+    assert step.plan.only_hopper
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"), [("bk,kn->bn", (512,)), ("btk,kn->btn", (8, 64)), ("bk,nk->bn", (512,)), ("kn,bk->bn", ())]
+)
+def test_an_einsum_that_is_a_product_is_one(tmp_path: Path, equation: str, shape: tuple[int, ...]) -> None:
+    factors = "x, self.linear.weight" if shape else "self.linear.weight, x"
+    rows = ", ".join(map(str, shape or (512,)))
+    body = f"return F.gelu(torch.einsum('{equation}', {factors}))"
+    found = product(compile_file(write(tmp_path, body, HEAVY.format(4096), f"torch.rand({rows}, 4096)")))
+    assert found is not None
+    assert found.weight_transposed == ("nk" in equation)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])

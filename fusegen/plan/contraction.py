@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen import contractions, ops, tiling, windows
-from fusegen.ir import ConvOp, MatmulOp, Node
+from fusegen.ir import ConvOp, Node
 from fusegen.plan import conv_sm90, gemm
 from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan
 from fusegen.plan.region import Region
@@ -56,52 +56,35 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One kernel for a contraction and what follows it; rows run along its channels (features)."""
     node = region.body.node(region.space.source)
     x, w = (region.body.node(operand) for operand in node.inputs)
-    if contractions.fits_gemm(node, w):
+    if contractions.fits_gemm(region.body, region.space, node):
         return gemm.plan(region, name)
-    axes = _axes(region, node.op, node, x, w) if isinstance(node.op, ConvOp) else ()
+    if not isinstance(node.op, ConvOp):
+        return region.plan(f"{name}_contraction", gemm.portable(region), tf32="matmul")
+    axes = _axes(region, node.op, node, x, w)
+    inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
+    precise = not contractions.allows_tf32(region.body, node)
     rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
-    source, weight = region.args[x.name].name, region.args[w.name].name
-    if isinstance(node.op, ConvOp):
-        inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
-        precise = not contractions.allows_tf32(region.body, node)
-        detail = ContractionPlan(
-            head="conv_transpose" if node.op.transposed else "conv",
-            source=source,
-            weight=weight,
-            batch=region.sizes.local(x.type.shape[0]),
-            inputs=inputs,
-            outputs=outputs,
-            groups=node.op.groups,
-            axes=axes,
-            tiling=tiling.tile_conv(
-                node.op, ops.kernel_size(w.type), inputs // node.op.groups, outputs // node.op.groups, whole
-            ),
-            precise=precise,
-            rows=rows,
-        )
-        hopper = None if precise else hopper_conv(region, node, axes)
-        return region.plan(
-            f"{name}_contraction",
-            detail,
-            hopper=None if isinstance(hopper, str) else hopper,
-            workspace=True,
-            tf32="conv",
-        )
-    assert isinstance(node.op, MatmulOp)
-    batched = w.type.rank > 2
-    outputs = int(node.type.shape[-1])
     detail = ContractionPlan(
-        head="matmul",
-        source=source,
-        weight=weight,
-        weight_transposed=node.op.transposed,
-        weight_batched=batched,
-        batch=region.sizes.product(x.type.shape[:-2]) if batched else 1,
-        height=region.sizes.product(x.type.shape[-2:-1] if batched else x.type.shape[:-1]),
-        inputs=int(x.type.shape[-1]),
+        head="conv_transpose" if node.op.transposed else "conv",
+        source=region.args[x.name].name,
+        weight=region.args[w.name].name,
+        batch=region.sizes.local(x.type.shape[0]),
+        inputs=inputs,
         outputs=outputs,
-        products=tiling.tile_matmul(outputs, whole),
+        groups=node.op.groups,
+        axes=axes,
+        tiling=tiling.tile_conv(
+            node.op, ops.kernel_size(w.type), inputs // node.op.groups, outputs // node.op.groups, whole
+        ),
+        precise=precise,
         rows=rows,
     )
-    return region.plan(f"{name}_contraction", detail, tf32="matmul")
+    hopper = None if precise else hopper_conv(region, node, axes)
+    return region.plan(
+        f"{name}_contraction",
+        detail,
+        hopper=None if isinstance(hopper, str) else hopper,
+        workspace=True,
+        tf32="conv",
+    )

@@ -65,8 +65,8 @@ def _flop_rate(program: Program, step: Step, rates: Machine) -> float:
 def step_seconds(program: Program, step: KernelStep | EagerStep) -> float:
     """Roofline time of one step at the traced sizes: the larger of its traffic and its arithmetic."""
     rates = machine(program.target)
-    if isinstance(step, KernelStep) and isinstance(step.plan.detail, GemmPlan):
-        product = step.plan.detail
+    product = (step.plan.hopper or step.plan.detail) if isinstance(step, KernelStep) and rates.wgmma else None
+    if isinstance(step, KernelStep) and isinstance(product, GemmPlan):
         (source,) = (arg.node for arg in step.plan.args if arg.name == product.source)
         rows = math.prod(program.after.shape(source)[:-1])
         return gemm.seconds(rows, product.inputs, product.outputs, rates)

@@ -286,7 +286,7 @@ class PoolPlan(Frozen):
 
 
 class GemmPlan(Frozen):
-    """Product of a matrix [height, inputs] and a weight [outputs, inputs], on the tensor cores of sm_90a.
+    """Product of a matrix [height, inputs] and a weight, on the tensor cores of sm_90a.
 
     In the epilogue ``outer`` is the row, ``l`` the feature.
     """
@@ -294,6 +294,8 @@ class GemmPlan(Frozen):
     template: Literal["gemm_sm90"] = "gemm_sm90"
     source: str
     weight: str
+    weight_transposed: bool
+    """The weight is stored as [outputs, inputs], else as [inputs, outputs]."""
     height: Dim
     inputs: int
     outputs: int
@@ -308,7 +310,7 @@ class GemmPlan(Frozen):
 
 
 class HalfGemmPlan(Frozen):
-    """The same product of 16-bit floats, with a pointwise epilogue in fp32."""
+    """The same product of 16-bit floats, its weight stored as [outputs, inputs], with a pointwise epilogue in fp32."""
 
     template: Literal["gemm_half_sm90"] = "gemm_half_sm90"
     source: str
@@ -326,7 +328,7 @@ class HalfGemmPlan(Frozen):
 
 
 class NarrowPlan(Frozen):
-    """Product of a matrix [height, inputs] and a weight [outputs, inputs] of few outputs, in plain fp32.
+    """Product of a matrix [height, inputs] and a weight of few outputs, in plain fp32.
 
     In the epilogue ``outer`` is the row, ``l`` the feature.
     """
@@ -334,6 +336,8 @@ class NarrowPlan(Frozen):
     template: Literal["linear_narrow"] = "linear_narrow"
     source: str
     weight: str
+    weight_transposed: bool
+    """As in ``GemmPlan``."""
     height: Dim
     inputs: int
     outputs: int

@@ -1,16 +1,16 @@
-"""Plans of linear layers: on the tensor cores of sm_90a, or streamed where there are few features."""
+"""Plans of matrix products: on tensor cores, or streamed where there are few features."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import dims, gemm, narrow
+from fusegen import contractions, dims, gemm, narrow, tiling
 from fusegen.ir import HALVES, MatmulOp
-from fusegen.plan.details import GemmPlan, HalfGemmPlan, NarrowPlan
+from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
-from fusegen.rowspace import feature_axes, with_rows
+from fusegen.rowspace import feature_axes, feature_axis, with_rows
 from fusegen.tuning import choose
 
 _CUT_TILES = 512  # counters: fewer tiles than this are ever cut, two for each cluster
@@ -21,6 +21,27 @@ class _FeatureLowering(RowLowering):
 
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
         return "row" if tuple(order) == feature_axes(self.space, self.body.node(self.space.source)) else ""
+
+
+def portable(region: Region) -> ContractionPlan:
+    """The product on the tensor cores of any device from sm_80 on."""
+    node = region.body.node(region.space.source)
+    assert isinstance(node.op, MatmulOp)
+    x, w = (region.body.node(operand) for operand in node.inputs)
+    outputs, batched = int(node.type.shape[-1]), w.type.rank > 2
+    return ContractionPlan(
+        head="matmul",
+        source=region.args[x.name].name,
+        weight=region.args[w.name].name,
+        weight_transposed=node.op.transposed,
+        weight_batched=batched,
+        batch=region.sizes.product(x.type.shape[:-2]) if batched else 1,
+        height=region.sizes.product(x.type.shape[-2:-1] if batched else x.type.shape[:-1]),
+        inputs=int(x.type.shape[-1]),
+        outputs=outputs,
+        products=tiling.tile_matmul(outputs, bool(region.space.row_axes)),
+        rows=region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v"),
+    )
 
 
 def plan(region: Region, name: str) -> KernelPlan:
@@ -49,6 +70,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         streamed = NarrowPlan(
             source=region.args[x.name].name,
             weight=region.args[w.name].name,
+            weight_transposed=node.op.transposed,
             height=height,
             inputs=inputs,
             outputs=outputs,
@@ -64,6 +86,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     detail = GemmPlan(
         source=region.args[x.name].name,
         weight=region.args[w.name].name,
+        weight_transposed=node.op.transposed,
         height=height,
         inputs=inputs,
         outputs=outputs,
@@ -73,4 +96,10 @@ def plan(region: Region, name: str) -> KernelPlan:
         rows=region.lower(region.space if group else space, Style("{}[i]", "{}", parts=True), "v", _FeatureLowering),
     )
     counters = dims.add(height, _CUT_TILES)
-    return region.plan(f"{name}_gemm_sm90", detail, counters=counters, workspace=True, tf32="matmul", only_hopper=True)
+    if contractions.not_portable(region.body, region.space, node):
+        return region.plan(
+            f"{name}_gemm_sm90", detail, counters=counters, workspace=True, tf32="matmul", only_hopper=True
+        )
+    return region.plan(
+        f"{name}_gemm", portable(region), hopper=detail, counters=counters, workspace=True, tf32="matmul"
+    )

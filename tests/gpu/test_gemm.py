@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fusegen import gemm, narrow
+from fusegen import contractions, gemm, narrow
 from fusegen.compiler import compile_file
 from fusegen.emit import write_atomic
 from fusegen.subject import load_generated
@@ -39,107 +42,143 @@ NARROW = {  # a kernel of their own, in fp32 whatever the settings
     "narrow_softmax": (1000, 3, "z = self.linear(x)\nreturn torch.softmax(z * self.row, 1) + z"),
     "narrow_norm": (512, 30, "z = self.linear(x)\nreturn (z - z.mean(1, keepdim=True)) * z.var(1, keepdim=True)"),
     "narrow_one": (77, 1, "return self.linear(x).sigmoid() * 2"),
-    "narrow_deep": (3000, 12, "return self.linear(x).tanh().sum(1)"),
+    "narrow_deep": (3000, 12, "z = self.linear(x)\nreturn (z * z).sum(1)"),
 }
 HALF = {
     "half_gelu": (256, 264, "return F.gelu(self.linear(x)) * 1.5"),
     "half_odd": (72, 301, "return F.silu(self.linear(x)) * self.row"),
     "half_residual": (512, 512, "return x + self.linear(x).tanh() * x"),
+    "half_tail": (200, 328, "return F.relu(self.linear(x)) - 1"),
     "half_truth": (64, 64, "return torch.where(self.linear(x) > 0, self.row, 2.0)"),
 }
 
 
-def make(case: tuple[int, int, str], folder: Path, dtype: str = "float32") -> tuple[nn.Module, nn.Module]:
+PORTABLE = ("store", "odd", "bare", "residual", "softmax", "norm")
+"""Cases that the kernel for any device computes too."""
+LAYOUTS = {
+    "linear": "self.linear(x)",  # weights [outputs, inputs]
+    "weights": "(x @ self.w + self.linear.bias)",  # [inputs, outputs]
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A reference and the module generated from it, with the same parameters, for rows of so many inputs."""
+
+    reference: nn.Module
+    generated: nn.Module
+    inputs: int
+    dtype: torch.dtype
+
+
+def make(case: tuple[int, int, str], layout: str, folder: Path, dtype: str = "float32", portable: bool = False) -> Pair:
     inputs, outputs, body = case
     init = f"self.linear = nn.Linear({inputs}, {outputs}, dtype=torch.{dtype})\n"
+    init += f"self.w = nn.Parameter(torch.randn({inputs}, {outputs}, dtype=torch.{dtype}) / {inputs**0.5})\n"
     init += f"self.row = nn.Parameter(torch.randn({outputs}, dtype=torch.{dtype}))"
+    body = body.replace(LAYOUTS["linear"], LAYOUTS[layout])
     path = write(folder, body, init, f"torch.rand(130, {inputs}, dtype=torch.{dtype})")
-    write_atomic(folder / "generated.py", compile_file(path).source)
+    compiled = compile_file(path)
+    assert {step.kind for step in compiled.program.steps} == {"kernel"}
+    source = compiled.source
+    if portable:  # as on any other device, under names of its own
+        assert "return major == 9;" in source
+        source = source.replace("return major == 9;", "return false;")
+        source = re.sub(r"\bfusegen_([0-9a-f]{16})\b", r"fusegen_portable_\1", source)
+    write_atomic(folder / "generated.py", source)
     torch.manual_seed(0)
     reference = load_model_file(path).model_class().cuda()
     generated = load_generated(folder / "generated.py")().cuda()
     generated.load_state_dict(reference.state_dict())
-    return reference, generated
+    return Pair(reference, generated, inputs, getattr(torch, dtype))
 
 
-@pytest.fixture(params=CASES)
-def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, ...]:
-    """A reference and the module generated from it, with the product in a kernel whatever its size."""
+@pytest.fixture(
+    params=[(name, layout, False) for name in CASES for layout in LAYOUTS]
+    + [(name, layout, True) for name in PORTABLE for layout in LAYOUTS],
+    ids=lambda param: "-".join([*param[:2], *["portable"] * param[2]]),
+)
+def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """The product in a kernel whatever its size."""
     monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
-    return make(CASES[request.param], tmp_path)
+    name, layout, portable = request.param
+    return make(CASES[name], layout, tmp_path, portable=portable)
 
 
-@pytest.fixture(params=NARROW)
-def narrow_pair(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[nn.Module, ...]:
+@pytest.fixture(params=[(name, layout) for name in NARROW for layout in LAYOUTS], ids="-".join)
+def narrow_pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """The same for few features."""
     monkeypatch.setattr(narrow, "seconds", lambda *_: 1e-12)
-    return make(NARROW[request.param], tmp_path)
+    name, layout = request.param
+    return make(NARROW[name], layout, tmp_path)
 
 
-@pytest.fixture(params=[(name, dtype) for name in HALF for dtype in ("bfloat16", "float16")], ids="-".join)
-def half_pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, ...]:
+@pytest.fixture(
+    params=[(name, dtype) for name in HALF for dtype in ("bfloat16", "float16")],
+    ids="-".join,
+)
+def half_pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """The same in 16-bit floats."""
     monkeypatch.setattr(gemm, "half_seconds", lambda *_: 0.0)
-    return make(HALF[request.param[0]], tmp_path, request.param[1])
+    name, dtype = request.param
+    return make(HALF[name], "linear", tmp_path, dtype)
 
 
-def test_agrees_at_every_height_and_twice_alike(pair: tuple[nn.Module, nn.Module]) -> None:
-    reference, generated = pair
-    inputs = reference.linear.in_features  # type: ignore[union-attr]
-    for rows in (1, 7, 64, 65, 130, 1000):
-        x = torch.randn(rows, inputs, device="cuda") * 3 + torch.randn(rows, 1, device="cuda")  # type: ignore[arg-type]
-        agrees(reference, generated, x)
+def agrees_at_every_height(pair: Pair, heights: tuple[int, ...]) -> None:
+    for rows in heights:
+        x = torch.randn(rows, pair.inputs, device="cuda") * 3 + torch.randn(rows, 1, device="cuda")
+        x = x.to(pair.dtype)
+        agrees(pair.reference, pair.generated, x)
         with torch.no_grad():
-            assert torch.equal(generated(x), generated(x))
+            assert torch.equal(pair.generated(x), pair.generated(x))
 
 
-def test_scales_and_special_values(pair: tuple[nn.Module, nn.Module]) -> None:
-    reference, generated = pair
-    x = torch.randn(130, reference.linear.in_features, device="cuda")  # type: ignore[arg-type,union-attr]
-    for scale in (1e-30, 1e20):
-        agrees(reference, generated, x * scale)
-    x[0] = 0
+def same_special_values(pair: Pair, x: torch.Tensor) -> None:
     x[5, 1], x[129, 0] = float("inf"), float("nan")
     with torch.no_grad():
-        expected, found = reference(x), generated(x)
+        expected, found = pair.reference(x), pair.generated(x)
     assert torch.equal(expected.isnan(), found.isnan())
     assert torch.equal(expected.isinf(), found.isinf())
 
 
-def test_tf32_where_torch_permits_it(pair: tuple[nn.Module, nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    reference, generated = pair
-    x = torch.randn(130, reference.linear.in_features, device="cuda")  # type: ignore[arg-type,union-attr]
+def test_agrees_at_every_height_and_twice_alike(pair: Pair) -> None:
+    agrees_at_every_height(pair, (1, 7, 64, 65, 130, 1000))
+
+
+def test_scales_and_special_values(pair: Pair) -> None:
+    x = torch.randn(130, pair.inputs, device="cuda")
+    for scale in (1e-30, 1e20):
+        agrees(pair.reference, pair.generated, x * scale)
+    x[0] = 0
+    same_special_values(pair, x)
+
+
+def test_tf32_where_torch_permits_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(130, pair.inputs, device="cuda")
     with torch.no_grad():
-        accurate = generated(x)
+        accurate = pair.generated(x)
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-        agrees(reference, generated, x)
-        assert not torch.equal(accurate, generated(x))
+        agrees(pair.reference, pair.generated, x)
+        assert not torch.equal(accurate, pair.generated(x))
 
 
-def test_few_features_agree_at_every_height_and_twice_alike(narrow_pair: tuple[nn.Module, nn.Module]) -> None:
-    test_agrees_at_every_height_and_twice_alike(narrow_pair)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_that_several_warps_share(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    pair = make((190, 250, "return torch.softmax(self.linear(x), 1) * 2"), layout, tmp_path)  # the portable kernel's
+    agrees_at_every_height(pair, (1, 64, 65, 1000))
 
 
-def test_few_features_at_every_scale_and_special_values(narrow_pair: tuple[nn.Module, nn.Module]) -> None:
+def test_few_features_agree_at_every_height_and_twice_alike(narrow_pair: Pair) -> None:
+    agrees_at_every_height(narrow_pair, (1, 7, 64, 65, 130, 1000))
+
+
+def test_few_features_at_every_scale_and_special_values(narrow_pair: Pair) -> None:
     test_scales_and_special_values(narrow_pair)
 
 
-def test_16_bit_floats(half_pair: tuple[nn.Module, nn.Module]) -> None:
-    reference, generated = half_pair
-    linear = reference.linear
-    assert isinstance(linear, nn.Linear)
-    for rows in (1, 7, 128, 257, 1000):
-        x = torch.randn(rows, linear.in_features, device="cuda").to(linear.weight.dtype)
-        agrees(reference, generated, x)
-        with torch.no_grad():
-            assert torch.equal(generated(x), generated(x))
-    x = torch.randn(130 * linear.in_features + 1, device="cuda").to(linear.weight.dtype)[1:].view(130, -1)
-    agrees(reference, generated, x)  # at an address that tensor copies cannot read
-    x = x.clone()
-    x[5, 1], x[129, 0] = float("inf"), float("nan")
-    with torch.no_grad():
-        expected, found = reference(x), generated(x)
-    assert torch.equal(expected.isnan(), found.isnan())
-    assert torch.equal(expected.isinf(), found.isinf())
+def test_16_bit_floats(half_pair: Pair) -> None:
+    agrees_at_every_height(half_pair, (1, 7, 128, 257, 1000))
+    x = torch.randn(130 * half_pair.inputs + 1, device="cuda").to(half_pair.dtype)[1:].view(130, -1)
+    agrees(half_pair.reference, half_pair.generated, x)  # at an address that tensor copies cannot read
+    same_special_values(half_pair, x.clone())
