@@ -1460,7 +1460,7 @@ def _fusegen_build(folder, name, capabilities):
             cuda_sources=[_fusegen_CUDA_SOURCE],
             functions=None,
             extra_cflags=list(_fusegen_FLAGS),
-            extra_cuda_cflags=["-O3", "--split-compile=0", *targets],
+            extra_cuda_cflags=["-O3", *targets],
             build_directory=private,
             is_python_module=False,
             no_implicit_headers=True,
