@@ -8,10 +8,14 @@ which slot, base + shift, a base reads:
   where k * dilation = stride * shift + r.
 - transposed: output stride * b + phase (up to an offset) gets the taps with k * dilation = phase
   (mod stride); they read inputs b, b - 1, ..., the more the larger k.
+- convolution by parts: base b stands for a window of ``parts`` outputs, part p of it for output
+  parts * b + p. That is a convolution of stride * parts, whose taps start p * stride further: the taps of
+  a residue read another residue, and all of them may read the slot after.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from fusegen import dims, ops
@@ -26,17 +30,29 @@ _NARROW = 0.11
 """Loss of a product of 64 columns, which waits for its operand from shared memory, against one of 128."""
 _COLUMNS = 128
 _LAUNCHES = 3.5
+_MAX_PARTS = 32
+_FILL = 24
+"""Bytes a clock that reach a multiprocessor from L2."""
+_CLOCK_FLOPS = 2 * 1024
+"""Operations a clock of its tensor cores."""
+_FOLD = 4e-13
+"""Seconds of a result that is pooled instead of stored, beside its products."""
 _LEAST_CHANNELS = 8
 """Depth of one product."""
 # Fitted to benchmarks/results/convolutions-h200.json: within a tenth on average, at most a third.
 
 
 class Taps:
-    """The taps of one axis as (residue, shift); ``idle``: some phase lacks a shift that others have."""
+    """The taps of one axis as (residue, shift), those of part 0; ``idle``: some phase lacks a shift that others have.
 
-    def __init__(self, kernel: int, stride: int, padding: int, dilation: int, transposed: bool):
-        reach = (kernel - 1) * dilation // stride
-        self.reach = reach
+    ``moved``: for each part, what residue the taps of a residue read, and how many slots further.
+    """
+
+    def __init__(self, kernel: int, stride: int, padding: int, dilation: int, transposed: bool, parts: int = 1):
+        step = stride * parts
+        self.moved: tuple[dict[int, tuple[int, int]], ...] = ({0: (0, 0)},)
+        reach = ((kernel - 1) * dilation + (parts - 1) * stride) // step
+        self.reach, self.step = reach, step
         if transposed:
             first = padding // stride  # base 0 is this many strides into the padded output
             self.in_step, self.in_origin = 1, first - reach
@@ -47,12 +63,17 @@ class Taps:
             self.phases = stride
             self.idle = len(shifts) * stride > kernel
         else:
-            self.in_step, self.in_origin = stride, -padding
+            self.in_step, self.in_origin = step, -padding
             self.out_step, self.out_origin = 1, 0
-            taps = {divmod(k * dilation, stride) for k in range(kernel)}
+            taps = {divmod(k * dilation, step) for k in range(kernel)}
             residues = sorted({residue for _, residue in taps})
             self.shifts = {r: tuple(sorted(shift for shift, residue in taps if residue == r)) for r in residues}
-            self.lead = min(max(-(-(padding - residues[-1]) // stride), 0), reach)
+            self.moved = tuple(
+                {r: ((r + part * stride) % step, (r + part * stride) // step) for r in residues}
+                for part in range(parts)
+            )
+            last = max(residue for own in self.moved for residue, _ in own.values())
+            self.lead = min(max(-(-(padding - last) // step), 0), reach)
             self.phases = 1
             self.idle = False
 
@@ -67,6 +88,44 @@ class Taps:
         filled = (size - 1 - self.in_origin) // self.in_step + 1
         trail = bases + self.reach - filled
         return bases + self.reach - max(0, min(trail, self.lead))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows that a kernel reduces its results over, along z, y, x.
+
+    ``within``: those that lie in a patch of results; ``parts``: those whose positions are computed in turn.
+    """
+
+    within: tuple[int, int]
+    """Along y and x."""
+    parts: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, kernel: tuple[int, ...]) -> Windows:
+        z, y, x = [*[1] * (3 - len(kernel)), *kernel]
+        inner = tuple(size if size in (1, 2, 4, 8) else 1 for size in (y, x))
+        return cls((inner[0], inner[1]), (z, y // inner[0], x // inner[1]))
+
+    def patch(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the 64 results of a product: the one that wastes least, at this size of the result."""
+        shapes = [(8, 8), (1, 64)] if self.within[0] == 1 else [(8, 8)]
+        return min(shapes, key=lambda shape: covered(shape, height, width))
+
+
+def covered(shape: tuple[int, int], height: int, width: int) -> int:
+    """Results that patches of ``shape`` compute."""
+    rows, columns = shape
+    return -(-height // rows) * rows * -(-width // columns) * columns
+
+
+def window_refusal(conv: ConvOp, windows: Windows) -> str | None:
+    """Why a kernel does not pool a convolution over ``windows``, or None."""
+    if conv.transposed and (any(step != 1 for step in conv.stride) or prod(windows.parts) > 1):
+        return "phases of a transposed convolution are computed apart"
+    if prod(windows.parts) > _MAX_PARTS:
+        return f"windows of {prod(windows.parts)} positions that fit no patch of results are too large"
+    return None
 
 
 def refusal(conv: ConvOp, channels: tuple[int, int]) -> str | None:
@@ -96,3 +155,35 @@ def conv_seconds(body: Graph, node: Node, machine: Machine) -> float:
     results = 4 * dims.numel(node.type.shape, body.sizes)
     tensor = products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
     return tensor + (_GRID * grid + _STORE * results) / machine.bandwidth + _LAUNCHES * machine.launch
+
+
+def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine) -> float:
+    """Seconds of a convolution whose results are pooled over ``windows`` before they are written."""
+    conv = node.op
+    assert isinstance(conv, ConvOp)
+    x, w = (body.node(name) for name in node.inputs[:2])
+    inputs, outputs = (count // conv.groups for count in ops.conv_channels(conv, x.type, w.type))
+    absent = (1,) * (3 - conv.rank)
+    kernel, stride, dilation = (absent + own for own in (ops.kernel_size(w.type), conv.stride, conv.dilation))
+    padding = (0,) * len(absent) + conv.padding
+    structure = zip(kernel, stride, padding, dilation, windows.parts, strict=True)
+    taps = [Taps(k, s, p, d, conv.transposed, parts) for k, s, p, d, parts in structure]
+    lengths = absent + body.shape(node.name)[2:]
+    bases = [length // parts for length, parts in zip(lengths, windows.parts, strict=True)]
+    batch, depth, width = body.shape(x.name)[0], *(-(-count // 8) * 8 for count in (inputs, outputs))
+    patch, columns = windows.patch(bases[1], bases[2]), min(_COLUMNS, width)
+    results = batch * prod(windows.parts) * bases[0] * covered(patch, bases[1], bases[2])
+    tensor = 2 * results * prod(kernel) * depth * width * conv.groups / machine.tensor_flops
+    tensor *= 1 + _NARROW * (_COLUMNS / columns - 1)
+    # For each tap along z a patch reads its rows and columns of every residue, the reach of the taps included.
+    read = prod(size + own.reach for size, own in zip(patch, taps[1:], strict=True))
+    read *= kernel[0] * prod(len(own.shifts) for own in taps[1:])
+    clocks = 2 * prod(patch) * columns * prod(kernel) / _CLOCK_FLOPS  # for a channel of the input
+    tensor *= max(1.0, 4 * read / clocks / _FILL)
+    sizes = absent + body.shape(x.name)[2:]
+    slots = batch * prod(own.pitch(*axis) for own, *axis in zip(taps, sizes, bases, strict=True))
+    folds = _FOLD * results * outputs * conv.groups
+    grids = prod(len({at for moved in own.moved for at, _ in moved.values()}) for own in taps)
+    grid = 4 * dims.numel(x.type.shape, body.sizes) + 4 * slots * depth * conv.groups * grids
+    pooled = 4 * batch * outputs * conv.groups * prod(b // w for b, w in zip(bases, (1, *windows.within), strict=True))
+    return tensor + folds + (_GRID * grid + _STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch

@@ -64,7 +64,7 @@ def output_size(op: PoolOp | AdaptivePoolOp, axis: int, size: Dim) -> Dim:
     return dims.minimum(dims.add(dims.floordiv(dims.add(spare, stride - 1), stride), 1), begin_inside)
 
 
-def _elementwise(part: Graph, source: str, planes: int) -> PlaneSpace:
+def elementwise(part: Graph, source: str, planes: int) -> PlaneSpace:
     """The space of a chain whose result has the shape of ``source``. Raises ``NotFusable``."""
     space = analyze(part, source)
     if space.row_axes:
@@ -85,16 +85,14 @@ def _repeated(op: PoolOp | AdaptivePoolOp) -> float:
     return math.prod(max(1.0, kernel / stride) for kernel, stride in zip(op.kernel, op.stride, strict=True))
 
 
-def split(body: Graph) -> PoolRegion:
-    """The parts of a region with a pooling. Raises ``NotFusable``."""
-    by_name = body.by_name
+def cut(body: Graph) -> tuple[Node, Graph, Graph]:
+    """The pooling of a region, what it pools, and what follows: there it is an input. Raises ``NotFusable``."""
     pools = [node for node in body.nodes if isinstance(node.op, (PoolOp, AdaptivePoolOp))]
     if any(pool.type.dtype is not DType.FLOAT32 for pool in pools):
         raise NotFusable(f"{pools[0].name} is {pools[0].type.dtype.value}; poolings have kernels in float32")
     if len(pools) != 1:
         raise NotFusable("two poolings that do not compose")
     (pool,) = pools
-    assert isinstance(pool.op, (PoolOp, AdaptivePoolOp))
     pooled = pool.inputs[0]
     needed = {pooled}
     for node in reversed(body.nodes):
@@ -105,20 +103,27 @@ def split(body: Graph) -> PoolRegion:
     rest = [as_input if n is pool else n for n in body.nodes if n is pool or n.name not in needed or _leaf(n)]
     read = {name for node in rest for name in node.inputs} | {pool.name}
     after = body.replace(nodes=tuple(n for n in rest if n.name in read or not _leaf(n)))
-    inputs = [
-        node for node in before.nodes if isinstance(node.op, InputOp) and node.type.shape == by_name[pooled].type.shape
-    ]
-    if not inputs:
-        raise NotFusable(f"no operand has the shape of {pooled}")
     for node in after.nodes:
         if any(name not in after.by_name for name in node.inputs):
             raise NotFusable(f"{node.name} reads what {pool.name} pools")
+    return pool, before, after
+
+
+def split(body: Graph) -> PoolRegion:
+    """The parts of a region with a pooling. Raises ``NotFusable``."""
+    pool, before, after = cut(body)
+    assert isinstance(pool.op, (PoolOp, AdaptivePoolOp))
+    (pooled,) = pool.inputs
+    shape = before.node(pooled).type.shape
+    inputs = [node for node in before.nodes if isinstance(node.op, InputOp) and node.type.shape == shape]
+    if not inputs:
+        raise NotFusable(f"no operand has the shape of {pooled}")
     planes = pool.type.rank - pool.op.rank
     rows = [POINTWISE[node.op.fn] for node in before.nodes if isinstance(node.op, PointwiseOp)]
     if sum(row.flops + _SPECIAL * row.special for row in rows) * (_repeated(pool.op) - 1) > MAX_REPEATED:
         raise NotFusable(f"{pooled} would be computed again for every window that it is in")
     return PoolRegion(
-        pool, before, after, _elementwise(before, inputs[0].name, planes), _elementwise(after, pool.name, planes)
+        pool, before, after, elementwise(before, inputs[0].name, planes), elementwise(after, pool.name, planes)
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jinja2
 
 from fusegen import dims
+from fusegen.dims import Dim
 from fusegen.errors import EmitError
 from fusegen.ir import DType, TensorType
 from fusegen.plan.rowprogram import OutputArg, RowProgram
@@ -79,6 +80,17 @@ def binding_arguments(plan: KernelPlan) -> str:
 def forwarded(plan: KernelPlan) -> str:
     """The launcher's own parameters, handed on."""
     return ", ".join(p.rpartition(" ")[2] for p in parameters(plan))
+
+
+def part_arguments(part: KernelPlan, plan: KernelPlan, sizes: tuple[Dim, ...], result: str) -> str:
+    """What the launcher of ``plan`` hands to a part's: what the whole lacks is an earlier part's ``result``."""
+    known = {arg.node: arg.name for arg in plan.args}
+    found = [known.get(arg.node, "result") for arg in part.args]
+    found += [result]
+    found += ["workspace"] if part.workspace else []
+    found += [dims.cpp(size) for size in sizes]
+    found += ["tf32"] if part.tf32 else []
+    return ", ".join([*found, "stream"])
 
 
 def widest_bytes(plan: KernelPlan) -> int:
@@ -177,9 +189,9 @@ def kernel_plans(program: Program) -> tuple[KernelPlan, ...]:
 def _variants(plan: KernelPlan) -> list[KernelPlan]:
     """The kernels that a plan consists of, each under a name of its own."""
     if plan.hopper is None:
-        return [plan]
-    hopper = plan.replace(name=f"{plan.name}_sm90", detail=plan.hopper, hopper=None)
-    return [hopper, plan.replace(name=f"{plan.name}_sm80", hopper=None)]
+        return [*plan.parts, plan]
+    hopper = plan.replace(name=f"{plan.name}_sm90", detail=plan.hopper, hopper=None, parts=())
+    return [hopper, *plan.parts, plan.replace(name=f"{plan.name}_sm80", hopper=None)]
 
 
 def render_sources(program: Program, environment: jinja2.Environment) -> Sources | None:
@@ -203,7 +215,7 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
             "\n".join([*kernels, *("on_hopper" for p in plans if p.hopper)]), _helpers(environment)
         ),
         headers=[
-            *(["cuda.h"] if any(plan.detail.template == "gemm_half_sm90" for plan in variants) else []),
+            *(["cuda.h"] if any("CUtensorMap" in kernel for kernel in kernels) else []),
             *(_HEADERS[d] for d in sorted(dtypes) if d in _HEADERS),
         ],
     )

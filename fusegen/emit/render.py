@@ -26,7 +26,7 @@ from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
 from fusegen.ir import ConstOp, DType, EagerOp, Graph
 from fusegen.literals import hex_float
-from fusegen.plan.details import ContractionPlan
+from fusegen.plan.details import ContractionPlan, ConvPoolPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
 
 
@@ -70,6 +70,7 @@ def environment() -> jinja2.Environment:
         parameters=kernels.parameters,
         arguments=kernels.arguments,
         forwarded=kernels.forwarded,
+        part_arguments=kernels.part_arguments,
         binding_parameters=kernels.binding_parameters,
         binding_arguments=kernels.binding_arguments,
         output_sizes=kernels.output_sizes,
@@ -146,7 +147,7 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     """The argument that says whether a kernel may compute in TF32, where it has one."""
     if plan.tf32 is None:
         return []
-    detail = plan.detail
+    detail = plan.detail.conv if isinstance(plan.detail, ConvPoolPlan) else plan.detail
     if not isinstance(detail, ContractionPlan) or plan.tf32 != "conv":
         return [f"_fusegen_tf32_{plan.tf32}()"]
     if detail.precise:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import contractions, ops, poolspace
+from fusegen import contractions, convpool, ops, poolspace
 from fusegen.ir import (
     AdaptivePoolOp,
     ConstOp,
@@ -37,7 +37,7 @@ from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
 from fusegen.rowspace import NotFusable, analyze
 
-Template = Literal["window_sum", "contraction", "pool", "row_reduce", "row_stream", "pointwise"]
+Template = Literal["window_sum", "contraction", "conv_pool", "pool", "row_reduce", "row_stream", "pointwise"]
 _POOLS = (PoolOp, AdaptivePoolOp)
 _WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp, *_POOLS)
 _JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp, SliceOp, *_POOLS)
@@ -64,6 +64,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if template == "pool":
             poolspace.split(body)
             return None if len(body.outputs) == 1 else _SHARED
+        if template == "conv_pool":
+            return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         space = analyze(body)
     except NotFusable as error:
         return str(error)
@@ -157,9 +159,12 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
 def _template(body: Graph) -> Template:
     if any(isinstance(node.op, WindowSumOp) for node in body.nodes):
         return "window_sum"
+    pools = any(isinstance(node.op, _POOLS) for node in body.nodes)
+    if pools and any(isinstance(node.op, ConvOp) for node in body.nodes):
+        return "conv_pool"
     if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
         return "contraction"
-    if any(isinstance(node.op, _POOLS) for node in body.nodes):
+    if pools:
         return "pool"
     space = analyze(body)
     if not space.row_axes:

@@ -8,7 +8,7 @@ from fusegen.passes.fuse import FUSION
 from fusegen.plan import cost
 from fusegen.plan.inline import inline
 from fusegen.plan.kernels import plan_region
-from fusegen.plan.sizes import UnboundSize
+from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program, Step
 from fusegen.printer import format_node
 from fusegen.verify import verify
@@ -86,7 +86,7 @@ def _planned(graph: Graph) -> tuple[Graph, dict[str, KernelPlan], tuple[RuleRefu
             continue
         try:
             plans[node.name] = plan_region(graph, node, len(plans))
-        except UnboundSize as error:
+        except Unplanned as error:
             graph = inline(graph, node)
             refused.append(RuleRefused(identity=FUSION, node=node.name, reason=str(error)))
     if refused:

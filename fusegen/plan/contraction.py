@@ -13,7 +13,7 @@ from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import feature_axis, with_rows
 
 
-def _axes(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
+def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
     kernel = ops.kernel_size(w.type)
     axes: list[ContractionAxis] = []
     for axis in range(conv.rank):
@@ -52,15 +52,18 @@ def hopper_conv(region: Region, node: Node, axes: tuple[ContractionAxis, ...]) -
     return conv_sm90.plan(node.op, axes, traced, (inputs, outputs), reduces, lower, operands)
 
 
-def plan(region: Region, name: str) -> KernelPlan:
-    """One kernel for a contraction and what follows it; rows run along its channels (features)."""
+def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
+    """One kernel for a contraction and what follows it; rows run along its channels (features).
+
+    ``portable``: without the one that needs Hopper's tensor cores.
+    """
     node = region.body.node(region.space.source)
     x, w = (region.body.node(operand) for operand in node.inputs)
     if contractions.fits_gemm(region.body, region.space, node):
         return gemm.plan(region, name)
     if not isinstance(node.op, ConvOp):
         return region.plan(f"{name}_contraction", gemm.portable(region), tf32="matmul")
-    axes = _axes(region, node.op, node, x, w)
+    axes = axes_of(region, node.op, node, x, w)
     inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
     precise = not contractions.allows_tf32(region.body, node)
     rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v")
@@ -80,7 +83,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         precise=precise,
         rows=rows,
     )
-    hopper = None if precise else hopper_conv(region, node, axes)
+    hopper = None if precise or portable else hopper_conv(region, node, axes)
     return region.plan(
         f"{name}_contraction",
         detail,

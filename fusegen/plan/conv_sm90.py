@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fusegen import hopper
+from fusegen import dims, hopper
 from fusegen.dims import Dim
 from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
 from fusegen.plan.details import ContractionAxis, HopperConvPlan, TapResidue
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.tuning import choose
+
+if TYPE_CHECKING:
+    from fusegen.plan.conv_window import Pooling
 
 SHARED_BYTES = 232_448
 _BARRIERS = 1024
@@ -24,6 +27,8 @@ RING = 4
 """Tap rows of streamed weights in shared memory."""
 MAX_TAP_ROWS = 128
 MAX_SLOTS = 1024
+MAX_ROW = 64
+"""Slots of a row of a tensor copy."""
 _ABSENT = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_padding=0, size=1, output=1)
 
 Triple = tuple[int, int, int]
@@ -38,13 +43,16 @@ class Operands(NamedTuple):
     batch: Dim
 
 
-def _triple(values: list[int]) -> Triple:
+def triple(values: list[int]) -> Triple:
     z, y, x = values
     return z, y, x
 
 
-def _taps(axes: Sequence[ContractionAxis], transposed: bool) -> list[Taps]:
-    return [Taps(axis.kernel, axis.stride, axis.padding, axis.dilation, transposed) for axis in axes]
+def _taps(axes: Sequence[ContractionAxis], transposed: bool, parts: Triple) -> list[Taps]:
+    return [
+        Taps(axis.kernel, axis.stride, axis.padding, axis.dilation, transposed, count)
+        for axis, count in zip(axes, parts, strict=True)
+    ]
 
 
 def _residues(axes: list[Taps]) -> tuple[tuple[TapResidue, ...], tuple[tuple[int, int], ...]]:
@@ -71,19 +79,18 @@ def _phases(axes: list[Taps], outputs: int, reduces: bool) -> tuple[tuple[int, i
     return (in_y, in_x), tuple(kinds)
 
 
-def _round_up(value: int, unit: int) -> int:
+def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _tile(outputs: int, phases: int, whole_rows: bool) -> tuple[int, int, int] | str:
-    """(channels of a block, channel tiles, blocks that share a row)."""
-    most = MAX_COLUMNS // phases
+def _tile(outputs: int, most: int, whole_rows: bool) -> tuple[int, int, int] | str:
+    """(channels of a block, ``most`` at a time; channel tiles; blocks that share a row)."""
     tiles = -(-outputs // most)
     if whole_rows:
         tiles = next((n for n in (1, 2, 4) if n >= tiles), 0)
         if tiles == 0:
             return f"a reduction over {outputs} channels spans more than four blocks"
-    return _round_up(-(-outputs // tiles), 8), tiles, tiles if whole_rows else 1
+    return round_up(-(-outputs // tiles), 8), tiles, tiles if whole_rows else 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class _Geometry:
+class Geometry:
     """What the choice of ``_Memory`` depends on."""
 
     residues: tuple[TapResidue, ...]
@@ -147,31 +154,50 @@ class _Geometry:
         """
         taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
         sizes = (32, 16, 8) if taps < 3 else (16, 8)
-        chunks = sorted(sizes, key=lambda size: (_round_up(self.depth, size), -size))  # least padding first
+        chunks = sorted(sizes, key=lambda size: (round_up(self.depth, size), -size))  # least padding first
         rows = sum(residue.rows for residue in self.residues)
         by_row = self.span(64, False) * len(self.residues) > 2 * 64 * rows  # less to load than all rows at once
         yield from ((False, True, False, chunk) for chunk in chunks)
         yield from ((False, False, row, chunk) for row in ((True,) if by_row else (False, True)) for chunk in chunks)
         yield from ((True, True, row, chunk) for chunk in chunks for row in (False, True))
 
+    @property
+    def warpgroups(self) -> tuple[int, ...]:
+        """A fourth one hides more latency, where its accumulators leave registers for the epilogue."""
+        return (4, 3) if self.columns <= 96 else (3,)
+
+    @property
+    def item_stages(self) -> int:
+        """Stages that hold what a tile reads of a chunk of channels."""
+        return len(self.residues)
+
+    def stage_bytes(self, slots: int, chunk: int) -> int:
+        return slots * chunk * 4
+
+    def holds(self, slots: int, block: int) -> bool:
+        """Whether the copies into a stage are not too large."""
+        return slots <= MAX_SLOTS
+
     def memories(self) -> dict[str, _Memory]:
         """What fits, by label, best first."""
         found: dict[str, _Memory] = {}
         lanes = 4 // (self.phases[0] * self.phases[1])
         slices = {1: (4,), 2: (8, 4), 4: (8,)}[lanes]
-        # A fourth warpgroup hides more latency, where its accumulators leave registers for the epilogue.
-        counts = (4, 3) if self.columns <= 96 else (3,)
         taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
-        for (stream, together, one_row, chunk), count, size, buffers in product(self.ways(), counts, slices, (2, 1)):
-            depth, rings = _round_up(self.depth, chunk), 1 if together else count
+        for (stream, together, one_row, chunk), count, size, buffers in product(
+            self.ways(), self.warpgroups, slices, (2, 1)
+        ):
+            depth, rings = round_up(self.depth, chunk), 1 if together else count
+            if stream and rings > 3:
+                continue  # the fourth of the producers' warps brings the weights
             kept = RING * max(len(residue.taps) for residue in self.residues) * chunk if stream else taps * depth
             slots = self.span(64 * count // rings, one_row)
-            wanted = 3 if stream or rings > 1 else depth // chunk * len(self.residues)
+            wanted = 3 if stream or rings > 1 else depth // chunk * self.item_stages
             exchange = (self.split - 1) * 2 * 4 * 16 * self.phases[0] * self.phases[1] * 4
             free = SHARED_BYTES - _BARRIERS - self.operand_bytes - kept * self.columns * 4
             free -= count * (exchange + buffers * self.staging(size))
-            stages = min(free // (slots * chunk * 4 * rings), max(wanted, 8))
-            if stages >= wanted and slots <= MAX_SLOTS:
+            stages = min(free // (self.stage_bytes(slots, chunk) * rings), max(wanted, 8))
+            if stages >= wanted and self.holds(slots, 64 * count // rings):
                 memory = _Memory(count, stream, rings, chunk, slots, stages, size, buffers, not one_row)
                 found.setdefault(memory.label, memory)
         return found
@@ -185,6 +211,7 @@ def plan(
     reduces: bool,
     lower: Callable[[bool], RowProgram],
     operands: Operands,
+    pooling: Pooling | None = None,
 ) -> HopperConvPlan | str:
     """The plan, or why there is none.
 
@@ -192,7 +219,8 @@ def plan(
     ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program.
     """
     whole = [*[_ABSENT] * (3 - len(axes)), *axes]
-    taps = _taps(whole, conv.transposed)
+    parts = pooling.windows.parts if pooling else (1, 1, 1)
+    taps = _taps(whole, conv.transposed, parts)
     residues, tap_rows = _residues(taps)
     if len(tap_rows) > MAX_TAP_ROWS:
         return f"{len(tap_rows)} tap rows are too many for its tables"
@@ -200,26 +228,33 @@ def plan(
         return reason
     inputs, outputs = (count // conv.groups for count in channels)
     phases, outer_phases = _phases(taps, outputs, reduces)
-    tile = _tile(outputs, phases[0] * phases[1], reduces)
+    # Running results of all of a thread's values need half of its registers.
+    share = 2 if pooling and parts != (1, 1, 1) and pooling.windows.within[0] == 1 else phases[0] * phases[1]
+    tile = _tile(outputs, MAX_COLUMNS // share, reduces)
     if isinstance(tile, str):
         return tile
     block, tiles, split = tile
     rows = lower(split > 1)
-    geometry = _Geometry(
+    loaded = [*rows.operands, *(pooling.before.operands if pooling else ())]
+    lengths = [*[(1, 1)] * (3 - len(axes)), *traced]
+    bases = [(size, output // count) for (size, output), count in zip(lengths, parts, strict=True)]
+    geometry = Geometry(
         residues,
         tap_rows,
-        tuple(axis.pitch(*lengths) for axis, lengths in zip(taps, [*[(1, 1)] * (3 - len(axes)), *traced], strict=True)),
+        tuple(axis.pitch(*own) for axis, own in zip(taps, bases, strict=True)),
         phases,
         inputs,
         phases[0] * phases[1] * block,
         split,
-        sum(operand.index == "l" for operand in rows.operands) * (channels[1] + block + 4) * 4,
+        len({operand.name for operand in loaded if operand.index == "l"}) * (channels[1] + block + 4) * 4,
     )
-    memories = geometry.memories()
+    patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None
+    memories = (patches or geometry).memories()
     if not memories:
         return "its taps do not fit in shared memory"
     memory = choose(f"{operands.node} tile", memories)
     consumer, producer = REGISTERS[memory.warpgroups]
+    block_slots = 64 * memory.warpgroups // memory.rings
     return HopperConvPlan(
         transposed=conv.transposed,
         source=operands.source,
@@ -228,22 +263,25 @@ def plan(
         groups=conv.groups,
         inputs=inputs,
         outputs=outputs,
-        kernel=_triple([axis.kernel for axis in whole]),
-        stride=_triple([axis.stride for axis in whole]),
-        padding=_triple([axis.padding for axis in whole]),
-        dilation=_triple([axis.dilation for axis in whole]),
-        reach=_triple([axis.reach for axis in taps]),
-        lead=_triple([axis.lead for axis in taps]),
-        in_step=_triple([axis.in_step for axis in taps]),
-        in_origin=_triple([axis.in_origin for axis in taps]),
-        out_step=_triple([axis.out_step for axis in taps]),
-        out_origin=_triple([axis.out_origin for axis in taps]),
+        kernel=triple([axis.kernel for axis in whole]),
+        stride=triple([axis.step for axis in taps]),
+        padding=triple([axis.padding for axis in whole]),
+        dilation=triple([axis.dilation for axis in whole]),
+        reach=triple([axis.reach for axis in taps]),
+        lead=triple([axis.lead for axis in taps]),
+        in_step=triple([axis.in_step for axis in taps]),
+        in_origin=triple([axis.in_origin for axis in taps]),
+        out_step=triple([axis.out_step for axis in taps]),
+        out_origin=triple([axis.out_origin for axis in taps]),
         residues=residues,
         tap_rows=tap_rows,
         phases=phases,
         outer_phases=outer_phases,
         idle_taps=any(axis.idle for axis in taps),
-        sizes=(_sizes(whole, "size"), _sizes(whole, "output")),
+        sizes=(
+            _sizes([axis.size for axis in whole]),
+            _sizes([dims.floordiv(axis.output, count) for axis, count in zip(whole, parts, strict=True)]),
+        ),
         channels=block,
         split=split,
         channel_tiles=tiles,
@@ -254,16 +292,17 @@ def plan(
         stages=memory.stages,
         buffers=memory.buffers,
         slice=memory.slice,
-        all_rows=memory.all_rows,
+        all_rows=patches.item_stages == len(residues) if patches else memory.all_rows,
         slots=memory.slots,
         stream=memory.stream,
         ring=RING if memory.stream else 0,
         consumer_registers=consumer,
         producer_registers=producer,
+        window=pooling.plan(patches, taps, block_slots) if pooling and patches else None,
         rows=rows,
     )
 
 
-def _sizes(axes: list[ContractionAxis], name: str) -> tuple[int | str, int | str, int | str]:
-    z, y, x = (getattr(axis, name) for axis in axes)
+def _sizes(sizes: list[Dim]) -> tuple[Dim, Dim, Dim]:
+    z, y, x = sizes
     return z, y, x

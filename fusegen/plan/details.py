@@ -135,6 +135,36 @@ class TapResidue(Frozen):
     taps: tuple[int, ...]
 
 
+class PartTaps(Frozen):
+    """What the taps of a residue read in one part of the windows: slots of a grid, further along z, y, x."""
+
+    grid: int
+    shift: tuple[int, int, int]
+
+
+class WindowPlan(Frozen):
+    """A pooling of a convolution's results, in patches of 64 for a product.
+
+    Windows lie ``within`` a patch along y and x; along an axis where they do not, base positions are
+    windows, and their positions are ``parts``, computed one after the other.
+    """
+
+    fn: Literal["max", "mean"]
+    divisor: int
+    """Of a mean's sums."""
+    within: tuple[int, int]
+    patch: tuple[int, int]
+    """Rows and columns of the 64 results of a product."""
+    row: int
+    """Slots of a row of a stage."""
+    grids: tuple[tuple[int, int, int], ...]
+    """The residue of the stride that each grid of the input holds."""
+    parts: tuple[tuple[PartTaps, ...], ...]
+    """For every part, by residue of the taps."""
+    before: RowProgram
+    """What happens to every result ``v`` of the convolution; the plan's ``rows`` follow the pooling."""
+
+
 class HopperConvPlan(Frozen):
     """A convolution in TF32 on the tensor cores of sm_90a: structure along z, y, x and the shape of a tile.
 
@@ -196,6 +226,7 @@ class HopperConvPlan(Frozen):
     ring: int
     consumer_registers: int
     producer_registers: int
+    window: WindowPlan | None = None
     rows: RowProgram
 
     @property
@@ -285,6 +316,17 @@ class PoolPlan(Frozen):
     """Operands of ``before`` with one value for a plane."""
 
 
+class ConvPoolPlan(Frozen):
+    """A convolution, then a pooling of what it wrote to the workspace: the ``parts`` of the kernel's plan."""
+
+    template: Literal["conv_pool"] = "conv_pool"
+    conv: ContractionPlan
+    elements: Dim
+    """Of the convolution's result, over binding names."""
+    sizes: tuple[tuple[Dim, ...], tuple[Dim, ...]]
+    """The run-time sizes that either part takes, over those of the whole."""
+
+
 class GemmPlan(Frozen):
     """Product of a matrix [height, inputs] and a weight, on the tensor cores of sm_90a.
 
@@ -354,6 +396,7 @@ Detail: TypeAlias = Annotated[
     | PoolPlan
     | WindowSumPlan
     | ContractionPlan
+    | ConvPoolPlan
     | HopperConvPlan
     | GemmPlan
     | HalfGemmPlan

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fusegen import dims, ops, windows
 from fusegen.dims import Dim
 from fusegen.ir import HALVES, ConvOp, Graph, Node, RegionOp, WindowSumOp
-from fusegen.plan import contraction, pool, stream
+from fusegen.plan import contraction, conv_pool, pool, stream
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand
@@ -162,4 +162,6 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
 def plan_region(graph: Graph, node: Node, number: int) -> KernelPlan:
     """The kernel plan of a region node; ``number`` makes its name unique in the module."""
     assert isinstance(node.op, RegionOp)
+    if node.op.template == "conv_pool":
+        return conv_pool.plan(graph, node, f"k{number}")
     return _BUILDERS[node.op.template](Region(graph, node), f"k{number}")

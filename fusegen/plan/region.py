@@ -61,6 +61,7 @@ class Region:
         workspace: bool = False,
         tf32: Literal["conv", "matmul"] | None = None,
         only_hopper: bool = False,
+        parts: tuple[KernelPlan, ...] = (),
         aligned: tuple[str, ...] = (),
     ) -> KernelPlan:
         args = tuple(self.args.values())
@@ -79,5 +80,6 @@ class Region:
             workspace=workspace,
             tf32=tf32,
             only_hopper=only_hopper,
+            parts=parts,
             aligned=aligned,
         )

@@ -19,7 +19,11 @@ _AXIS_NAMES = {
 }
 
 
-class UnboundSize(Exception):
+class Unplanned(Exception):
+    """Why a region has no kernel after all."""
+
+
+class UnboundSize(Unplanned):
     """A size that no operand axis of the kernel determines."""
 
 

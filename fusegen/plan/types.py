@@ -32,6 +32,8 @@ class KernelPlan(Frozen):
     detail: Detail
     hopper: Detail | None = None
     """What runs in place of ``detail`` on compute capability 9.0: a kernel that needs sm_90a instructions."""
+    parts: tuple[KernelPlan, ...] = ()
+    """Kernels that the launcher of ``detail`` calls one after the other."""
     computes: tuple[str, ...]
     """Printed graph nodes, for the kernel's comment."""
     counters: Dim | None = None

@@ -1,0 +1,114 @@
+"""A pooling in the epilogue of a convolution: windows side by side, so that each result is in one window.
+
+The convolution's results are never written. The kernel for sm_90a computes them in patches that hold whole
+windows along the last two axes, or, along an axis where windows fit no patch, one position of all windows
+after the other (``hopper.Taps.parts``) into the same running results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen import contractions, dims, hopper, ops
+from fusegen.ir import ConvOp, DType, Graph, Node, PoolOp
+from fusegen.machines import Machine
+from fusegen.poolspace import cut, elementwise
+from fusegen.rowspace import NotFusable, RowSpace, with_rows
+from fusegen.tiling import TooLarge, tile_conv
+from fusegen.tuning import choose
+
+_CHANNELS = 1
+"""The axis of a result's channels."""
+
+
+@dataclass(frozen=True)
+class ConvPool:
+    """A region's parts: the convolution with the chain up to the pooling, and the chain after it.
+
+    Both chains run along the channels; ``before_space`` is over the convolution's result, ``after_space``
+    over the pooling's, which is an input of ``after``.
+    """
+
+    conv: Node
+    pool: Node
+    before: Graph
+    after: Graph
+    before_space: RowSpace
+    after_space: RowSpace
+
+    @property
+    def op(self) -> PoolOp:
+        assert isinstance(self.pool.op, PoolOp)
+        return self.pool.op
+
+    @property
+    def windows(self) -> hopper.Windows:
+        return hopper.Windows.of(self.op.kernel)
+
+
+def split(body: Graph) -> ConvPool:
+    """The parts of a region with a convolution and a pooling. Raises ``NotFusable``."""
+    pool, before, after = cut(body)
+    convs = [node for node in before.nodes if isinstance(node.op, ConvOp)]
+    if len(convs) != 1 or any(isinstance(node.op, ConvOp) for node in after.nodes):
+        raise NotFusable("its convolution is not the one that it pools")
+    (conv,) = convs
+    assert isinstance(conv.op, ConvOp)
+    if not isinstance(pool.op, PoolOp) or pool.op.rank != conv.op.rank:
+        raise NotFusable(f"{pool.name} has no windows of a fixed size along the axes of {conv.name}")
+    side_by_side = pool.op.kernel == pool.op.stride and not any(pool.op.padding) and not pool.op.ceil
+    if not side_by_side or any(step != 1 for step in pool.op.dilation):
+        raise NotFusable(f"the windows of {pool.name} overlap, have gaps, or reach past the result of {conv.name}")
+    if any(name not in body.by_name or body.node(name).op.kind != "input" for name in conv.inputs):
+        raise NotFusable(f"an operand of {conv.name} is computed before it")
+    spaces = (elementwise(before, conv.name, 2), elementwise(after, pool.name, 2))
+    for part, space in zip((before, after), spaces, strict=True):
+        _check_operands(part, space)
+    rows = tuple(with_rows(RowSpace(s.shape, s.source, (), s.axes), (_CHANNELS,)) for s in spaces)
+    return ConvPool(conv, pool, before, after, *rows)
+
+
+def _check_operands(part: Graph, space: RowSpace) -> None:
+    """Operands have a value for each channel, or one for all. Raises ``NotFusable``."""
+    for node in part.nodes:
+        if node.name not in space.axes or node.name == space.source:
+            continue
+        for operand in map(part.node, node.inputs):
+            offset = node.type.rank - operand.type.rank
+            sizes = enumerate(operand.type.shape)
+            varies = {axis + offset for axis, size in sizes if size != 1}
+            if operand.name not in space.axes and not varies <= {_CHANNELS}:
+                raise NotFusable(f"{operand.name} varies along other axes than the channels")
+
+
+def refusal(body: Graph, machine: Machine) -> str | None:
+    """Why the pooling in ``body`` is no part of its convolution's kernel, or None. Raises ``NotFusable``."""
+    parts = split(body)
+    conv, weight = parts.conv, body.node(parts.conv.inputs[1]).type
+    assert isinstance(conv.op, ConvOp)
+    if any(not isinstance(size, int) for size in weight.shape):
+        return "its weight has a size that is known only at run time"
+    if conv.type.dtype is not DType.FLOAT32:
+        return f"it is {conv.type.dtype.value}, for which such a convolution has no kernel"
+    if dims.numel(parts.pool.type.shape, body.sizes) == 0:
+        return "it is empty"
+    if not machine.wgmma or not contractions.allows_tf32(body, conv):
+        return "only the kernel in TF32 for sm_90a pools what it computes"
+    channels = ops.conv_channels(conv.op, body.node(conv.inputs[0]).type, weight)
+    reason = hopper.refusal(conv.op, channels) or hopper.window_refusal(conv.op, parts.windows)
+    if reason:
+        return reason
+    try:
+        inputs, outputs = (count // conv.op.groups for count in channels)
+        tile_conv(conv.op, ops.kernel_size(weight), inputs, outputs, False)  # the calls with TF32 off
+        alone = contractions.kernel_seconds(body, conv, False, machine)
+    except TooLarge as error:
+        return str(error)
+    ours = hopper.pooled_seconds(body, conv, parts.windows, machine)
+    moved = 4 * dims.numel(conv.type.shape, body.sizes) + 4 * dims.numel(parts.pool.type.shape, body.sizes)
+    apart = min(alone, contractions.library_seconds(body, conv, machine)) + moved / machine.bandwidth + machine.launch
+    reason = f"with the convolution expected to take {ours * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
+    answers = {"the convolution's kernel": None, "a kernel of its own": reason}
+    expected = dict(zip(answers, (ours, apart), strict=True))
+    ordered = dict(sorted(answers.items(), key=lambda item: expected[item[0]]))
+    return choose(f"{parts.pool.name} in", ordered, expected)
