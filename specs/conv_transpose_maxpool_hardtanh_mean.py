@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 
 class Model(nn.Module):
-    """The pooling reads the convolution once and applies the clamp to what it keeps."""
+    """The convolution pools its own results and clamps what it keeps; the mean reads a quarter of them."""
 
     def __init__(self, in_channels, out_channels, kernel_size, stride, padding, window):
         super().__init__()
