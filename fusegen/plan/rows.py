@@ -437,7 +437,7 @@ class RowLowering:
             operands=tuple(self.operands.values()),
             phases=phases,
             stores=stores,
-            sizes=tuple(sorted(size.name for size in (*self.sizes.bindings, *self.sizes.given) if size.name in words)),
+            sizes=tuple(sorted(words.intersection(self.sizes.names))),
             helpers=tuple(sorted(self.helpers)),
             special=self.special,
         )

@@ -62,6 +62,11 @@ class Sizes:
             solved[unknown] = bound if (slope, offset) == (1, 0) else FloorDiv(bound - offset, slope)
         return solved
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What statements of the kernel may call a size."""
+        return (*(binding.name for binding in self.bindings), *(given.name for given in self.given))
+
     def define(self, size: Dim, local: Dim) -> None:
         """Let ``size`` be ``local``, an expression over binding names: rounding hides what it came from."""
         if isinstance(size, str):
