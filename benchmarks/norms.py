@@ -33,6 +33,8 @@ CHAINS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "batch_norm_features_tall": ("nn.BatchNorm1d(4096)", "F.gelu(self.n(x)).relu()", (16384, 4096)),
     "layer_norm_image": ("nn.LayerNorm([64, 128, 128])", "F.gelu(self.n(x))", (32, 64, 128, 128)),
     "layer_norm_features": ("nn.LayerNorm(8192)", "F.silu(self.n(x))", (1024, 8192)),
+    "layer_norm_64": ("nn.LayerNorm(64)", "self.n(x + 0.5)", (16, 32, 32, 64, 64)),
+    "layer_norm_64_pool": ("nn.LayerNorm(64)", "F.gelu(F.avg_pool3d(self.n(x + 0.5), 2))", (16, 32, 32, 64, 64)),
     "rms_channels": (
         NONE,
         "x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5)",
@@ -49,6 +51,7 @@ CHAINS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "max_pool": (NONE, "F.max_pool2d(F.relu(x), 2)", (64, 64, 128, 128)),
     "max_pool_overlapping": (NONE, "F.max_pool2d(x, 3, 2, 1).tanh()", (64, 64, 128, 128)),
     "mean_pool": (NONE, "F.avg_pool2d(F.gelu(x), 2)", (64, 64, 126, 126)),
+    "adaptive_mean_pool": (NONE, "F.adaptive_avg_pool2d(F.relu(x), 8)", (64, 64, 128, 128)),
     "max_pool_3d_sum": (NONE, "F.max_pool3d(x, 2).sum(1, keepdim=True)", (16, 32, 30, 62, 62)),
 }
 

@@ -1378,8 +1378,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
-    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -1935,14 +1935,18 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int i = 0; i < S::ROWS; ++i) r7[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
+        float v_p0_at[S::ELEMENT] = {};   // %group_norm_1: float32[4, 8, 1, 1, 1]
+        float v_p1_at[S::ELEMENT] = {};   // %group_norm_2: float32[4, 8, 1, 1, 1]
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
+            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p0_at, args.p0 + l);
+            const float v_p0 = v_p0_at[j % S::ELEMENT];
+            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p1_at, args.p1 + l);
+            const float v_p1 = v_p1_at[j % S::ELEMENT];
             const float v_x1 = in && live(j) ? __ldg(args.x1 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r2: float32[x0_0, 4, 1, 1, 1, 1]
             const float v_x2 = in && live(j) ? __ldg(args.x2 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1]
             const float v_x3 = in && live(j) ? __ldg(args.x3 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1]
-            const float v_p0 = in && live(j) ? __ldg(args.p0 + l) : 0.0f;   // %group_norm_1: float32[4, 8, 1, 1, 1]
-            const float v_p1 = in && live(j) ? __ldg(args.p1 + l) : 0.0f;   // %group_norm_2: float32[4, 8, 1, 1, 1]
             const float t0 = v[i][j] - v_x1;   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r2)
             const float t1 = v_x2 + v_x3;   // %mean_r1_r8: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r7, %mean_r1_r6)
             const float t2 = t1 + 0x1.4f8b58p-17f;   // %mean_r1_r10: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r8, %mean_r1_r9)
@@ -1988,7 +1992,7 @@ extern "C" int k4_row_reduce(const float* p0, const float* p1, const float* x0, 
     args.row_count = outer * inner;
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
+    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(p0) | reinterpret_cast<uintptr_t>(p1) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
     return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
 }
 
@@ -2221,7 +2225,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8b0e1569f746ad64, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_69e7a7d38723d1c9, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> (Tensor, Tensor)");
@@ -2229,7 +2233,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8b0e1569f746ad64, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8b0e1569f746ad64, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_69e7a7d38723d1c9, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2238,7 +2242,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_8b0e1569f746ad64, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8b0e1569f746ad64"
+_fusegen_NAMESPACE = "fusegen_69e7a7d38723d1c9"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

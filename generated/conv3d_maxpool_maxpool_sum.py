@@ -947,7 +947,6 @@ namespace k1_pool_kernel {
 // A thread computes one result, row by row of its window.
 // Threads side by side take neighbouring results, across the ends of rows, so that accesses coalesce.
 constexpr int THREADS = 256;
-constexpr int WIDE = 4;   // neighbouring elements of a window read at once, where alignment allows
 constexpr int KERNEL_D = 4, STRIDE_D = 4, PADDING_D = 0, DILATION_D = 1;
 constexpr int KERNEL_H = 4, STRIDE_H = 4, PADDING_H = 0, DILATION_H = 1;
 constexpr int KERNEL_W = 4, STRIDE_W = 4, PADDING_W = 0, DILATION_W = 1;
@@ -974,21 +973,13 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t slab = divide(out_line, args.by_rows, args.count);
     const int64_t volume = divide(slab, args.by_depth, args.count);
     const int column = static_cast<int>(thread - out_line * args.out_width);
-    const int row = static_cast<int>(out_line - slab * args.by_rows.divisor);
+    const int row = static_cast<int>(out_line - slab * args.out_height);
     const int layer = static_cast<int>(slab - volume * args.out_depth);
 
-    // VEC neighbouring elements, if they are inside, into the running result of a row: those at p, which is
-    // position (z, y, c) of the volume.
-    auto take = [&](float& into, bool inside, const float* p, int z, int y, int c) {
-        float run[VEC] = {};
-        if (inside) load_run<VEC>(run, p);
-#pragma unroll
-        for (int e = 0; e < VEC; ++e) {
-            const float v = run[e];
+    // What the window gets of element v at position (z, y, c) of the volume.
+    auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int z, [[maybe_unused]] int y, [[maybe_unused]] int c) {
 
-            const float value = inside ? v : NOTHING;
-            into = nan_max(into, value);
-        }
+        return v;
     };
 
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W;
@@ -1004,24 +995,42 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll 2
             for (int k = 0; k < KERNEL_W; k += VEC) {
                 const int c = left + k * DILATION_W;
-                take(part, c >= 0 && c < args.in_width, line + c, z, y, c);
+                const bool inside = c >= 0 && c < args.in_width;
+                float run[VEC] = {};
+                if (inside) load_run<VEC>(run, line + c);
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) part = nan_max(part, element(run[e], inside, z, y, c + e));
             }
             result = nan_max(result, part);
         }
     }
 
-    {
-        const int y = row;
+    // What becomes of a pooled value at (y, x) of the result's layer.
+    auto finish = [&](float result, [[maybe_unused]] int y, [[maybe_unused]] int x) {
         const float pooled = result;
 
-        args.y0[((volume * args.out_depth + layer) * args.out_height + y) * args.out_width + column] = pooled;
-    }
+        return pooled;
+    };
+    float* to = args.y0 + ((volume * args.out_depth + layer) * args.out_height + row) * args.out_width + column;
+    *to = finish(result, row, column);
 }
 
 template <int VEC>
-int launch(const Args& args, cudaStream_t stream) {
+int launch(Args& args, int64_t layers, cudaStream_t stream) {
+    const int columns = args.out_width, rows = args.out_height;
+    args.count = layers * rows * columns;
+    args.by_width = fast_divide(static_cast<unsigned int>(columns));
+    args.by_rows = fast_divide(static_cast<unsigned int>(rows));
+    args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
     run<VEC><<<static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream>>>(args);
     return cudaGetLastError();
+}
+
+// Accesses of VEC elements are aligned.
+template <int VEC>
+bool fits(const Args& args) {
+    const auto multiple = [](const void* pointer, size_t elements) { return reinterpret_cast<uintptr_t>(pointer) % (elements * sizeof(float)) == 0; };
+    return multiple(args.x0, VEC) && args.in_width % VEC == 0;
 }
 
 extern "C" int k1_pool(const float* x0, float* y0, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
@@ -1030,18 +1039,14 @@ extern "C" int k1_pool(const float* x0, float* y0, int64_t batch, int64_t depth,
     const int64_t out_depth = (depth / 4), out_height = (height / 4), out_width = (width / 4);
     if (planes * out_depth * out_height * out_width == 0) return cudaSuccess;
     if (in_depth > INT32_MAX || in_height > INT32_MAX || in_width > INT32_MAX) return cudaErrorInvalidValue;
-    const int64_t rows = out_height;
     Args args = {};
     args.x0 = x0;
     args.y0 = y0;
     args.in_depth = static_cast<int>(in_depth), args.in_height = static_cast<int>(in_height), args.in_width = static_cast<int>(in_width);
     args.out_depth = static_cast<int>(out_depth), args.out_height = static_cast<int>(out_height), args.out_width = static_cast<int>(out_width);
-    args.count = planes * out_depth * rows * out_width;
-    args.by_width = fast_divide(static_cast<unsigned int>(out_width));
-    args.by_rows = fast_divide(static_cast<unsigned int>(rows));
-    args.by_depth = fast_divide(static_cast<unsigned int>(out_depth));
-    const bool aligned = reinterpret_cast<uintptr_t>(x0) % (WIDE * sizeof(float)) == 0 && in_width % WIDE == 0;
-    return aligned ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+    if (fits<4>(args)) return launch<4>(args, planes * out_depth, stream);
+    if (fits<2>(args)) return launch<2>(args, planes * out_depth, stream);
+    return launch<1>(args, planes * out_depth, stream);
 }
 
 }  // namespace k1_pool_kernel
@@ -1361,20 +1366,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_01baf66f5e2313de, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a38700b26c1a8b8a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_01baf66f5e2313de, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a38700b26c1a8b8a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_01baf66f5e2313de"
+_fusegen_NAMESPACE = "fusegen_a38700b26c1a8b8a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1324,8 +1324,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
-    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -1537,10 +1537,12 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int i = 0; i < S::ROWS; ++i) r1[i] = -INFINITY;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
+        float v_p0_at[S::ELEMENT] = {};   // %p_conv_bias: float32[32]
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
-            const float v_p0 = in && live(j) ? __ldg(args.p0 + l) : 0.0f;   // %p_conv_bias: float32[32]
+            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p0_at, args.p0 + l);
+            const float v_p0 = v_p0_at[j % S::ELEMENT];
             t0[i][j] = v[i][j] + v_p0;   // %mean: float32[x0_0, 32] = add(%mean_r2, %p_conv_bias)
             if (live(j)) r1[i] = nan_max(r1[i], t0[i][j]);
         }
@@ -1596,7 +1598,7 @@ extern "C" int k2_row_reduce(const float* x0, const float* p0, float* y0, int64_
     args.row_count = outer * inner;
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
+    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(p0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
     return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
 }
 
@@ -1755,20 +1757,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_59739ac9eb4239ab, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b2fa7f1cd588d2a8, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_59739ac9eb4239ab, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b2fa7f1cd588d2a8, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_59739ac9eb4239ab"
+_fusegen_NAMESPACE = "fusegen_b2fa7f1cd588d2a8"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -2108,8 +2108,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
-    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -2676,8 +2676,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
-    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -2979,20 +2979,20 @@ Tensor call_k2_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_97c383033c82e783, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_34d977b7e4279f79, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> (Tensor, Tensor, Tensor, Tensor)");
     m.def("k2_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_97c383033c82e783, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_34d977b7e4279f79, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_97c383033c82e783"
+_fusegen_NAMESPACE = "fusegen_34d977b7e4279f79"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -714,8 +714,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
-    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -1741,20 +1741,20 @@ Tensor call_k2_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c1db16493ccdf6f8, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b26426f666e5b399, m) {
     m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k1_pointwise(Tensor x0, int given0) -> Tensor");
     m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c1db16493ccdf6f8, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b26426f666e5b399, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
     m.impl("k1_pointwise", TORCH_BOX(&call_k1_pointwise));
     m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c1db16493ccdf6f8"
+_fusegen_NAMESPACE = "fusegen_b26426f666e5b399"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

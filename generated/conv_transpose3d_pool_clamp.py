@@ -170,6 +170,18 @@ __device__ __forceinline__ void load_run(float* v, const float* p) {
     }
 }
 
+// COUNT (1, 2 or 4) neighbouring floats.
+template <int COUNT>
+__device__ __forceinline__ void store_run(float* p, const float* v) {
+    if constexpr (COUNT == 4) {
+        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
+    } else if constexpr (COUNT == 2) {
+        *reinterpret_cast<float2*>(p) = make_float2(v[0], v[1]);
+    } else {
+        *p = v[0];
+    }
+}
+
 // Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
 [[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
     unsigned r;
@@ -268,14 +280,50 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_pool_kernel {
 
-// A thread computes RESULTS results, one below the other: rows that their windows share are read once.
+// A thread computes RESULTS results, one below the other, and ACROSS side by side, whose windows begin with accesses of
+// VEC elements: what they share is read once.
 // Threads side by side take neighbouring results, across the ends of rows, so that accesses coalesce.
 constexpr int THREADS = 256;
-constexpr int RESULTS = 2;
-constexpr int WIDE = 2;   // neighbouring elements of a window read at once, where alignment allows
+constexpr int greatest_divisor(int a, int b) { return b ? greatest_divisor(b, a % b) : a; }
 constexpr int KERNEL_D = 2, STRIDE_D = 2, PADDING_D = 0, DILATION_D = 1;
 constexpr int KERNEL_H = 2, STRIDE_H = 2, PADDING_H = 0, DILATION_H = 1;
 constexpr int KERNEL_W = 2, STRIDE_W = 2, PADDING_W = 0, DILATION_W = 1;
+
+template <int VEC>
+struct Tile {
+    static constexpr int RESULTS = 2;
+    static constexpr int ACROSS = VEC / greatest_divisor(VEC, STRIDE_W);
+    static constexpr int LEAD = (VEC - PADDING_W % VEC) % VEC;   // elements before the windows in the first access
+    static constexpr int SPAN = LEAD + (ACROSS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1;   // of a row, from there on
+    static constexpr int ROWS = (RESULTS - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1;   // that the windows span
+    // The window of result r has row i; that of result a (side by side) has element e.
+    __device__ static constexpr bool has_row(int r, int i) {
+        const int k = i - r * STRIDE_H;
+        return k >= 0 && k % DILATION_H == 0 && k / DILATION_H < KERNEL_H;
+    }
+    __device__ static constexpr bool has(int a, int e) {
+        const int k = e - LEAD - a * STRIDE_W;
+        return k >= 0 && k % DILATION_W == 0 && k / DILATION_W < KERNEL_W;
+    }
+    __device__ static constexpr bool reads_row(int i) {
+        for (int r = 0; r < RESULTS; ++r)
+            if (has_row(r, i)) return true;
+        return false;
+    }
+    __device__ static constexpr bool reads(int e) {
+        for (int a = 0; a < ACROSS; ++a)
+            if (has(a, e)) return true;
+        return false;
+    }
+    // Which one of the elements of an access some window has: NONE of them, SEVERAL, or this one.
+    static constexpr int NONE = -1, SEVERAL = VEC;
+    __device__ static constexpr int only(int first) {
+        int found = NONE;
+        for (int e = 0; e < VEC; ++e)
+            if (reads(first + e)) found = found == NONE ? e : SEVERAL;
+        return found;
+    }
+};
 constexpr float NOTHING = 0.0f;   // what no element gives
 
 struct Args {
@@ -298,74 +346,102 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t out_line = divide(thread, args.by_width, args.count);
     const int64_t slab = divide(out_line, args.by_rows, args.count);
     const int64_t volume = divide(slab, args.by_depth, args.count);
-    const int column = static_cast<int>(thread - out_line * args.out_width);
-    const int row = static_cast<int>(out_line - slab * args.by_rows.divisor) * RESULTS;
+    using T = Tile<VEC>;
+    const int column = static_cast<int>(thread - out_line * args.by_width.divisor) * T::ACROSS;
+    const int row = static_cast<int>(out_line - slab * args.by_rows.divisor) * T::RESULTS;
     const int layer = static_cast<int>(slab - volume * args.out_depth);
 
-    // VEC neighbouring elements, if they are inside, into the running result of a row: those at p, which is
-    // position (z, y, c) of the volume.
-    auto take = [&](float& into, bool inside, const float* p, int z, int y, int c) {
-        float run[VEC] = {};
-        if (inside) load_run<VEC>(run, p);
-#pragma unroll
-        for (int e = 0; e < VEC; ++e) {
-            const float v = run[e];
+    // What the window gets of element v at position (z, y, c) of the volume.
+    auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int z, [[maybe_unused]] int y, [[maybe_unused]] int c) {
 
-            const float value = inside ? v : NOTHING;
-            into += value;
-        }
+        return v;
     };
 
-    const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W;
-    constexpr int ROWS = (RESULTS - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1;   // that the windows span
-    auto reads = [](int i, int r) {   // the window of result r has row i
-        const int k = i - r * STRIDE_H;
-        return k >= 0 && k % DILATION_H == 0 && k / DILATION_H < KERNEL_H;
-    };
+    const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W - T::LEAD;
     const float* corner = args.x0 + ((volume * args.in_depth + front) * args.in_height + top) * args.in_width + left;
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
-    float results[RESULTS];
+    // Of the rows that only results below the last one have, what is read does not matter.
+    auto row_inside = [&](int z, int y) { return y < args.in_height; };
+    auto inside_row = [&](int c) { return true; };
+    float results[T::RESULTS][T::ACROSS];
 #pragma unroll
-    for (int r = 0; r < RESULTS; ++r) results[r] = NOTHING;
+    for (int r = 0; r < T::RESULTS; ++r)
+#pragma unroll
+        for (int a = 0; a < T::ACROSS; ++a) results[r][a] = NOTHING;
 #pragma unroll
     for (int d = 0; d < KERNEL_D; ++d, corner += DILATION_D * layer_size) {
         const int z = front + d * DILATION_D;
+        float lines[T::ROWS][(T::SPAN + VEC - 1) / VEC * VEC] = {};
         const float* p = corner;
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i, p += args.in_width) {
-            bool read = false;
+        for (int i = 0; i < T::ROWS; ++i, p += args.in_width) {
+            if (!T::reads_row(i)) continue;
+            const bool inside = row_inside(z, top + i);
 #pragma unroll
-            for (int r = 0; r < RESULTS; ++r) read |= reads(i, r);
-            if (!read) continue;
-            const int y = top + i;
-            const bool inside = y < args.in_height;
-            float part = NOTHING;
+            for (int g = 0; g < T::SPAN; g += VEC) {
+                const int only = T::only(g);
+                if (only == T::NONE || !inside || !inside_row(left + g)) continue;
+                if (VEC == 1 || only == T::SEVERAL) load_run<VEC>(&lines[i][g], p + g);
+                else load_run<1>(&lines[i][g + only], p + g + only);
+            }
+        }
 #pragma unroll
-            for (int k = 0; k < KERNEL_W; k += VEC) {
-                const int c = left + k * DILATION_W;
-                take(part, inside, p + k * DILATION_W, z, y, c);
+        for (int i = 0; i < T::ROWS; ++i) {
+            if (!T::reads_row(i)) continue;
+            const bool inside = row_inside(z, top + i);
+            float part[T::ACROSS];
+#pragma unroll
+            for (int a = 0; a < T::ACROSS; ++a) part[a] = NOTHING;
+#pragma unroll
+            for (int e = 0; e < T::SPAN; ++e) {
+                if (!T::reads(e)) continue;
+                const float value = element(lines[i][e], inside && inside_row(left + e), z, top + i, left + e);
+#pragma unroll
+                for (int a = 0; a < T::ACROSS; ++a)
+                    if (T::has(a, e)) part[a] += value;
             }
 #pragma unroll
-            for (int r = 0; r < RESULTS; ++r)
-                if (reads(i, r)) results[r] += part;
+            for (int r = 0; r < T::RESULTS; ++r)
+#pragma unroll
+                for (int a = 0; a < T::ACROSS; ++a)
+                    if (T::has_row(r, i)) results[r][a] += part[a];
         }
     }
 
-#pragma unroll
-    for (int r = 0; r < RESULTS; ++r) {
-        const int y = row + r;
-        if (y >= args.out_height) break;
-        const float result = results[r];
+    // What becomes of a pooled value at (y, x) of the result's layer.
+    auto finish = [&](float result, [[maybe_unused]] int y, [[maybe_unused]] int x) {
         const float pooled = result * 0x1p-3f;   // divided by 8
 
-        args.y0[((volume * args.out_depth + layer) * args.out_height + y) * args.out_width + column] = pooled;
+        return pooled;
+    };
+    float* to = args.y0 + ((volume * args.out_depth + layer) * args.out_height + row) * args.out_width + column;
+#pragma unroll
+    for (int r = 0; r < T::RESULTS; ++r, to += args.out_width) {
+        if (row + r >= args.out_height) break;
+#pragma unroll
+        for (int a = 0; a < T::ACROSS; ++a) results[r][a] = finish(results[r][a], row + r, column + a);
+        store_run<T::ACROSS>(to, results[r]);
     }
 }
 
 template <int VEC>
-int launch(const Args& args, cudaStream_t stream) {
+int launch(Args& args, int64_t layers, cudaStream_t stream) {
+    using T = Tile<VEC>;
+    const int columns = args.out_width / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
+    args.count = layers * rows * columns;
+    args.by_width = fast_divide(static_cast<unsigned int>(columns));
+    args.by_rows = fast_divide(static_cast<unsigned int>(rows));
+    args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
     run<VEC><<<static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream>>>(args);
     return cudaGetLastError();
+}
+
+// Accesses of VEC elements are aligned.
+template <int VEC>
+bool fits(const Args& args) {
+    const auto multiple = [](const void* pointer, size_t elements) { return reinterpret_cast<uintptr_t>(pointer) % (elements * sizeof(float)) == 0; };
+    constexpr int ACROSS = Tile<VEC>::ACROSS;
+    return multiple(args.x0, VEC) && args.in_width % VEC == 0 && multiple(args.y0, ACROSS) && args.out_width % ACROSS == 0;
 }
 
 extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
@@ -374,18 +450,14 @@ extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
     const int64_t out_depth = 2, out_height = 2, out_width = 2;
     if (planes * out_depth * out_height * out_width == 0) return cudaSuccess;
     if (in_depth > INT32_MAX || in_height > INT32_MAX || in_width > INT32_MAX) return cudaErrorInvalidValue;
-    const int64_t rows = (out_height + RESULTS - 1) / RESULTS;
     Args args = {};
     args.x0 = x0;
     args.y0 = y0;
     args.in_depth = static_cast<int>(in_depth), args.in_height = static_cast<int>(in_height), args.in_width = static_cast<int>(in_width);
     args.out_depth = static_cast<int>(out_depth), args.out_height = static_cast<int>(out_height), args.out_width = static_cast<int>(out_width);
-    args.count = planes * out_depth * rows * out_width;
-    args.by_width = fast_divide(static_cast<unsigned int>(out_width));
-    args.by_rows = fast_divide(static_cast<unsigned int>(rows));
-    args.by_depth = fast_divide(static_cast<unsigned int>(out_depth));
-    const bool aligned = reinterpret_cast<uintptr_t>(x0) % (WIDE * sizeof(float)) == 0 && in_width % WIDE == 0;
-    return aligned ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+    if (fits<4>(args)) return launch<4>(args, planes * out_depth, stream);
+    if (fits<2>(args)) return launch<2>(args, planes * out_depth, stream);
+    return launch<1>(args, planes * out_depth, stream);
 }
 
 }  // namespace k0_pool_kernel
@@ -1825,18 +1897,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_348ec159cd7e5144, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7c908e1c13795cb5, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_348ec159cd7e5144, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7c908e1c13795cb5, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_348ec159cd7e5144"
+_fusegen_NAMESPACE = "fusegen_7c908e1c13795cb5"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -723,8 +723,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
-    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -1862,14 +1862,14 @@ Tensor call_k3_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_031895a2d3d11971, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e67f30b1ec9ab0ab, m) {
     m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> Tensor");
     m.def("k2_pointwise(Tensor x0, int given0) -> Tensor");
     m.def("k3_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_031895a2d3d11971, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e67f30b1ec9ab0ab, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pointwise", TORCH_BOX(&call_k2_pointwise));
@@ -1877,7 +1877,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_031895a2d3d11971, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_031895a2d3d11971"
+_fusegen_NAMESPACE = "fusegen_e67f30b1ec9ab0ab"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1412,10 +1412,12 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int i = 0; i < S::ROWS; ++i) r1[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
+        float v_p0_at[S::ELEMENT] = {};   // %p_linear_bias: float32[1024]
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
-            const float v_p0 = in && live(j) ? __ldg(args.p0 + l) : 0.0f;   // %p_linear_bias: float32[1024]
+            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p0_at, args.p0 + l);
+            const float v_p0 = v_p0_at[j % S::ELEMENT];
             t0[i][j] = v[i][j] + v_p0;   // %linear: float32[x0_0, 1024] = add(%linear_r1, %p_linear_bias)
             if (live(j)) r1[i] += t0[i][j];
         }
@@ -1457,11 +1459,15 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int i = 0; i < S::ROWS; ++i) r17[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
+        float v_p1_at[S::ELEMENT] = {};   // %p_norm_weight: float32[1024]
+        float v_p2_at[S::ELEMENT] = {};   // %p_norm_bias: float32[1024]
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
-            const float v_p1 = in && live(j) ? __ldg(args.p1 + l) : 0.0f;   // %p_norm_weight: float32[1024]
-            const float v_p2 = in && live(j) ? __ldg(args.p2 + l) : 0.0f;   // %p_norm_bias: float32[1024]
+            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p1_at, args.p1 + l);
+            const float v_p1 = v_p1_at[j % S::ELEMENT];
+            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p2_at, args.p2 + l);
+            const float v_p2 = v_p2_at[j % S::ELEMENT];
             const float t11 = t3[i][j] * t10[i];   // %layer_norm_r7: float32[x0_0, 1024] = mul(%layer_norm_r2, %layer_norm_r6)
             const float t12 = t11 * v_p1;   // %layer_norm_r8: float32[x0_0, 1024] = mul(%layer_norm_r7, %p_norm_weight)
             const float t13 = t12 + v_p2;   // %layer_norm: float32[x0_0, 1024] = add(%layer_norm_r8, %p_norm_bias)
@@ -1532,7 +1538,7 @@ extern "C" int k1_row_reduce(const float* x0, const float* p0, const float* p1, 
     args.row_count = outer * inner;
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
+    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(p0) | reinterpret_cast<uintptr_t>(p1) | reinterpret_cast<uintptr_t>(p2) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
     return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
 }
 
@@ -1711,18 +1717,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d1119c4792aa04c4, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f0ef4603ef9348d5, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d1119c4792aa04c4, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f0ef4603ef9348d5, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d1119c4792aa04c4"
+_fusegen_NAMESPACE = "fusegen_f0ef4603ef9348d5"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -202,7 +202,7 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 512 : 512;   // threads that share a row
+    static constexpr int PARTS = VEC == WIDE ? 1024 : 1024;   // threads that share a row
     static constexpr int LANES = VEC == WIDE ? 1 : 1;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
@@ -717,8 +717,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
-    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -838,7 +838,7 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 512 : 512;   // threads that share a row
+    static constexpr int PARTS = VEC == WIDE ? 1024 : 1024;   // threads that share a row
     static constexpr int LANES = VEC == WIDE ? 1 : 1;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
@@ -934,10 +934,12 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int i = 0; i < S::ROWS; ++i) r1[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
+        float v_x0_at[S::ELEMENT] = {};   // %sum_1_r2_r2_r1: float32[8192]
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
-            const float v_x0 = in && live(j) ? __ldg(args.x0 + l) : 0.0f;   // %sum_1_r2_r2_r1: float32[8192]
+            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_x0_at, args.x0 + l);
+            const float v_x0 = v_x0_at[j % S::ELEMENT];
             const float t0 = v[i][j] * v_x0;   // %sum_1_r2_r2_r2: float32[x0_0, 8192] = mul(%x, %sum_1_r2_r2_r1)
             if (live(j)) r1[i] += t0;
         }
@@ -974,7 +976,7 @@ extern "C" int k2_row_reduce(const float* x0, const float* x1, const float* x2, 
     args.row_count = outer * inner;
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x1) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
+    const bool aligned = (reinterpret_cast<uintptr_t>(x1) | reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
     return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
 }
 
@@ -1119,20 +1121,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_09ed0fab09621e04, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_88333af3c2e15dc4, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_stream(Tensor p0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_09ed0fab09621e04, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_88333af3c2e15dc4, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_09ed0fab09621e04"
+_fusegen_NAMESPACE = "fusegen_88333af3c2e15dc4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -89,12 +89,13 @@ static bool on_hopper() {
     return major == 9;
 }
 
-// VEC neighbouring floats into shared memory, without waiting for them (compute capability 8.0).
+// VEC neighbouring floats into shared memory, without waiting for them (compute capability 8.0). L2 may fetch their
+// neighbours along: such copies do not ask for whole lines, as loads through L1 do.
 template <int VEC>
 __device__ __forceinline__ void shared_copy(float* to, const float* from) {
     const unsigned int address = static_cast<unsigned int>(__cvta_generic_to_shared(to));
     if constexpr (VEC == 4) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(address), "l"(from) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(address), "l"(from) : "memory");
     } else {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(address), "l"(from) : "memory");
     }
@@ -699,8 +700,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds, fewer where a block's end costs more.
-    int64_t splits = ((STRIDED ? 4 : 8) * busy + groups - 1) / groups;
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -908,16 +909,16 @@ Tensor call_k0_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_695a46adfe0a2e18, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f496fdaad77e8c75, m) {
     m.def("k0_row_stream(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_695a46adfe0a2e18, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f496fdaad77e8c75, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_695a46adfe0a2e18"
+_fusegen_NAMESPACE = "fusegen_f496fdaad77e8c75"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

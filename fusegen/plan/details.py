@@ -304,10 +304,10 @@ class PoolPlan(Frozen):
     count_include_pad: bool
     fixed_count: int | None
     """What every sum is divided by, where that is one number."""
-    outputs: int
-    """Results of a thread, one below the other."""
-    vector: int
-    """Neighbouring elements of a window that one aligned load reads."""
+    vectors: tuple[int, ...]
+    """Neighbouring elements that one aligned access reads, the widest first."""
+    outputs: tuple[int, ...]
+    """For each of them: results of a thread, one below the other."""
     unrolled: bool
     source: str
     before: RowProgram

@@ -75,12 +75,13 @@ def _split(length: int, strided: bool, wide: bool) -> tuple[int, int]:
 
     Strided rows: up to 64 values in a thread's registers (64 of one row, or 16 of four neighbouring
     rows) and 512 threads with 128 registers each; fewer rows side by side, or more threads with fewer
-    registers, were slower on sm_90. Contiguous rows: 4 to 32 values a thread.
+    registers, were slower on sm_90. Contiguous rows: 4 to 32 values a thread; few where a multiprocessor has
+    room for few such rows, as many threads then hide more latency.
     """
     if strided:
         parts = max(-(-length // 16), min(8, length)) if wide else -(-length // 64)
         return parts, max(8, min(32 if wide else 128, 512 // parts))
-    values = 4 if length <= 128 else 8 if length <= 1024 else 16
+    values = 4 if length <= 128 else 16 if 1024 < length <= 4096 else 8
     parts = 4
     while parts < 1024 and length > parts * values:
         parts *= 2

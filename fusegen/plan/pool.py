@@ -14,8 +14,10 @@ from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
 from fusegen.poolspace import PlaneSpace, PoolRegion, output_size, split
 
-MAX_LOADS = 32
-"""Loads that one thread keeps in flight: enough to hide latency, few enough for registers."""
+MAX_WINDOW = 32
+"""Elements of a window that a thread reads at once, without a loop."""
+MAX_HELD = 56
+"""Elements and results that a thread holds: enough on their way to hide latency, few enough for registers."""
 _ABSENT = PoolAxis(kernel=1, stride=1, padding=0, dilation=1, size=1, output=1, clipped=False)
 
 
@@ -41,10 +43,23 @@ def _lower(region: Region, part: Graph, space: PlaneSpace, source: str, output: 
     )
 
 
-def _loads(axes: tuple[PoolAxis, PoolAxis, PoolAxis], outputs: int) -> int:
+def _span(axis: PoolAxis, outputs: int) -> int:
+    """Positions along an axis that the windows of ``outputs`` neighbouring results read."""
+    reach = (outputs - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
+    return min(reach, outputs * axis.kernel)
+
+
+def _held(axes: tuple[PoolAxis, PoolAxis, PoolAxis], outputs: int, vector: int) -> int:
+    """Elements and results of a thread: ``outputs`` of these below each other, accesses of ``vector`` elements."""
     depth, rows, columns = axes
-    reach = min((outputs - 1) * rows.stride + (rows.kernel - 1) * rows.dilation + 1, outputs * rows.kernel)
-    return depth.kernel * reach * columns.kernel
+    across = vector // math.gcd(vector, columns.stride)
+    return depth.kernel * _span(rows, outputs) * _span(columns, across) + outputs * across
+
+
+def _outputs(axes: tuple[PoolAxis, PoolAxis, PoolAxis], vector: int, below: int) -> int:
+    """Results below each other for a thread, of ``below`` that there are."""
+    fits = (n for n in (8, 4, 2) if n <= below and _held(axes, n, vector) <= MAX_HELD)
+    return next(fits, 1)
 
 
 def _fixed_count(op: PoolOp | AdaptivePoolOp) -> int | None:
@@ -56,11 +71,13 @@ def _fixed_count(op: PoolOp | AdaptivePoolOp) -> int | None:
     return math.prod(op.kernel) if whole else None
 
 
-def _vector(axis: PoolAxis, adaptive: bool) -> int:
-    """The widest aligned load that windows of these columns are made of."""
+def _vectors(axis: PoolAxis, unrolled: bool, adaptive: bool) -> tuple[int, ...]:
+    """Widths of aligned accesses to rows of these windows, the widest first."""
+    if unrolled:  # in rows of several windows, padding included, which begin at a multiple of any width
+        return (4, 2, 1)
     if adaptive or axis.clipped or axis.dilation != 1:
-        return 1
-    return next(v for v in (4, 2, 1) if axis.kernel % v == axis.stride % v == 0)
+        return (1,)
+    return tuple(v for v in (4, 2, 1) if axis.kernel % v == axis.stride % v == 0)
 
 
 def plan(region: Region, name: str) -> KernelPlan:
@@ -84,13 +101,10 @@ def plan(region: Region, name: str) -> KernelPlan:
         first, second, third = [*[_ABSENT] * (3 - op.rank), *present]
         axes = (first, second, third)
     adaptive = isinstance(op, AdaptivePoolOp)
-    unrolled = not adaptive and _loads(axes, 1) <= MAX_LOADS
+    unrolled = not adaptive and math.prod(axis.kernel for axis in axes) <= MAX_WINDOW
     below = dims.evaluate(pool.type.shape[planes + op.rank - 2], region.body.sizes) if op.rank > 1 else 4
-    overlap = axes[1].kernel > axes[1].stride
-    fits = [
-        n for n in ((1, 2, 4, 8) if overlap else (1, 2, 4)) if n == 1 or (n <= below and _loads(axes, n) <= MAX_LOADS)
-    ]
-    outputs = fits[-1] if unrolled else 1
+    vectors = _vectors(axes[2], unrolled, adaptive)
+    outputs = tuple(_outputs(axes, vector, below) if unrolled else 1 for vector in vectors)
     chain = _lower(region, parts.before, parts.before_space, "v", region.outputs[0])
     detail = PoolPlan(
         fn=op.fn,
@@ -100,7 +114,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         rows_are_planes=op.rank == 1,
         count_include_pad=isinstance(op, AdaptivePoolOp) or op.count_include_pad,
         fixed_count=_fixed_count(op),
-        vector=_vector(axes[2], adaptive),
+        vectors=vectors,
         outputs=outputs,
         unrolled=unrolled,
         source=region.args[parts.before_space.source].name,

@@ -51,6 +51,11 @@ class Operand(Frozen):
     vector: Literal["", "source", "row"] = ""
     """Read at the offsets of the source, or at those of the row; ``""``: at offsets of its own."""
 
+    @property
+    def along_row(self) -> bool:
+        """True where neighbours along the row are neighbours in memory, from a whole number of rows on."""
+        return self.index == "l" or self.index.endswith(" + l")
+
 
 class Statement(Frozen):
     """``ctype name = expr``, for each element of the row or once per row.
