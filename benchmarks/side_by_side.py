@@ -1,4 +1,4 @@
-"""Whole models beside eager and torch.compile on a cold L2, many at a time.
+"""Whole models beside eager and torch.compile on a cold L2: ``python benchmarks/side_by_side.py OUT.json MODEL.py ...``.
 
 Every model is compiled in a process of its own, by fusegen and by torch; times are taken one model after the other.
 The error is that of the file's inputs, held to the tolerance of ``fusegen check``.
@@ -6,7 +6,6 @@ The error is that of the file's inputs, held to the tolerance of ``fusegen check
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -32,7 +31,7 @@ from fusegen.timing import interleaved  # noqa: E402
 from fusegen.trace import load_model_file  # noqa: E402
 
 ROUNDS = 21
-AT_ONCE = 20
+AT_ONCE = 16
 HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
 
 
@@ -62,28 +61,30 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
     generated_path.write_text(compiled.source)
     torch.manual_seed(0)
     loaded = load_model_file(model)
-    reference = loaded.model_class().cuda()
-    generated = load_generated(generated_path)().cuda()
-    generated.load_state_dict(reference.state_dict())
-    (x,) = (value.cuda() for value in loaded.get_inputs())
-    runs: dict[str, Callable[[torch.Tensor], Any]] = {
-        "eager": copy.deepcopy(reference),
-        "torch.compile": torch.compile(copy.deepcopy(reference), dynamic=False),
-        "generated": copy.deepcopy(generated),
+    arguments = loaded.get_init_inputs()
+    reference = loaded.model_class(*arguments).cuda()
+    generated = load_generated(generated_path)(*arguments).cuda()
+    inputs = tuple(value.cuda() for value in loaded.get_inputs())
+    runs: dict[str, Callable[..., Any]] = {
+        "eager": reference,
+        "torch.compile": torch.compile(reference, dynamic=False),
+        "generated": generated,
     }
     with torch.no_grad():
         for run in runs.values():
             for _ in range(3):
-                run(x)
+                run(*inputs)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # others compile meanwhile
         model.with_suffix(".ready").touch()
         while not turn.exists():
             time.sleep(0.02)
-        results = call(runs["eager"], (x,))
-        written = sum(y.nbytes for y in results)
-        found = run_set("the file's inputs", (reference, generated), (x,))
-        contestants: dict[str, Callable[[], Any]] = {name: partial(run, x) for name, run in runs.items()}
-        contestants["probe"] = Probe(x.nbytes, written)
+        written = sum(y.nbytes for y in call(reference, inputs))
+        generated.load_state_dict(reference.state_dict())
+        found = run_set("the file's inputs", (reference, generated), inputs)
+        contestants: dict[str, Callable[[], Any]] = {name: partial(run, *inputs) for name, run in runs.items()}
+        read = [*inputs, *reference.parameters()]
+        contestants["probe"] = Probe(sum(value.nbytes for value in read), written)
         timed = interleaved(contestants, ROUNDS)
     medians = {name: round(timing.median * 1e3, 1) for name, timing in timed.items()}
     return {
@@ -110,7 +111,7 @@ def run(models: Mapping[str, str], out: Path) -> int:
             for name in names[first : first + AT_ONCE]:
                 model, turn = folder / f"{name}.py", folder / f"{name}.go"
                 model.write_text(models[name])
-                command = [sys.executable, "-W", "ignore", __file__, str(model), str(turn)]
+                command = [sys.executable, "-W", "ignore", __file__, "--measure", str(model), str(turn)]
                 running[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
             while any(p.poll() is None and not (folder / f"{name}.ready").exists() for name, p in running.items()):
                 time.sleep(0.1)
@@ -128,5 +129,13 @@ def run(models: Mapping[str, str], out: Path) -> int:
     return 0 if len(entries) == len(names) and all(entry["passed"] for entry in entries.values()) else 1
 
 
+def main() -> int:
+    if sys.argv[1] == "--measure":
+        print(json.dumps(measure(Path(sys.argv[2]), Path(sys.argv[3]))))
+        return 0
+    paths = map(Path, sys.argv[2:])
+    return run({path.stem: path.read_text() for path in paths}, Path(sys.argv[1]))
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure(Path(sys.argv[1]), Path(sys.argv[2]))))
+    sys.exit(main())
