@@ -1,4 +1,4 @@
-"""Whole models beside eager and torch.compile on a cold L2: ``python benchmarks/side_by_side.py OUT.json MODEL.py ...``.
+"""Whole models beside eager and torch.compile on a cold L2: ``python side_by_side.py OUT.json MODEL.py ...``.
 
 Every model is compiled in a process of its own, by fusegen and by torch; times are taken one model after the other.
 The error is that of the file's inputs, held to the tolerance of ``fusegen check``.
