@@ -123,3 +123,13 @@ def test_buffer_updates_happen_once(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is not in training mode"):
         torch.testing.assert_close(model(x), reference(x))
     assert len(module.calls) == calls + calls // 2  # calls: of two forwards
+
+
+def test_an_empty_batch_leaves_running_statistics_to_the_reference(tmp_path: Path) -> None:
+    module = simulated(compiled_from(NORM, tmp_path, mode_dependent=True))
+    reference, model = reference_from(NORM).Model(), module.ModelNew()
+    for m in (reference, model):
+        assert m(torch.empty(0, 6)).shape == (0, 6)
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0, equal_nan=True)
+    assert not module.calls
