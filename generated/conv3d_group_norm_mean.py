@@ -1062,6 +1062,10 @@ struct Row {
     float r1s[ROWS];
 };
 
+// Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
+template <int ROWS>
+constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : most; }
+
 template <int VEC, int PARTS>
 __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
@@ -1253,7 +1257,7 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
 // resident: one launch
 
 template <int VEC, int PARTS>
-__global__ void __launch_bounds__(THREADS, (Place<VEC, PARTS>::MIN_BLOCKS)) resident(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
     using P = Place<VEC, PARTS>;
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
@@ -1305,7 +1309,7 @@ __device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_0(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -1324,7 +1328,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_1(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2225,7 +2229,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_69e7a7d38723d1c9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dcce3b6b6acb5784, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> (Tensor, Tensor)");
@@ -2233,7 +2237,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_69e7a7d38723d1c9, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_69e7a7d38723d1c9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_dcce3b6b6acb5784, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2242,7 +2246,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_69e7a7d38723d1c9, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_69e7a7d38723d1c9"
+_fusegen_NAMESPACE = "fusegen_dcce3b6b6acb5784"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -2668,6 +2668,10 @@ struct Row {
     float r2[ROWS];   // %sum_1: float32[x0_0] = reduce.sum(%sigmoid, axes=(1, 2, 3), keepdim=False)
 };
 
+// Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
+template <int ROWS>
+constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : most; }
+
 template <int VEC, int PARTS>
 __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
 }
@@ -2831,7 +2835,7 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
 // resident: one launch
 
 template <int VEC, int PARTS>
-__global__ void __launch_bounds__(THREADS, (Place<VEC, PARTS>::MIN_BLOCKS)) resident(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
     using P = Place<VEC, PARTS>;
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
@@ -2883,7 +2887,7 @@ __device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_0(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2902,7 +2906,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_1(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -3224,20 +3228,20 @@ Tensor call_k2_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7e70675271cffc79, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_27660271cd4b7295, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor x0, Tensor x1, int tf32) -> Tensor");
     m.def("k2_row_stream(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7e70675271cffc79, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_27660271cd4b7295, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7e70675271cffc79"
+_fusegen_NAMESPACE = "fusegen_27660271cd4b7295"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -417,6 +417,10 @@ struct Row {
     float r4[ROWS];   // %mean_r1_r5: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%mean_r1_r4, axes=(2,), keepdim=False)
 };
 
+// Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
+template <int ROWS>
+constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : most; }
+
 template <int VEC, int PARTS>
 __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
 }
@@ -589,7 +593,7 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
 // resident: one launch
 
 template <int VEC, int PARTS>
-__global__ void __launch_bounds__(THREADS, (Place<VEC, PARTS>::MIN_BLOCKS)) resident(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
     using P = Place<VEC, PARTS>;
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
@@ -641,7 +645,7 @@ __device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_0(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -660,7 +664,7 @@ __global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 
 }
 
 template <int VEC>
-__global__ void __launch_bounds__(THREADS, STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4) stream_1(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -1741,20 +1745,20 @@ Tensor call_k2_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b26426f666e5b399, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_29b6023ad29bb85e, m) {
     m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k1_pointwise(Tensor x0, int given0) -> Tensor");
     m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b26426f666e5b399, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_29b6023ad29bb85e, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
     m.impl("k1_pointwise", TORCH_BOX(&call_k1_pointwise));
     m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b26426f666e5b399"
+_fusegen_NAMESPACE = "fusegen_29b6023ad29bb85e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
