@@ -164,6 +164,19 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     return kernel_or_library(node.name, ours, library, reason)
 
 
+def statistics_refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
+    """Why a kernel for ``body`` cannot also find statistics of its channels, or None.
+
+    Only the tensor-core kernel has them in its epilogue; the portable one reads its result again.
+    """
+    node = body.node(space.source)
+    assert isinstance(node.op, ConvOp)
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    if not machine.wgmma or not allows_tf32(body, node) or hopper.refusal(node.op, ops.conv_channels(node.op, x, w)):
+        return "only sm_90a's kernel for TF32 finds statistics while it stores"
+    return refusal(body, space, machine)
+
+
 def is_plain_product(body: Graph, node: Node) -> bool:
     """True for a product with one weight, whatever the batches of the other factor."""
     return isinstance(node.op, MatmulOp) and body.node(node.inputs[1]).type.rank == 2

@@ -56,22 +56,20 @@
 #   %b_norm_running_var: float32[64] = buffer('norm.running_var')
 #   %b_norm_num_batches_tracked: int64[] = buffer('norm.num_batches_tracked')
 #   %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
-#   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = region.contraction(%x, %p_conv_weight)
-#       %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
-#       %p_conv_weight: float32[64, 16, 3, 3] = input(1)
-#       %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
-#       return %conv2d_r2
 #   %add_5: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
-#   %_native_batch_norm_legit_functional_16_kernel: float32[1, 64, 1, 1] = region.row_stream(%p_conv_bias, %conv2d_r2, %b_norm_running_mean, %b_norm_running_var)
+#   %_native_batch_norm_legit_functional_19_r6_kernel: float32[x0_0, 64, x0_2, x0_3] = region.contraction(%p_conv_bias, %x, %p_conv_weight, %b_norm_running_mean, %b_norm_running_var)
 #       %p_conv_bias: float32[64] = input(0)
-#       %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = input(1)
-#       %b_norm_running_mean: float32[64] = input(2)
-#       %b_norm_running_var: float32[64] = input(3)
+#       %x: float32[x0_0, 16, x0_2, x0_3] = input(1)
+#       %p_conv_weight: float32[64, 16, 3, 3] = input(2)
+#       %b_norm_running_mean: float32[64] = input(3)
+#       %b_norm_running_var: float32[64] = input(4)
 #       %scalar: float32[] = const(x0_0*x0_2*x0_3)
 #       %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
 #       %scalar_5: float32[] = const(0.95)
 #       %scalar_8: float32[] = const(0.05)
+#       %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
 #       %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
+#       %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
 #       %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
 #       %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
 #       %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
@@ -85,26 +83,23 @@
 #       %_native_batch_norm_legit_functional_13: float32[64] = reshape(%_native_batch_norm_legit_functional_4, [64])
 #       %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
 #       %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-#       return %_native_batch_norm_legit_functional, %_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_10, %_native_batch_norm_legit_functional_16
-#   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = getitem(%_native_batch_norm_legit_functional_16_kernel, 0)
-#   %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = getitem(%_native_batch_norm_legit_functional_16_kernel, 1)
-#   %_native_batch_norm_legit_functional_10: float32[64] = getitem(%_native_batch_norm_legit_functional_16_kernel, 2)
-#   %_native_batch_norm_legit_functional_16: float32[64] = getitem(%_native_batch_norm_legit_functional_16_kernel, 3)
-#   %mean: float32[x0_0, 64] = region.row_stream(%p_conv_bias, %conv2d_r2, %p_norm_weight, %p_norm_bias, %_native_batch_norm_legit_functional, %_native_batch_norm_legit_functional_1)
-#       %p_conv_bias: float32[64] = input(0)
-#       %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = input(1)
-#       %p_norm_weight: float32[64] = input(2)
-#       %p_norm_bias: float32[64] = input(3)
-#       %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = input(4)
-#       %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = input(5)
-#       %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
-#       %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
-#       %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+#       %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
+#       %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
+#       return %conv2d, %_native_batch_norm_legit_functional, %_native_batch_norm_legit_functional_10, %_native_batch_norm_legit_functional_16, %_native_batch_norm_legit_functional_19_r6
+#   %conv2d: float32[x0_0, 64, x0_2, x0_3] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 0)
+#   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 1)
+#   %_native_batch_norm_legit_functional_10: float32[64] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 2)
+#   %_native_batch_norm_legit_functional_16: float32[64] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 3)
+#   %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 4)
+#   %mean: float32[x0_0, 64] = region.row_stream(%p_norm_weight, %p_norm_bias, %conv2d, %_native_batch_norm_legit_functional, %_native_batch_norm_legit_functional_19_r6)
+#       %p_norm_weight: float32[64] = input(0)
+#       %p_norm_bias: float32[64] = input(1)
+#       %conv2d: float32[x0_0, 64, x0_2, x0_3] = input(2)
+#       %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = input(3)
+#       %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = input(4)
 #       %_native_batch_norm_legit_functional_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
 #       %_native_batch_norm_legit_functional_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
 #       %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-#       %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-#       %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
 #       %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
 #       %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
 #       %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
@@ -118,13 +113,12 @@
 #   where x0_0*x0_2*x0_3 > 1
 #
 # Steps:
-#   k0_contraction: generated contraction kernel, 128 MB, 7.4 GFLOP
 #   %add_5: torch, 16 B, 1 FLOP (no template serves this op)
+#   k0_contraction: generated contraction kernel, 128 MB, 7.55 GFLOP
 #   k1_row_stream: generated row_stream kernel, 103 MB, 154 MFLOP
-#   k2_row_stream: generated row_stream kernel, 103 MB, 180 MFLOP
 #
-# Memory traffic: 848 MB before, 334 MB after.
-# Arithmetic: 7.78 GFLOP before, 7.73 GFLOP after.
+# Memory traffic: 848 MB before, 231 MB after.
+# Arithmetic: 7.78 GFLOP before, 7.71 GFLOP after.
 
 import contextlib as _fusegen_contextlib
 import hashlib as _fusegen_hashlib
@@ -343,7 +337,28 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_sm90
+//   %scalar: float32[] = const(x0_0*x0_2*x0_3)
+//   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
+//   %scalar_5: float32[] = const(0.95)
+//   %scalar_8: float32[] = const(0.05)
+//   %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
+//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
+//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+//   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
+//   %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
+//   %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+//   %_native_batch_norm_legit_functional_7: float32[64] = reshape(%_native_batch_norm_legit_functional, [64])
+//   %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
+//   %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
+//   %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+//   %_native_batch_norm_legit_functional_13: float32[64] = reshape(%_native_batch_norm_legit_functional_4, [64])
+//   %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
+//   %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+//   %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
+//   %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
 
 namespace k0_contraction_sm90_kernel {
 
@@ -413,15 +428,22 @@ constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_
 constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 0 * ROW_FLOATS * 4;
+constexpr int WARPS = 4 * WARPGROUPS;
+constexpr int AT_ORIGINS = AT_ROWS + 1 * ROW_FLOATS * 4;   // of every warp's statistics, by channel
+constexpr int AT_BARRIERS = AT_ORIGINS + WARPS * CHANNELS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
 static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
 
 struct Args {
     const float *x, *w;
+    const float* p0;
     float* y0;
-    float *weights, *grid;        // workspace
+    float* y1;
+    float* y2;
+    float* y3;
+    float* y4;
+    float *weights, *grid, *states;        // workspace
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
     unsigned int weight_rows;     // rows of the preparation's blocks that write weights
@@ -559,6 +581,96 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
 #endif
 }
 
+// ---- Statistics of the channels ------------------------------------------------------------------------------
+constexpr int STATE = 3;   // floats of a partial state: elements, their mean, and the sum of squared distances from it
+
+struct Tail {
+    const float* p2;
+    const float* p3;
+    float* y1;
+    float* y2;
+    float* y3;
+    float* y4;
+    int64_t batch;
+    int64_t height;
+    int64_t width;
+};
+
+constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sector of neighbouring channels' states
+
+// Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
+template <typename Parts>
+__global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
+    __shared__ double sums[STATE][FINISH_THREADS];
+    const int thread = threadIdx.x;
+    const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
+    double origin = 0.0, count = 0.0, apart = 0.0, squares = 0.0;
+    if (channel < 64) {
+        parts.each(static_cast<int>(channel), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
+        parts.each(static_cast<int>(channel), thread / FINISH_CHANNELS, FINISH_THREADS / FINISH_CHANNELS, [&](const float* state) {
+            const double n = __ldg(state), distance = n > 0.0 ? __ldg(state + Parts::PITCH) - origin : 0.0;
+            count += n, apart += n * distance, squares += __ldg(state + 2 * Parts::PITCH) + n * distance * distance;
+        });
+    }
+    sums[0][thread] = count, sums[1][thread] = apart, sums[2][thread] = squares;
+#pragma unroll 1
+    for (int d = FINISH_THREADS / 2; d >= FINISH_CHANNELS; d /= 2) {
+        __syncthreads();
+        if (thread < d)
+            for (int k = 0; k < STATE; ++k) sums[k][thread] += sums[k][thread + d];
+    }
+    if (thread >= FINISH_CHANNELS || channel >= 64) return;
+    count = sums[0][thread], apart = sums[1][thread] / count, squares = sums[2][thread] / count - apart * apart;
+    [[maybe_unused]] const float mean = static_cast<float>(origin + apart), variance = static_cast<float>(squares < 0.0 ? 0.0 : squares);
+    [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t height = args.height;
+    [[maybe_unused]] const int64_t width = args.width;
+    const float v_variance = variance;   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1]
+    const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[64]
+    const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[64]
+    const float t0 = v_variance;   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = input(1)
+    const float t1 = t0 * static_cast<float>(batch*height*width);   // %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
+    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
+    const float t3 = mean * 0x1.99999ap-5f;   // %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
+    const float t6 = t2 * 0x1.99999ap-5f;   // %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
+    const float t9 = t0 + 0x1.4f8b58p-17f;   // %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
+    const float t10 = rsqrtf(t9);   // %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
+    const float t4 = v_p2 * 0x1.e66666p-1f;   // %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+    const float t7 = v_p3 * 0x1.e66666p-1f;   // %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+    const float t5 = t4 + t3;   // %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
+    const float t8 = t7 + t6;   // %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+    args.y1[channel] = mean;
+    args.y2[channel] = t5;
+    args.y3[channel] = t8;
+    args.y4[channel] = t10;
+}
+
+template <typename Parts>
+static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
+    finish<<<8, FINISH_THREADS, 0, stream>>>(parts, tail);
+    return cudaGetLastError();
+}
+
+// The states that the warps of `run` leave: a cluster's share of every kind of tile has a place, in the order of the work.
+struct Parts {
+    const float* states;
+    int64_t steps;
+    int clusters;
+    static constexpr int PITCH = CHANNELS;   // floats from a state's count to its mean
+    __device__ __forceinline__ int cluster_of(int64_t item) const { return static_cast<int>(((item + 1) * clusters - 1) / (KINDS * steps)); }
+
+    template <typename Visit>
+    __device__ __forceinline__ void each(int channel, int first, int step, Visit visit) const {
+        for (int outer = 0; outer < OUTER_PHASES; ++outer) {
+            const int kind = (channel / OUT * OUTER_PHASES + outer) * CHANNEL_TILES + channel % OUT / CHANNELS;
+            const int begin = cluster_of(kind * steps), end = cluster_of((kind + 1) * steps - 1) + 1;
+#pragma unroll 4
+            for (int i = first; i < (end - begin) * (CLUSTER * WARPS); i += step)
+                visit(states + (int64_t(begin + kind) * (CLUSTER * WARPS) + i) * (STATE * CHANNELS) + channel % OUT % CHANNELS);
+        }
+    }
+};
+
 // ---- The product ---------------------------------------------------------------------------------------------
 struct Pixel { int sample, base[3]; bool in; };   // a base slot, taken apart
 
@@ -577,6 +689,90 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
     return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
 }
 
+// A lane keeps one channel of every SHARED of its values; SHARED lanes hold other pixels of the same channels.
+constexpr int SHARED = 8 * PHASES, OWN = (VALUES + SHARED - 1) / SHARED;
+
+// What a warp knows of the channels of its tiles: sums of distances from `origins`, and of their squares.
+struct Moments {
+    float* origins;      // by channel of the tile, in shared memory
+    float count = 0.0f, sums[OWN] = {}, squares[OWN] = {};
+
+    __device__ __forceinline__ static int channel(int j) { return j / 2 * (2 * LANES) + threadIdx.x % 4 / PHASES * 2 + j % 2; }
+    __device__ __forceinline__ static int own(int k) { return k * SHARED + threadIdx.x % 32 / 4 * PHASES + threadIdx.x % PHASES; }   // as a value
+
+    // Adds up values of lanes with other pixels: of two, each keeps the one that its bit of `own` selects.
+    template <int WIDTH>
+    __device__ __forceinline__ static float halve(float first, float second) {
+        constexpr int MASK = WIDTH >= PHASES ? WIDTH / PHASES * 4 : WIDTH;
+        const bool upper = threadIdx.x & MASK;
+        return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, MASK);
+    }
+    template <int WIDTH>
+    __device__ __forceinline__ static float sum_pixels(float (&a)[SHARED / 2]) {
+        if constexpr (WIDTH == 0) return a[0];
+        else {
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) a[j] = halve<WIDTH>(a[j], a[j + WIDTH]);
+            return sum_pixels<WIDTH / 2>(a);
+        }
+    }
+    // value(j, first, second) sets what is to be added up of value j; the sums of the lane's own one are returned.
+    template <typename Value>
+    __device__ __forceinline__ static float2 totals(int begin, Value value) {
+        float first[SHARED / 2], second[SHARED / 2];
+#pragma unroll
+        for (int j = 0; j < SHARED / 2; ++j) {
+            float a[2] = {}, b[2] = {};
+#pragma unroll
+            for (int u = 0; u < 2; ++u)
+                if (begin + j + u * (SHARED / 2) < VALUES) value(begin + j + u * (SHARED / 2), a[u], b[u]);
+            first[j] = halve<SHARED / 2>(a[0], a[1]), second[j] = halve<SHARED / 2>(b[0], b[1]);
+        }
+        return {sum_pixels<SHARED / 4>(first), sum_pixels<SHARED / 4>(second)};
+    }
+
+    __device__ __forceinline__ void add(const float (&v)[2][VALUES], const bool (&in)[2]) {
+        const unsigned int some[2] = {__ballot_sync(~0u, in[0]), __ballot_sync(~0u, in[1])};
+        if ((some[0] | some[1]) == 0) return;
+        const int lane = threadIdx.x % 32;
+        if (count == 0.0f) {   // about the first one's values
+            const int source = __ffs(some[0] ? some[0] : some[1]) - 1;
+            if (lane / 4 == source / 4 && lane % PHASES == source % PHASES)
+#pragma unroll
+                for (int j = 0; j < VALUES; ++j) origins[channel(j)] = some[0] ? v[0][j] : v[1][j];
+            __syncwarp();
+        }
+#pragma unroll
+        for (int k = 0; k < OWN; ++k) {
+            const float2 total = totals(k * SHARED, [&](int j, float& sum, float& square) {
+                const float origin = origins[channel(j)];
+                const float a = in[0] ? v[0][j] - origin : 0.0f, b = in[1] ? v[1][j] - origin : 0.0f;
+                sum = a + b, square = a * a + b * b;
+            });
+            sums[k] += total.x, squares[k] += total.y;
+        }
+        // Lanes of every pixel: those with the same part of the channels.
+        constexpr unsigned int PART = PHASES == 1 ? 0x11111111u : PHASES == 2 ? 0x33333333u : ~0u;
+        count += __popc(some[0] & PART) + __popc(some[1] & PART);
+    }
+    // Writes the state of every channel, and begins anew.
+    __device__ __forceinline__ void write(float* states) {
+#pragma unroll
+        for (int k = 0; k < OWN; ++k) {
+            if (own(k) < VALUES) {
+                const int l = channel(own(k));
+                const float shift = count > 0.0f ? sums[k] / count : 0.0f, left = squares[k] - sums[k] * shift;
+                states[l] = count;
+                states[CHANNELS + l] = count > 0.0f ? origins[l] + shift : 0.0f;
+                states[2 * CHANNELS + l] = left < 0.0f ? 0.0f : left;
+            }
+            sums[k] = squares[k] = 0.0f;
+        }
+        count = 0.0f;
+        __syncwarp();   // before other origins are written
+    }
+};
+
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -594,6 +790,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv2d_r1: float32[64, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();
 
@@ -682,6 +880,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             if (STREAM && SHARE == 1 && lane == 0) barrier_arrive(ring_free + i * 8);
             if (STREAM && SHARE > 1 && lane < SHARE) barrier_arrive_remote(remote(ring_free + i * 8, lane));
         };
+        Moments moments = {reinterpret_cast<float*>(shared + AT_ORIGINS) + warp * CHANNELS};
         if (turns && warpgroup == WARPGROUPS - 1) named_arrive(1, 256);
 
         for (int item = begin; item < end; ++item, advance_item()) {
@@ -792,11 +991,14 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             }
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
+                const int l = first_channel + position(j);
+                const float v_p0 = v_p0_row[l];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                 [[maybe_unused]] const int64_t outer = outers[i];
                 [[maybe_unused]] const int64_t inner = inners[i];
-                    v[i][j] = v[i][j];
+                    const float t0 = v[i][j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+                    v[i][j] = t0;
                 }
             }
             {
@@ -851,6 +1053,15 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                         to += 16 * positions;
                     }
                 }
+                bool counted[2];   // whether this lane's pixels are results
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int result = (quarter * 16 + r8 + 8 * i) * PHASES_X + c % PHASES % PHASES_X;
+                    counted[i] = __shfl_sync(~0u, stored, result % 32) >> (PHASES_Y * (result / 32) + c % PHASES / PHASES_X) & 1;
+                }
+                moments.add(v, counted);
+                if (final || step + 1 == args.steps)
+                    moments.write(args.states + ((int64_t(cluster + kind) * CLUSTER + rank) * WARPS + warp) * (STATE * CHANNELS));
             }
         }
     }
@@ -883,14 +1094,15 @@ static Layout layout(int64_t batch, const int64_t (&in)[3], const int64_t (&out)
     l.steps = (l.samples * l.sample_slots + TILE * SHARE - 1) / (TILE * SHARE);
     l.plane = l.steps * SHARE * TILE + (reach(0) * l.slots[1] + reach(1)) * l.slots[2] + reach(2);
     l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
-    l.bytes = l.weight_bytes + SLOT_BYTES * l.plane;
+    l.bytes = l.weight_bytes + SLOT_BYTES * l.plane + int64_t(multiprocessors() + KINDS * CLUSTER) * WARPS * (STATE * CHANNELS) * 4;
     return l;
 }
 
 // Whether the sizes are within the range of the 32-bit offsets.
 static bool fits(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
     if (batch == 0 || out[0] <= 0 || out[1] <= 0 || out[2] <= 0) return false;
-    return layout(batch, in, out).sample_slots < int64_t(1) << 30 && out[0] * out[1] * out[2] * GROUPS * OUT < int64_t(1) << 28;
+    return layout(batch, in, out).sample_slots < int64_t(1) << 30 && out[0] * out[1] * out[2] * GROUPS * OUT < int64_t(1) << 28
+        && layout(batch, in, out).samples == batch;
 }
 
 static cudaLaunchAttribute cluster_attribute() {
@@ -900,7 +1112,7 @@ static cudaLaunchAttribute cluster_attribute() {
     return attribute;
 }
 
-static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3], void* workspace, cudaStream_t stream) {
+static int launch(Args args, const Tail& tail, int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3], void* workspace, cudaStream_t stream) {
     static int known[64] = {};   // clusters that run side by side, by device
     int device = 0;
     cudaGetDevice(&device);
@@ -919,6 +1131,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     const Layout l = layout(batch, in, out);
     args.weights = static_cast<float*>(workspace);
     args.grid = args.weights + l.weight_bytes / 4;
+    args.states = args.grid + (l.bytes - l.weight_bytes) / 4 - int64_t(multiprocessors() + KINDS * CLUSTER) * WARPS * (STATE * CHANNELS);
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
@@ -952,12 +1165,14 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
         if (cudaError_t error = cudaGetLastError()) return error;
         cudaLaunchConfig_t config = {};
-        config.gridDim = clusters * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
+        const int busy = int64_t(KINDS) * args.steps < clusters ? KINDS * args.steps : clusters;   // clusters with work: each leaves states
+        config.gridDim = busy * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
         cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
         // The kernel starts while the preparation ends, and waits for it where it reads.
         attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
         config.attrs = attributes, config.numAttrs = 2;
         if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+        if (const int error = launch_finish(Parts{args.states, args.steps, busy}, tail, stream)) return error;
     }
     return cudaSuccess;
 }
@@ -968,21 +1183,57 @@ extern "C" int64_t k0_contraction_sm90_workspace(int64_t batch, int64_t height, 
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k0_contraction_sm90(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {1, height, width};
     const int64_t out[3] = {1, height, width};
     if (!tf32 || !fits(batch, in, out)) return cudaErrorNotSupported;
     Args args = {};
-    args.x = x0, args.w = p0;
+    args.x = x0, args.w = p1;
+    args.p0 = p0;
     args.y0 = y0;
-    return launch(args, batch, in, out, workspace, stream);
+    args.y1 = y1;
+    args.y2 = y2;
+    args.y3 = y3;
+    args.y4 = y4;
+    Tail tail = {};
+    tail.p2 = p2;
+    tail.p3 = p3;
+    tail.y1 = y1;
+    tail.y2 = y2;
+    tail.y3 = y3;
+    tail.y4 = y4;
+    tail.batch = batch;
+    tail.height = height;
+    tail.width = width;
+    return launch(args, tail, batch, in, out, workspace, stream);
 }
 
 }  // namespace k0_contraction_sm90_kernel
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_sm80
+//   %scalar: float32[] = const(x0_0*x0_2*x0_3)
+//   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
+//   %scalar_5: float32[] = const(0.95)
+//   %scalar_8: float32[] = const(0.05)
+//   %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
+//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
+//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+//   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
+//   %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
+//   %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+//   %_native_batch_norm_legit_functional_7: float32[64] = reshape(%_native_batch_norm_legit_functional, [64])
+//   %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
+//   %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
+//   %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+//   %_native_batch_norm_legit_functional_13: float32[64] = reshape(%_native_batch_norm_legit_functional_4, [64])
+//   %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
+//   %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+//   %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
+//   %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
 
 namespace k0_contraction_sm80_kernel {
 
@@ -1086,7 +1337,12 @@ struct Args {
     const float* x;
     const float* w;
     float* packed;
+    const float* p0;
     float* y0;
+    float* y1;
+    float* y2;
+    float* y3;
+    float* y4;
     int64_t height;
     int64_t width;
     int in[3], out[3];      // sizes of x and of the result
@@ -1521,7 +1777,9 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 [[maybe_unused]] const int64_t inner = at[j];
                 float v[LANE_COLUMNS];
                 v[j] = staged[channel * PITCH + j * WARP + lane];
-                store_where(in[j], to[j], v[j]);
+                const float v_p0 = __ldg(args.p0 + l);   // %conv2d_r1: float32[64, 1, 1]
+                const float t0 = v[j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+                store_where(in[j], to[j], t0);
                 advance(to[j], out_plane * int64_t(sizeof(float)));
             }
         }
@@ -1589,7 +1847,7 @@ int64_t workspace_bytes() {
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
-int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+int compute(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t samples = batch;
     const int64_t in[3] = {1, height, width};
     const int64_t out[3] = {1, height, width};
@@ -1597,9 +1855,14 @@ int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_
     if (in[0] * in[1] * in[2] > INT32_MAX || out[0] * out[1] * out[2] > INT32_MAX) return cudaErrorInvalidValue;
     Args args = {};
     args.x = x0;
-    args.w = p0;
+    args.w = p1;
     args.packed = static_cast<float*>(workspace);
+    args.p0 = p0;
     args.y0 = y0;
+    args.y1 = y1;
+    args.y2 = y2;
+    args.y3 = y3;
+    args.y4 = y4;
     args.height = height;
     args.width = width;
     for (int a = 0; a < 3; ++a) args.in[a] = static_cast<int>(in[a]), args.out[a] = static_cast<int>(out[a]);
@@ -1607,36 +1870,160 @@ int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_
     return tf32 ? launch<false>(args, samples, stream) : launch<true>(args, samples, stream);
 }
 
-extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t height, int64_t width) {
-    return workspace_bytes();
+// ---- Statistics of the channels ------------------------------------------------------------------------------
+constexpr int STATE = 3;   // floats of a partial state: elements, their mean, and the sum of squared distances from it
+
+struct Tail {
+    const float* p2;
+    const float* p3;
+    float* y1;
+    float* y2;
+    float* y3;
+    float* y4;
+    int64_t batch;
+    int64_t height;
+    int64_t width;
+};
+
+constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sector of neighbouring channels' states
+
+// Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
+template <typename Parts>
+__global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
+    __shared__ double sums[STATE][FINISH_THREADS];
+    const int thread = threadIdx.x;
+    const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
+    double origin = 0.0, count = 0.0, apart = 0.0, squares = 0.0;
+    if (channel < 64) {
+        parts.each(static_cast<int>(channel), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
+        parts.each(static_cast<int>(channel), thread / FINISH_CHANNELS, FINISH_THREADS / FINISH_CHANNELS, [&](const float* state) {
+            const double n = __ldg(state), distance = n > 0.0 ? __ldg(state + Parts::PITCH) - origin : 0.0;
+            count += n, apart += n * distance, squares += __ldg(state + 2 * Parts::PITCH) + n * distance * distance;
+        });
+    }
+    sums[0][thread] = count, sums[1][thread] = apart, sums[2][thread] = squares;
+#pragma unroll 1
+    for (int d = FINISH_THREADS / 2; d >= FINISH_CHANNELS; d /= 2) {
+        __syncthreads();
+        if (thread < d)
+            for (int k = 0; k < STATE; ++k) sums[k][thread] += sums[k][thread + d];
+    }
+    if (thread >= FINISH_CHANNELS || channel >= 64) return;
+    count = sums[0][thread], apart = sums[1][thread] / count, squares = sums[2][thread] / count - apart * apart;
+    [[maybe_unused]] const float mean = static_cast<float>(origin + apart), variance = static_cast<float>(squares < 0.0 ? 0.0 : squares);
+    [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t height = args.height;
+    [[maybe_unused]] const int64_t width = args.width;
+    const float v_variance = variance;   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1]
+    const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[64]
+    const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[64]
+    const float t0 = v_variance;   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = input(1)
+    const float t1 = t0 * static_cast<float>(batch*height*width);   // %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
+    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
+    const float t3 = mean * 0x1.99999ap-5f;   // %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
+    const float t6 = t2 * 0x1.99999ap-5f;   // %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
+    const float t9 = t0 + 0x1.4f8b58p-17f;   // %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
+    const float t10 = rsqrtf(t9);   // %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
+    const float t4 = v_p2 * 0x1.e66666p-1f;   // %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+    const float t7 = v_p3 * 0x1.e66666p-1f;   // %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+    const float t5 = t4 + t3;   // %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
+    const float t8 = t7 + t6;   // %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+    args.y1[channel] = mean;
+    args.y2[channel] = t5;
+    args.y3[channel] = t8;
+    args.y4[channel] = t10;
 }
 
-extern "C" int k0_contraction_sm80(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    return compute(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+template <typename Parts>
+static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
+    finish<<<8, FINISH_THREADS, 0, stream>>>(parts, tail);
+    return cudaGetLastError();
+}
+
+constexpr int SWEEP_THREADS = 256, SWEEP_PARTS = 64;   // blocks of a channel, at most
+
+struct Swept {
+    const float* states;   // [part][STATE][channel]
+    int parts;
+    static constexpr int PITCH = 64;   // floats from a state's count to its mean
+    template <typename Visit>
+    __device__ __forceinline__ void each(int channel, int first, int step, Visit visit) const {
+        for (int part = first; part < parts; part += step) visit(states + int64_t(part) * (STATE * PITCH) + channel);
+    }
+};
+
+// Block (channel, part): the channel in samples part, part + gridDim.y, ... Sums are about the first element.
+__global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, float* states) {
+    __shared__ double sums[2][SWEEP_THREADS];
+    const int64_t channel = blockIdx.x;
+    const float origin = __ldg(y + (blockIdx.y * int64_t(64) + channel) * positions);
+    double sum = 0.0, squares = 0.0, count = 0.0;
+    for (int64_t sample = blockIdx.y; sample < samples; sample += gridDim.y) {
+        const float* row = y + (sample * 64 + channel) * positions;
+        for (int64_t begin = 0; begin < positions; begin += 256 * SWEEP_THREADS) {   // short chains in float
+            const int64_t left = positions - begin, end = left < 256 * SWEEP_THREADS ? left : 256 * SWEEP_THREADS;
+            float a = 0.0f, b = 0.0f;
+#pragma unroll 8
+            for (int i = threadIdx.x; i < end; i += SWEEP_THREADS) {
+                const float apart = __ldg(row + begin + i) - origin;
+                a += apart, b += apart * apart;
+            }
+            sum += a, squares += b;
+        }
+        count += positions;
+    }
+    sums[0][threadIdx.x] = sum, sums[1][threadIdx.x] = squares;
+    for (int d = SWEEP_THREADS / 2; d; d /= 2) {
+        __syncthreads();
+        if (threadIdx.x < d) sums[0][threadIdx.x] += sums[0][threadIdx.x + d], sums[1][threadIdx.x] += sums[1][threadIdx.x + d];
+    }
+    if (threadIdx.x) return;
+    const double shift = sums[0][0] / count, left = sums[1][0] - shift * sums[0][0];
+    float* state = states + int64_t(blockIdx.y) * (STATE * 64) + channel;
+    state[0] = static_cast<float>(count);
+    state[64] = static_cast<float>(origin + shift);
+    state[2 * 64] = static_cast<float>(left < 0.0 ? 0.0 : left);
+}
+
+constexpr int64_t SWEEP_BYTES = int64_t(SWEEP_PARTS) * STATE * 64 * int64_t(sizeof(float));
+
+extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t height, int64_t width) {
+    return workspace_bytes() + SWEEP_BYTES;
+}
+
+extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    if (const int error = compute(p0, x0, p1, p2, p3, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream)) return error;
+    const int64_t samples = batch, positions = height*width;
+    const int parts = static_cast<int>(samples < SWEEP_PARTS ? samples : SWEEP_PARTS);
+    float* const states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
+    if (samples * positions) sweep<<<dim3(64, parts), SWEEP_THREADS, 0, stream>>>(y0, samples, positions, states);
+    if (const int error = cudaGetLastError()) return error;
+    Tail tail = {};
+    tail.p2 = p2;
+    tail.p3 = p3;
+    tail.y1 = y1;
+    tail.y2 = y2;
+    tail.y3 = y3;
+    tail.y4 = y4;
+    tail.batch = batch;
+    tail.height = height;
+    tail.width = width;
+
+    return launch_finish(Swept{states, positions ? parts : 0}, tail, stream);
 }
 
 }  // namespace k0_contraction_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
 // k1_row_stream
-//   %scalar: float32[] = const(x0_0*x0_2*x0_3)
-//   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
-//   %scalar_5: float32[] = const(0.95)
-//   %scalar_8: float32[] = const(0.05)
-//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
-//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-//   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-//   %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-//   %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-//   %_native_batch_norm_legit_functional_7: float32[64] = reshape(%_native_batch_norm_legit_functional, [64])
-//   %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-//   %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-//   %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
-//   %_native_batch_norm_legit_functional_13: float32[64] = reshape(%_native_batch_norm_legit_functional_4, [64])
-//   %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-//   %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+//   %_native_batch_norm_legit_functional_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
+//   %_native_batch_norm_legit_functional_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
+//   %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
+//   %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
+//   %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
+//   %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
+//   %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
+//   %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
 
 namespace k1_row_stream_kernel {
 
@@ -1647,7 +2034,7 @@ namespace k1_row_stream_kernel {
 //   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
 // States are joined in fixed order: bitwise the same at every run.
 constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
-constexpr bool TWO_LEVEL = true;      // a row is [before, run] around `middle`
+constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
 constexpr int THREADS = 256, WARP = 32;
 constexpr int KEPT = 0;                  // tensors that several sweeps read
 constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
@@ -1657,18 +2044,15 @@ constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streami
 constexpr int FEW = 8;                   // threads to a short row
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
-using Position = int;   // along a row
+using Position = int64_t;   // along a row
 
 struct Args {
     const float* x0;
+    const float* x1;
+    const float* x2;
     const float* p0;
     const float* p1;
-    const float* p2;
     float* y0;
-    float* y1;
-    float* y2;
-    float* y3;
-    int64_t batch;
     int64_t height;
     int64_t width;
     int64_t row_count, length, middle, run, inner;
@@ -1681,7 +2065,6 @@ struct Args {
     int64_t kept_slots;  // of a chunk, the first ones: in shared memory
     float* partials;
     FastDivide by_inner, by_middle;   // used while row_count < 2^31
-    FastDivide by_run;   // slots of a run
 };
 
 // Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
@@ -1727,12 +2110,11 @@ struct Place {
         base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
     }
     __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
-        const int run = args.by_run.quotient(static_cast<unsigned int>(k));
-        const Position within = k - run * static_cast<int>(args.by_run.divisor);
-        const int64_t start = base + run * args.between;   // of the run
+        const Position within = k;
+        const int64_t start = base;
         if constexpr (RAGGED) {
             const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
-            return {run * static_cast<int>(args.run) + place, start + place, place < 0 ? static_cast<int>(-place) : 0,
+            return {place, start + place, place < 0 ? static_cast<int>(-place) : 0,
                     left < WIDE ? static_cast<int>(left) : WIDE};
         } else {
             return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
@@ -1745,7 +2127,6 @@ struct Place {
     // The same of the slots from `first` to `last`.
     __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
         if (!RAGGED) return true;
-        if (args.by_run.quotient(static_cast<unsigned int>(first)) != args.by_run.quotient(static_cast<unsigned int>(last))) return false;
         return whole(args, slot(args, first)) && whole(args, slot(args, last));
     }
 };
@@ -1753,19 +2134,12 @@ struct Place {
 // Values of a thread's rows.
 template <int ROWS>
 struct Row {
-    float v_p0[ROWS];   // %conv2d_r1: float32[64, 1, 1]
-    float v_p1[ROWS];   // %b_norm_running_mean: float32[64]
-    float v_p2[ROWS];   // %b_norm_running_var: float32[64]
-    float r1[ROWS];   // %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-    float r1s[ROWS];
-    float t2[ROWS];   // %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-    float t3[ROWS];   // %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-    float t4[ROWS];   // %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-    float t5[ROWS];   // %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-    float t6[ROWS];   // %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-    float t7[ROWS];   // %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-    float t8[ROWS];   // %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
-    float t9[ROWS];   // %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+    float v_x1[ROWS];   // %_native_batch_norm_legit_functional: float32[1, 64, 1, 1]
+    float v_x2[ROWS];   // %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1]
+    float v_p0[ROWS];   // %_native_batch_norm_legit_functional_17: float32[64, 1, 1]
+    float v_p1[ROWS];   // %_native_batch_norm_legit_functional_18: float32[64, 1, 1]
+    float r5[ROWS];   // %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
+    float t6[ROWS];   // %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
 };
 
 // Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
@@ -1775,34 +2149,28 @@ constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : m
 template <int VEC, int PARTS>
 __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
 #pragma unroll
     for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = at.inner + i;
-        row.v_p0[i] = __ldg(args.p0 + middle);
-        row.v_p1[i] = __ldg(args.p1 + middle);
-        row.v_p2[i] = __ldg(args.p2 + middle);
+        row.v_x1[i] = __ldg(args.x1 + (outer % 64));
+        row.v_x2[i] = __ldg(args.x2 + (outer % 64));
+        row.v_p0[i] = __ldg(args.p0 + (outer % 64));
+        row.v_p1[i] = __ldg(args.p1 + (outer % 64));
     }
 }
 
 // Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
 struct State0 {
-    float count = 0.0f;
-    float r1_mean = 0.0f, r1 = 0.0f;   // of what is counted: mean, squared distances from it
+    float r5 = 0.0f;
 
     __device__ __forceinline__ void join(const State0& o) {
-        const float n = count + o.count, share = n > 0.0f ? __fdividef(o.count, n) : 0.0f;
-        const float r1_apart = o.r1_mean - r1_mean;
-        r1 += o.r1 + r1_apart * r1_apart * count * share;
-        r1_mean += r1_apart * share;
-        count = n;
+        r5 = [](auto a, auto b) { return a + b; }(r5, o.r5);
     }
     template <int ROWS>
     __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
-        row.r1[i] = r1 / count;
-        row.r1s[i] = r1_mean;
+        row.r5[i] = r5;
     }
 };
 
@@ -1888,14 +2256,13 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     using P = Place<VEC, PARTS>;
     constexpr int UNROLL = P::UNROLL;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     const Position steps = at.in ? end - begin : 0;
     // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
     auto take = [&](auto checked, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
-        float v_x0_at[UNROLL][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
+        float v_x0_at[UNROLL][P::WIDTH];   // %conv2d: float32[x0_0, 64, x0_2, x0_3]
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const Position step = k + u * PARTS;
@@ -1904,8 +2271,6 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
         }
         State0 part[P::ROWS];
-        float r1_at[UNROLL][P::WIDTH];
-        [[maybe_unused]] unsigned int present = 0;   // elements that exist, a bit each
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const Position step = k + u * PARTS;
@@ -1916,25 +2281,16 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
                 if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
-                const float t0 = v_x0 + row.v_p0[i];   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-                r1_at[u][e] = t0;
-                if constexpr (CHECKED) present |= 1u << (u * P::WIDTH + e);
+                const float t0 = v_x0 - row.v_x1[i];   // %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
+                const float t1 = t0 * row.v_x2[i];   // %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
+                const float t2 = t1 * row.v_p0[i];   // %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
+                const float t3 = t2 + row.v_p1[i];   // %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
+                const float t4 = nan_max(t3, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
+                part[i].r5 = [](auto a, auto b) { return a + b; }(part[i].r5, t4);
             }
         }
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) {
-            auto each = [&](auto visit) {   // elements of row i
-#pragma unroll
-                for (int n = 0; n < UNROLL * P::WIDTH; ++n)
-                    if ((!STRIDED || n % P::WIDTH == i) && (!CHECKED || (present >> n & 1))) visit(n / P::WIDTH, n % P::WIDTH);
-            };
-            each([&](int, int) { part[i].count += 1.0f; });
-            each([&](int u, int e) { part[i].r1_mean += r1_at[u][e]; });
-            part[i].r1_mean = part[i].count > 0.0f ? __fdividef(part[i].r1_mean, part[i].count) : 0.0f;
-            each([&](int u, int e) {
-                const float apart = r1_at[u][e] - part[i].r1_mean;
-                part[i].r1 += apart * apart;
-            });
             s[i].join(part[i]);
         }
     };
@@ -1948,19 +2304,11 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
 
 template <int ROWS>
 __device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
-    [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        row.t2[i] = row.r1[i] * static_cast<float>(batch*height*width);
-        row.t3[i] = row.t2[i] / static_cast<float>(batch*height*width - 1);
-        row.t4[i] = row.r1s[i] * 0x1.99999ap-5f;
-        row.t5[i] = row.v_p1[i] * 0x1.e66666p-1f;
-        row.t6[i] = row.t5[i] + row.t4[i];
-        row.t7[i] = row.t3[i] * 0x1.99999ap-5f;
-        row.t8[i] = row.v_p2[i] * 0x1.e66666p-1f;
-        row.t9[i] = row.t8[i] + row.t7[i];
+        row.t6[i] = row.r5[i] / static_cast<float>(height*width);
     }
 }
 
@@ -1968,16 +2316,12 @@ template <int VEC, int PARTS>
 __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
     if (!at.in || at.part != 0) return;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
 #pragma unroll
     for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = at.inner + i;
-        args.y0[middle] = row.r1s[i];
-        args.y1[middle] = row.r1[i];
-        args.y2[middle] = row.t6[i];
-        args.y3[middle] = row.t9[i];
+        args.y0[outer] = row.t6[i];
     }
 }
 
@@ -2166,7 +2510,7 @@ struct Extent {
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
-    return {int64_t(1) * (64) * (1), batch, height*width};
+    return {int64_t(64*batch) * (1) * (1), 1, height*width};
 }
 
 int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
@@ -2181,588 +2525,15 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_
     return wide > narrow ? wide : narrow;
 }
 
-extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, float* y1, float* y2, float* y3, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int k1_row_stream(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, height, width);
     if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
     args.x0 = x0;
-    args.p0 = p0;
-    args.p1 = p1;
-    args.p2 = p2;
-    args.y0 = y0;
-    args.y1 = y1;
-    args.y2 = y2;
-    args.y3 = y3;
-    args.batch = batch;
-    args.height = height;
-    args.width = width;
-    args.row_count = all.row_count, args.length = all.before * all.run;
-    args.middle = 64, args.run = height*width, args.inner = 1;
-    args.between = args.middle * args.run * args.inner;
-    args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
-    // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
-    bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
-    const Schedule plan = all.plan(wide);
-    if (plan.blocks * plan.splits > INT32_MAX || args.length > INT32_MAX - (1 << 16)) return cudaErrorInvalidValue;
-    args.slots = all.before * all.run_slots(wide);
-    args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
-    args.partials = static_cast<float*>(workspace);
-    if (args.row_count <= INT32_MAX) {
-        args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
-        args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
-    }
-    args.by_run = fast_divide(static_cast<unsigned int>(all.run_slots(wide)));
-    return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
-}
-
-}  // namespace k1_row_stream_kernel
-
-// ------------------------------------------------------------------------------------------------
-// k2_row_stream
-//   %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
-//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
-//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-//   %_native_batch_norm_legit_functional_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
-//   %_native_batch_norm_legit_functional_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
-//   %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-//   %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-//   %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
-//   %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-//   %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-//   %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-//   %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
-//   %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
-
-namespace k2_row_stream_kernel {
-
-// A row too long for registers, or of a length known only at run time. What it takes is decided by length
-// and number of rows, in schedule():
-//   resident   a part of a block, a block, or a cluster of blocks has the row to itself: it keeps in shared memory what
-//              fits and reads the rest again while L2 still has it, so that memory is read once and written once;
-//   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
-// States are joined in fixed order: bitwise the same at every run.
-constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
-constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
-constexpr int THREADS = 256, WARP = 32;
-constexpr int KEPT = 0;                  // tensors that several sweeps read
-constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
-constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
-constexpr int MAX_CLUSTER = 16;
-constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
-constexpr int FEW = 8;                   // threads to a short row
-constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
-
-using Position = int64_t;   // along a row
-
-struct Args {
-    const float* x0;
-    const float* p0;
-    const float* x1;
-    const float* x2;
-    const float* p1;
-    const float* p2;
-    float* y0;
-    int64_t height;
-    int64_t width;
-    int64_t row_count, length, middle, run, inner;
-    int64_t between;     // elements from one run of a row to the next
-    int64_t slots;       // accesses that a row is made of
-    int64_t chunk;       // slots of a row per block
-    int splits;          // blocks of a row
-    int kept_stride;     // elements of shared memory for each kept tensor
-    bool scattered;      // some tensor does not begin at a multiple of 16 bytes
-    int64_t kept_slots;  // of a chunk, the first ones: in shared memory
-    float* partials;
-    FastDivide by_inner, by_middle;   // used while row_count < 2^31
-};
-
-// Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
-// of them are the row's: `from` to `to`.
-struct Slot {
-    Position l;
-    int64_t offset;
-    int from, to;
-};
-
-// Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
-// accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
-template <int VEC, int PARTS>
-struct Place {
-    static constexpr bool RAGGED = !STRIDED && VEC == 1;
-    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
-    static constexpr int ROWS = STRIDED ? VEC : 1;
-    static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
-    static constexpr int LANES = THREADS / PARTS;
-    static constexpr int BLOCK_ROWS = LANES * ROWS;
-    static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
-    int lane, part;
-    bool in;
-    int64_t row, outer, middle, inner, base;
-
-    __device__ __forceinline__ Place(const Args& args, int64_t block) {
-        const int thread = threadIdx.x;
-        lane = STRIDED ? thread % LANES : thread / PARTS;
-        part = STRIDED ? thread / LANES : thread % PARTS;
-        row = block * BLOCK_ROWS + lane * ROWS;
-        in = row < args.row_count;
-        if (!in) row = 0;
-        const bool small = args.row_count <= INT32_MAX;
-        int64_t group = row;
-        if (STRIDED) group = small ? args.by_inner.quotient(static_cast<unsigned int>(row)) : row / args.inner;
-        inner = row - group * (STRIDED ? args.inner : 1);
-        outer = group;
-        if (TWO_LEVEL) outer = small ? args.by_middle.quotient(static_cast<unsigned int>(group)) : group / args.middle;
-        middle = TWO_LEVEL ? group - outer * args.middle : 0;
-        base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
-    }
-    __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
-        const Position within = k;
-        const int64_t start = base;
-        if constexpr (RAGGED) {
-            const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
-            return {place, start + place, place < 0 ? static_cast<int>(-place) : 0,
-                    left < WIDE ? static_cast<int>(left) : WIDE};
-        } else {
-            return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
-        }
-    }
-    // All of a slot in one access.
-    __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
-        return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
-    }
-    // The same of the slots from `first` to `last`.
-    __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
-        if (!RAGGED) return true;
-        return whole(args, slot(args, first)) && whole(args, slot(args, last));
-    }
-};
-
-// Values of a thread's rows.
-template <int ROWS>
-struct Row {
-    float v_p0[ROWS];   // %conv2d_r1: float32[64, 1, 1]
-    float v_x1[ROWS];   // %_native_batch_norm_legit_functional: float32[1, 64, 1, 1]
-    float v_x2[ROWS];   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1]
-    float v_p1[ROWS];   // %_native_batch_norm_legit_functional_17: float32[64, 1, 1]
-    float v_p2[ROWS];   // %_native_batch_norm_legit_functional_18: float32[64, 1, 1]
-    float t2[ROWS];   // %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-    float t3[ROWS];   // %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
-    float r8[ROWS];   // %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
-    float t9[ROWS];   // %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
-};
-
-// Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
-template <int ROWS>
-constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : most; }
-
-template <int VEC, int PARTS>
-__device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = at.inner + i;
-        row.v_p0[i] = __ldg(args.p0 + (outer % 64));
-        row.v_x1[i] = __ldg(args.x1 + (outer % 64));
-        row.v_x2[i] = __ldg(args.x2 + (outer % 64));
-        row.v_p1[i] = __ldg(args.p1 + (outer % 64));
-        row.v_p2[i] = __ldg(args.p2 + (outer % 64));
-    }
-}
-
-// Running reductions of part of a row, in sweep 1. Floats only: threads and blocks exchange it as such.
-struct State1 {
-    float r8 = 0.0f;
-
-    __device__ __forceinline__ void join(const State1& o) {
-        r8 = [](auto a, auto b) { return a + b; }(r8, o.r8);
-    }
-    template <int ROWS>
-    __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
-        row.r8[i] = r8;
-    }
-};
-
-template <typename... Sizes>
-constexpr size_t largest(Sizes... sizes) {
-    size_t most = 0;
-    ((most = sizes > most ? sizes : most), ...);
-    return most;
-}
-
-template <typename State, typename Move>
-__device__ __forceinline__ State moved(const State& s, Move move) {
-    State result;
-    const float* from = reinterpret_cast<const float*>(&s);
-    float* to = reinterpret_cast<float*>(&result);
-#pragma unroll
-    for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
-    return result;
-}
-
-// Joins the states of all threads of a row, in fixed order; each of them gets the result.
-template <int VEC, int PARTS, typename State>
-__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
-    using P = Place<VEC, PARTS>;
-    State* const scratch = reinterpret_cast<State*>(memory);
-    if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
-    if constexpr (STRIDED) {
-        State* slot = scratch + at.lane * P::ROWS;
-#pragma unroll 1
-        for (int d = PARTS / 2; d; d /= 2) {
-            if (at.part >= d && at.part < 2 * d)
-                for (int i = 0; i < P::ROWS; ++i) slot[(at.part - d) * P::BLOCK_ROWS + i] = s[i];
-            __syncthreads();
-            if (at.part < d)
-                for (int i = 0; i < P::ROWS; ++i) s[i].join(slot[at.part * P::BLOCK_ROWS + i]);
-            __syncthreads();
-        }
-        if (at.part == 0)
-            for (int i = 0; i < P::ROWS; ++i) slot[i] = s[i];
-        __syncthreads();
-        for (int i = 0; i < P::ROWS; ++i) s[i] = slot[i];
-    } else {
-#pragma unroll
-        for (int d = (PARTS < WARP ? PARTS : WARP) / 2; d; d /= 2)
-            s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
-        if constexpr (PARTS > WARP) {
-            constexpr int WARPS = PARTS / WARP;
-            if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
-            __syncthreads();
-            const State* const row = scratch + at.lane * WARPS;
-            s[0] = row[0];
-#pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
-        } else {
-            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
-        }
-    }
-}
-
-// Floats of shared memory that all sweeps use, one after the other.
-constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State1)) / sizeof(float));
-template <int VEC, int PARTS>
-constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
-constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
-
-// The elements of a slot at p; those that are not the row's are left alone.
-template <int WIDTH>
-__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
-    if (whole) load_once<WIDTH>(v, p);
-    else
-#pragma unroll
-        for (int e = 0; e < WIDTH; ++e)
-            if (e >= slot.from && e < slot.to) v[e] = __ldg(p + e);
-}
-
-// How a sweep finds the kept tensors: in memory; there again, what was read last first; in memory, to be copied to
-// shared memory; in that copy.
-enum Source { STREAM, AGAIN, FILL, REUSE };
-
-template <int VEC, int PARTS, Source SOURCE>
-__device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
-                                       Position begin, Position end, float* kept, State1 (&s)[Place<VEC, PARTS>::ROWS]) {
-    using P = Place<VEC, PARTS>;
-    constexpr int UNROLL = P::UNROLL;
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-    const Position steps = at.in ? end - begin : 0;
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
-        constexpr bool CHECKED = decltype(checked)::value;
-        float v_x0_at[UNROLL][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const Position step = k + u * PARTS;
-            if (CHECKED && step >= steps) continue;
-            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
-        }
-        State1 part[P::ROWS];
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const Position step = k + u * PARTS;
-            if (CHECKED && step >= steps) continue;
-            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-#pragma unroll
-            for (int e = 0; e < P::WIDTH; ++e) {
-                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
-                [[maybe_unused]] const int i = STRIDED ? e : 0;
-                const float v_x0 = v_x0_at[u][e];
-                const float t0 = v_x0 + row.v_p0[i];   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-                const float t1 = t0 - row.v_x1[i];   // %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-                const float t4 = t1 * row.t3[i];   // %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-                const float t5 = t4 * row.v_p1[i];   // %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-                const float t6 = t5 + row.v_p2[i];   // %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-                const float t7 = nan_max(t6, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
-                part[i].r8 = [](auto a, auto b) { return a + b; }(part[i].r8, t7);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) {
-            s[i].join(part[i]);
-        }
-    };
-    constexpr int REACH = (UNROLL - 1) * PARTS;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
-    }
-}
-
-template <int ROWS>
-__device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        row.t2[i] = row.v_x2[i] + 0x1.4f8b58p-17f;
-        row.t3[i] = rsqrtf(row.t2[i]);
-    }
-}
-
-template <int ROWS>
-__device__ __forceinline__ void scalars_1(const Args& args, Row<ROWS>& row) {
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        row.t9[i] = row.r8[i] / static_cast<float>(height*width);
-    }
-}
-
-template <int VEC, int PARTS>
-__device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
-    if (!at.in || at.part != 0) return;
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = at.inner + i;
-        args.y0[outer] = row.t9[i];
-    }
-}
-
-// ------------------------------------------------------------------------------------------------
-// resident: one launch
-
-template <int VEC, int PARTS>
-__global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
-    using P = Place<VEC, PARTS>;
-    extern __shared__ __align__(16) float kept[];
-    const P at(args, blockIdx.x / args.splits);
-    const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
-    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    scalars_0(args, row);
-    {
-        State1 s[P::ROWS];
-        sweep_1<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
-        across_threads<VEC, PARTS>(s, at, scratch);
-        if (args.splits > 1) {   // the row is a cluster's
-            __shared__ State1 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
-            if (at.part == 0)
-                for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
-            cluster_barrier();
-            for (int rank = 0; rank < args.splits; rank += STAGED) {
-                const int count = args.splits - rank < STAGED ? args.splits - rank : STAGED;
-                if (rank) __syncthreads();
-                for (int n = threadIdx.x; n < count * P::BLOCK_ROWS; n += THREADS)
-                    others[n] = moved(others[n], [&](float, int f) {
-                        return cluster_load(reinterpret_cast<const float*>(&mine[n % P::BLOCK_ROWS]) + f, rank + n / P::BLOCK_ROWS);
-                    });
-                __syncthreads();
-                for (int i = 0; i < P::ROWS; ++i) {
-                    if (rank == 0) s[i] = State1();
-                    for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
-    }
-    scalars_1(args, row);
-    if (begin == 0) store_row(args, at, row);
-    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
-}
-
-// ------------------------------------------------------------------------------------------------
-// streaming: a launch for each sweep
-
-template <int VEC>
-constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
-
-// Partial states of sweep 1, a row's side by side.
-__device__ __forceinline__ State1* states_1(const Args& args, int64_t row) {
-    float* first = args.partials;
-    return reinterpret_cast<State1*>(first) + row * args.splits;
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
-    constexpr int PARTS = STREAM_PARTS<VEC>;
-    using P = Place<VEC, PARTS>;
-    const int64_t block = blockIdx.x;
-    const P at(args, block / args.splits);
-    [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    scalars_0(args, row);
-    const int64_t begin = split * args.chunk;
-    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    State1 s[P::ROWS];
-    sweep_1<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
-    across_threads<VEC, PARTS>(s, at, scratch);
-    if (at.in && at.part == 0)
-        for (int i = 0; i < P::ROWS; ++i) states_1(args, at.row + i)[split] = s[i];
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_2(const __grid_constant__ Args args) {
-    constexpr int PARTS = STREAM_PARTS<VEC>;
-    using P = Place<VEC, PARTS>;
-    const int64_t block = blockIdx.x;
-    const P at(args, block / 1);
-    [[maybe_unused]] const int split = static_cast<int>(block % 1);
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    scalars_0(args, row);
-    {
-        State1 s[P::ROWS];
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i)
-            if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_1(args, at.row + i)[p]);
-        across_threads<VEC, PARTS>(s, at, scratch);
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
-    }
-    scalars_1(args, row);
-    if (split == 0) store_row(args, at, row);
-}
-
-// ------------------------------------------------------------------------------------------------
-// launch
-
-struct Schedule {
-    bool resident;
-    int parts;               // threads to a row
-    int splits;
-    int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
-};
-
-constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
-
-// `slots`: accesses of a row, each of `step` of its elements.
-Schedule schedule(int64_t row_count, int64_t slots, int step) {
-    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
-    if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
-        const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
-        return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
-    }
-    const int64_t groups = (row_count + columns - 1) / columns;
-    const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
-    const int most = on_hopper() ? MAX_CLUSTER : 1;
-    for (int c = 1; c <= most; c *= 2) {
-        const int64_t chunk = (slots + c - 1) / c;
-        // Rather more blocks than reading again, and that rather than more than eight.
-        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
-        const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
-        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
-            const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
-            return {true, THREADS, c, chunk, kept, groups};
-        }
-    }
-    // Streaming: several turns of the blocks that a multiprocessor holds.
-    int64_t splits = (4 * busy + groups - 1) / groups;
-    const int64_t useful = (length * columns + 8191) / 8192;
-    if (splits > useful) splits = useful;
-    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
-    const int64_t chunk = (slots + splits - 1) / splits;
-    return {false, THREADS, static_cast<int>((slots + chunk - 1) / chunk), chunk, 0, groups};
-}
-
-template <int VEC, int PARTS>
-int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
-    using P = Place<VEC, PARTS>;
-    const int64_t turns = (plan.kept + PARTS - 1) / PARTS;
-    args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
-    const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
-    cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = plan.splits > 1 ? 1 : 0;
-    if (plan.splits > 8) cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
-    return cudaGetLastError();
-}
-
-template <int VEC>
-int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
-    if constexpr (!STRIDED) {
-        if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
-        if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
-        if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
-    }
-    if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
-    const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
-    stream_1<VEC><<<blocks, THREADS, 0, stream>>>(args);
-    if (const int error = cudaGetLastError()) return error;
-    stream_2<VEC><<<static_cast<unsigned int>(plan.blocks), THREADS, 0, stream>>>(args);
-    if (const int error = cudaGetLastError()) return error;
-    return cudaSuccess;
-}
-
-struct Extent {
-    int64_t row_count, before, run;
-    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
-};
-
-Extent extent(int64_t batch, int64_t height, int64_t width) {
-    return {int64_t(64*batch) * (1) * (1), 1, height*width};
-}
-
-int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
-    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State1));
-}
-
-// Bytes for the states of every row, whichever accesses turn out to be possible.
-extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
-    const Extent all = extent(batch, height, width);
-    if (all.row_count * all.before * all.run == 0) return 0;
-    const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
-    return wide > narrow ? wide : narrow;
-}
-
-extern "C" int k2_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, const float* x1, const float* x2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    const Extent all = extent(batch, height, width);
-    if (all.row_count * all.before * all.run == 0) return cudaSuccess;
-    Args args = {};
-    args.x0 = x0;
-    args.p0 = p0;
     args.x1 = x1;
     args.x2 = x2;
+    args.p0 = p0;
     args.p1 = p1;
-    args.p2 = p2;
     args.y0 = y0;
     args.height = height;
     args.width = width;
@@ -2784,7 +2555,7 @@ extern "C" int k2_row_stream(const float* p0, const float* x0, const float* p1, 
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
-}  // namespace k2_row_stream_kernel
+}  // namespace k1_row_stream_kernel
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction: by the device's compute capability.
@@ -2794,12 +2565,12 @@ extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64
     return sm90 > sm80 ? sm90 : sm80;
 }
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k0_contraction_sm90_kernel::k0_contraction_sm90(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+        const int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, p3, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
     }
-    return k0_contraction_sm80_kernel::k0_contraction_sm80(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+    return k0_contraction_sm80_kernel::k0_contraction_sm80(p0, x0, p1, p2, p3, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
 }
 """
 
@@ -2820,12 +2591,10 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width);
-extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, float* y1, float* y2, float* y3, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k1_row_stream(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
 extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
-extern "C" int k2_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, const float* x1, const float* x2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
-extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
 
 namespace {
 
@@ -2891,116 +2660,94 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
-Tensor call_k0_contraction(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    int64_t tf32
-) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 4);
-    const int64_t batch = x0.size(0);
-    const int64_t height = x0.size(2);
-    const int64_t width = x0.size(3);
-    require(x0.size(1) == 16, "k0_contraction", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 64, "k0_contraction", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 16, "k0_contraction", "p0 has another size on axis 1 than compiled for");
-    require(p0.size(2) == 3, "k0_contraction", "p0 has another size on axis 2 than compiled for");
-    require(p0.size(3) == 3, "k0_contraction", "p0 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k0_contraction_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
-    return y0;
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> call_k1_row_stream(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given
-) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k1_row_stream: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k1_row_stream: p2", device, aoti_torch_dtype_float32(), 1);
-    const int64_t batch = x0.size(0);
-    const int64_t height = x0.size(2);
-    const int64_t width = x0.size(3);
-    require(p0.size(0) == 64, "k1_row_stream", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 64, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
-    require(p1.size(0) == 64, "k1_row_stream", "p1 has another size on axis 0 than compiled for");
-    require(p2.size(0) == 64, "k1_row_stream", "p2 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({1, 64, 1, 1}, aoti_torch_dtype_float32(), device);
-    const Tensor y1 = allocate({1, 64, 1, 1}, aoti_torch_dtype_float32(), device);
-    const Tensor y2 = allocate({64}, aoti_torch_dtype_float32(), device);
-    const Tensor y3 = allocate({64}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k1_row_stream_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), data<float>(y1), data<float>(y2), data<float>(y3), memory.workspace(), batch, height, width, stream), "k1_row_stream");
-    return {y0, y1, y2, y3};
-}
-
-Tensor call_k2_row_stream(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> call_k0_contraction(
     const Tensor& p0_given,
     const Tensor& x0_given,
     const Tensor& p1_given,
     const Tensor& p2_given,
+    const Tensor& p3_given,
+    int64_t tf32
+) {
+    const int32_t device = p0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p2 = operand(p2_given, "k0_contraction: p2", device, aoti_torch_dtype_float32(), 1);
+    const Tensor p3 = operand(p3_given, "k0_contraction: p3", device, aoti_torch_dtype_float32(), 1);
+    const int64_t batch = x0.size(0);
+    const int64_t height = x0.size(2);
+    const int64_t width = x0.size(3);
+    require(p0.size(0) == 64, "k0_contraction", "p0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 16, "k0_contraction", "x0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 64, "k0_contraction", "p1 has another size on axis 0 than compiled for");
+    require(p1.size(1) == 16, "k0_contraction", "p1 has another size on axis 1 than compiled for");
+    require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
+    require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
+    require(p2.size(0) == 64, "k0_contraction", "p2 has another size on axis 0 than compiled for");
+    require(p3.size(0) == 64, "k0_contraction", "p3 has another size on axis 0 than compiled for");
+    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
+    const Tensor y1 = allocate({1, 64, 1, 1}, aoti_torch_dtype_float32(), device);
+    const Tensor y2 = allocate({64}, aoti_torch_dtype_float32(), device);
+    const Tensor y3 = allocate({64}, aoti_torch_dtype_float32(), device);
+    const Tensor y4 = allocate({1, 64, 1, 1}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    const int64_t bytes = k0_contraction_workspace(batch, height, width);
+    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<float>(y0), data<float>(y1), data<float>(y2), data<float>(y3), data<float>(y4), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
+    return {y0, y1, y2, y3, y4};
+}
+
+Tensor call_k1_row_stream(
+    const Tensor& p0_given,
+    const Tensor& p1_given,
+    const Tensor& x0_given,
     const Tensor& x1_given,
     const Tensor& x2_given
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k2_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k2_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k2_row_stream: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k2_row_stream: p2", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x1 = operand(x1_given, "k2_row_stream: x1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x2 = operand(x2_given, "k2_row_stream: x2", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor p1 = operand(p1_given, "k1_row_stream: p1", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor x1 = operand(x1_given, "k1_row_stream: x1", device, aoti_torch_dtype_float32(), 4);
+    const Tensor x2 = operand(x2_given, "k1_row_stream: x2", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
-    require(p0.size(0) == 64, "k2_row_stream", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 64, "k2_row_stream", "x0 has another size on axis 1 than compiled for");
-    require(p1.size(0) == 64, "k2_row_stream", "p1 has another size on axis 0 than compiled for");
-    require(p2.size(0) == 64, "k2_row_stream", "p2 has another size on axis 0 than compiled for");
-    require(x1.size(0) == 1, "k2_row_stream", "x1 has another size on axis 0 than compiled for");
-    require(x1.size(1) == 64, "k2_row_stream", "x1 has another size on axis 1 than compiled for");
-    require(x1.size(2) == 1, "k2_row_stream", "x1 has another size on axis 2 than compiled for");
-    require(x1.size(3) == 1, "k2_row_stream", "x1 has another size on axis 3 than compiled for");
-    require(x2.size(0) == 1, "k2_row_stream", "x2 has another size on axis 0 than compiled for");
-    require(x2.size(1) == 64, "k2_row_stream", "x2 has another size on axis 1 than compiled for");
-    require(x2.size(2) == 1, "k2_row_stream", "x2 has another size on axis 2 than compiled for");
-    require(x2.size(3) == 1, "k2_row_stream", "x2 has another size on axis 3 than compiled for");
+    require(p0.size(0) == 64, "k1_row_stream", "p0 has another size on axis 0 than compiled for");
+    require(p1.size(0) == 64, "k1_row_stream", "p1 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 64, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
+    require(x1.size(0) == 1, "k1_row_stream", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 64, "k1_row_stream", "x1 has another size on axis 1 than compiled for");
+    require(x1.size(2) == 1, "k1_row_stream", "x1 has another size on axis 2 than compiled for");
+    require(x1.size(3) == 1, "k1_row_stream", "x1 has another size on axis 3 than compiled for");
+    require(x2.size(0) == 1, "k1_row_stream", "x2 has another size on axis 0 than compiled for");
+    require(x2.size(1) == 64, "k1_row_stream", "x2 has another size on axis 1 than compiled for");
+    require(x2.size(2) == 1, "k1_row_stream", "x2 has another size on axis 2 than compiled for");
+    require(x2.size(3) == 1, "k1_row_stream", "x2 has another size on axis 3 than compiled for");
     const Tensor y0 = allocate({batch, 64}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k2_row_stream_workspace(batch, height, width);
+    const int64_t bytes = k1_row_stream_workspace(batch, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k2_row_stream(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<const float>(x1), data<const float>(x2), data<float>(y0), memory.workspace(), batch, height, width, stream), "k2_row_stream");
+    check(k1_row_stream(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), memory.workspace(), batch, height, width, stream), "k1_row_stream");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_403862b696a13999, m) {
-    m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> (Tensor, Tensor, Tensor, Tensor)");
-    m.def("k2_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor x1, Tensor x2) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3d2fc1def165d6c4, m) {
+    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+    m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_403862b696a13999, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3d2fc1def165d6c4, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
-    m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_403862b696a13999"
+_fusegen_NAMESPACE = "fusegen_3d2fc1def165d6c4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -3123,21 +2870,14 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_contraction(x0, p0, tf32):
+def _fusegen_fake_k0_contraction(p0, x0, p1, p2, p3, tf32):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
-    return x0.new_empty([batch, 64, height, width], dtype=_fusegen_torch.float32)
+    return (p0.new_empty([batch, 64, height, width], dtype=_fusegen_torch.float32), p0.new_empty([1, 64, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([64], dtype=_fusegen_torch.float32), p0.new_empty([64], dtype=_fusegen_torch.float32), p0.new_empty([1, 64, 1, 1], dtype=_fusegen_torch.float32))
 
 
-def _fusegen_fake_k1_row_stream(p0, x0, p1, p2):
-    batch = x0.shape[0]
-    height = x0.shape[2]
-    width = x0.shape[3]
-    return (p0.new_empty([1, 64, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([1, 64, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([64], dtype=_fusegen_torch.float32), p0.new_empty([64], dtype=_fusegen_torch.float32))
-
-
-def _fusegen_fake_k2_row_stream(p0, x0, p1, p2, x1, x2):
+def _fusegen_fake_k1_row_stream(p0, p1, x0, x1, x2):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
@@ -3147,7 +2887,6 @@ def _fusegen_fake_k2_row_stream(p0, x0, p1, p2, x1, x2):
 _fusegen_fakes = {
     "k0_contraction": _fusegen_fake_k0_contraction,
     "k1_row_stream": _fusegen_fake_k1_row_stream,
-    "k2_row_stream": _fusegen_fake_k2_row_stream,
 }
 
 
@@ -3191,10 +2930,9 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked):
-    """The graph after rewriting: 3 generated kernels, 1 call to torch."""
-    v_conv2d_r2 = ops[0](v_x, v_p_conv_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
-    v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_1, v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16 = ops[1](v_p_conv_bias, v_conv2d_r2, v_b_norm_running_mean, v_b_norm_running_var)
-    v_mean = ops[2](v_p_conv_bias, v_conv2d_r2, v_p_norm_weight, v_p_norm_bias, v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_1)
+    """The graph after rewriting: 2 generated kernels, 1 call to torch."""
+    v_conv2d, v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16, v__native_batch_norm_legit_functional_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
+    v_mean = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv2d, v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_19_r6)
     v_b_norm_num_batches_tracked.add_(1)
     _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16])
     return v_mean

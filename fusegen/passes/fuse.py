@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import contractions, convpool, ops, poolspace
+from fusegen import channels, contractions, convpool, ops, poolspace
 from fusegen.ir import (
     AdaptivePoolOp,
     ConstOp,
@@ -184,6 +184,21 @@ def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
     return [region, *(n.replace(op=GetItemOp(index=i), inputs=(name,)) for i, n in enumerate(outputs))]
 
 
+def _with_statistics(grouping: Grouping, conv: Node, free: set[str], machine: Machine) -> Group | None:
+    """The region of a convolution that also finds what a norm after it needs of every channel."""
+    found = channels.members(grouping.graph, conv, free)
+    if found is None:
+        return None
+    group = Group(*map(frozenset, found))
+    body, _ = grouping.body(group)
+    head, _ = channels.split(body)
+    try:
+        reason = contractions.statistics_refusal(head, analyze(head), machine)
+    except NotFusable:
+        return None
+    return group if reason is None and channels.pays(grouping.graph, body, machine) else None
+
+
 def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """%m = reduce.max(%x); %e = exp(%m)  ->  %e = region(%x) { the same nodes }."""
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
@@ -191,6 +206,11 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     free = {node.name for node in graph.nodes if not isinstance(node.op, (InputOp, ParamOp, ConstOp))}
     grouping = Grouping(graph)
     refused: dict[str, str] = {}
+    for node in graph.nodes:  # first, for a norm's kernel would take the statistics
+        if isinstance(node.op, ConvOp) and (group := _with_statistics(grouping, node, free, machine(target))):
+            last = [n.name for n in graph.nodes if n.name in group.owned][-1]
+            grouping.groups[last] = group
+            free -= group.owned
     for sink in reversed(graph.nodes):
         if sink.name not in free or not grouping.is_read(sink.name):
             continue

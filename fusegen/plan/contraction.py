@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fusegen import contractions, ops, tiling, windows
-from fusegen.ir import ConvOp, Node
+from fusegen.ir import ConvOp, Node, ReduceOp
 from fusegen.plan import conv_sm90, gemm
-from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan
+from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, StatisticsPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import Style
@@ -34,7 +34,22 @@ def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple
     return tuple(axes)
 
 
-def hopper_conv(region: Region, node: Node, axes: tuple[ContractionAxis, ...]) -> HopperConvPlan | str:
+def _statistics(region: Region, node: Node) -> StatisticsPlan | None:
+    """What the kernel finds of every channel beside its result."""
+    if region.tail is None:
+        return None
+    names = {"mean": "mean", "var": "variance"}
+    found = [n for n in region.body.nodes if isinstance(n.op, ReduceOp)]
+    return StatisticsPlan(
+        channels=int(node.type.shape[1]),
+        positions=region.sizes.product(node.type.shape[2:]),
+        rows=region.lower_tail({n.name: names[n.op.fn] for n in found if isinstance(n.op, ReduceOp)}),
+    )
+
+
+def hopper_conv(
+    region: Region, node: Node, axes: tuple[ContractionAxis, ...], statistics: StatisticsPlan | None
+) -> HopperConvPlan | str:
     """The plan for Hopper's asynchronous tensor cores, or why there is none."""
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
@@ -49,7 +64,7 @@ def hopper_conv(region: Region, node: Node, axes: tuple[ContractionAxis, ...]) -
         node.name, region.args[x.name].name, region.args[w.name].name, region.sizes.local(x.type.shape[0])
     )
     reduces = bool(region.space.row_axes)
-    return conv_sm90.plan(node.op, axes, traced, (inputs, outputs), reduces, lower, operands)
+    return conv_sm90.plan(node.op, axes, traced, (inputs, outputs), reduces, lower, operands, statistics=statistics)
 
 
 def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
@@ -68,6 +83,7 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     precise = not contractions.allows_tf32(region.body, node)
     rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
+    statistics = _statistics(region, node)
     detail = ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,
@@ -82,8 +98,9 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
         ),
         precise=precise,
         rows=rows,
+        statistics=statistics,
     )
-    hopper = None if precise or portable else hopper_conv(region, node, axes)
+    hopper = None if precise or portable else hopper_conv(region, node, axes, statistics)
     return region.plan(
         f"{name}_contraction",
         detail,

@@ -11,7 +11,7 @@ from fusegen import dims, hopper
 from fusegen.dims import Dim
 from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
-from fusegen.plan.details import ContractionAxis, HopperConvPlan, TapResidue
+from fusegen.plan.details import ContractionAxis, HopperConvPlan, StatisticsPlan, TapResidue
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.tuning import choose
 
@@ -23,6 +23,8 @@ _BARRIERS = 1024
 MAX_COLUMNS = 128
 REGISTERS = {4: (112, 32), 3: (160, 32)}
 """Warpgroups of consumers: registers of a thread of theirs and of the producers."""
+MAX_WARPS = 16
+"""Of consumers. Each has a value of every channel to take statistics about."""
 RING = 4
 """Tap rows of streamed weights in shared memory."""
 MAX_TAP_ROWS = 128
@@ -212,12 +214,15 @@ def plan(
     lower: Callable[[bool], RowProgram],
     operands: Operands,
     pooling: Pooling | None = None,
+    statistics: StatisticsPlan | None = None,
 ) -> HopperConvPlan | str:
     """The plan, or why there is none.
 
     ``traced``: (input, output) lengths at the traced sizes, by axis; ``channels``: in and out;
     ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program.
     """
+    if pooling and statistics:
+        return "statistics are of results that are stored, and pooled ones are not"
     whole = [*[_ABSENT] * (3 - len(axes)), *axes]
     parts = pooling.windows.parts if pooling else (1, 1, 1)
     taps = _taps(whole, conv.transposed, parts)
@@ -246,7 +251,8 @@ def plan(
         inputs,
         phases[0] * phases[1] * block,
         split,
-        len({operand.name for operand in loaded if operand.index == "l"}) * (channels[1] + block + 4) * 4,
+        len({operand.name for operand in loaded if operand.index == "l"}) * (channels[1] + block + 4) * 4
+        + (MAX_WARPS * block * 4 if statistics else 0),
     )
     patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None
     memories = (patches or geometry).memories()
@@ -300,6 +306,7 @@ def plan(
         producer_registers=producer,
         window=pooling.plan(patches, taps, block_slots) if pooling and patches else None,
         rows=rows,
+        statistics=statistics,
     )
 
 

@@ -135,6 +135,18 @@ class TapResidue(Frozen):
     taps: tuple[int, ...]
 
 
+class StatisticsPlan(Frozen):
+    """Mean and variance of every channel of a stored result, over samples and positions, and what follows from them.
+
+    ``rows`` has one phase of element statements over ``mean``, ``variance`` and operands at ``channel``.
+    """
+
+    channels: int
+    positions: Dim
+    """Of a sample, over binding names."""
+    rows: RowProgram
+
+
 class PartTaps(Frozen):
     """What the taps of a residue read in one part of the windows: slots of a grid, further along z, y, x."""
 
@@ -228,6 +240,7 @@ class HopperConvPlan(Frozen):
     producer_registers: int
     window: WindowPlan | None = None
     rows: RowProgram
+    statistics: StatisticsPlan | None = None
 
     @property
     def columns(self) -> int:
@@ -271,6 +284,7 @@ class ContractionPlan(Frozen):
     tiling: ConvTiling | None = None
     products: MatmulTiling | None = None
     rows: RowProgram
+    statistics: StatisticsPlan | None = None
 
 
 class PoolAxis(Frozen):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal
 
+from fusegen.channels import split
 from fusegen.dims import Dim
 from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, RegionOp
 from fusegen.plan.details import Detail
@@ -22,6 +23,7 @@ class Region:
     def __init__(self, graph: Graph, node: Node):
         assert isinstance(node.op, RegionOp)
         self.node, self.body = node, node.op.body
+        self.head, self.tail = split(self.body) if node.op.template == "contraction" else (self.body, None)
         counts = {"p": 0, "x": 0}
         self.args: dict[str, TensorArg] = {}
         for inside, outside in zip(self.body.inputs, node.inputs, strict=True):
@@ -33,7 +35,7 @@ class Region:
 
     @cached_property
     def space(self) -> RowSpace:
-        return analyze(self.body)
+        return analyze(self.head)
 
     @property
     def outputs(self) -> tuple[OutputArg, ...]:
@@ -49,7 +51,18 @@ class Region:
     def lower(
         self, space: RowSpace, style: Style, source: str, lowering: type[RowLowering] = RowLowering
     ) -> RowProgram:
-        return lowering(self.body, space, self.args, self.sizes, style, source).program(self.outputs)
+        outputs = tuple(output for output in self.outputs if output.node in self.head.outputs)
+        return lowering(self.head, space, self.args, self.sizes, style, source).program(outputs)
+
+    def lower_tail(self, statistics: dict[str, str]) -> RowProgram:
+        """What follows from the ``statistics`` of a channel, which the template knows by these names."""
+        assert self.tail is not None
+        nodes = [self.tail.node(name) for name in statistics]
+        args = self.args | {n.name: TensorArg(name=statistics[n.name], node=n.name, type=n.type) for n in nodes}
+        outputs = tuple(output for output in self.outputs if output.node in self.tail.outputs)
+        style = Style("{}", "{}", outer="channel")
+        space = analyze(self.tail, nodes[0].name)
+        return RowLowering(self.tail, space, args, self.sizes, style, statistics[nodes[0].name]).program(outputs)
 
     def plan(
         self,

@@ -1,0 +1,73 @@
+"""Statistics in the epilogue of convolutions of every structure: results, running statistics, repeats."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen import channels, contractions
+from fusegen.check import compare
+from fusegen.compiler import compile_file
+from fusegen.emit import write_atomic
+from fusegen.subject import load_generated
+from fusegen.tf32 import tf32_results
+from fusegen.trace import load_model_file
+from tests.models import write
+
+pytestmark = pytest.mark.gpu
+
+MODELS = {
+    "conv": ("nn.Conv2d(64, 40, 3, padding=1)", 40, "return self.n(self.m(x)).relu()", (64, 21, 33)),
+    "tiles": ("nn.Conv2d(64, 272, 3)", 272, "return self.n(self.m(x)) * 1.5", (64, 17, 19)),
+    "groups": ("nn.Conv2d(128, 160, 3, 2, 1, groups=2)", 160, "return self.n(F.gelu(self.m(x))).tanh()", (128, 23, 30)),
+    "pooled": ("nn.Conv3d(64, 24, 3)", 24, "return F.max_pool3d(F.silu(self.n(self.m(x))), 2)", (64, 7, 9, 12)),
+    "mean": ("nn.Conv2d(64, 128, 3)", 128, "return F.silu(self.n(self.m(x))).mean((2, 3))", (64, 20, 31)),
+    "two_phases": ("nn.ConvTranspose1d(64, 40, 4, 2, 1)", 40, "return F.gelu(self.n(self.m(x)))", (64, 301)),
+    "four_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", 32, "return self.n(self.m(x)).tanh()", (64, 14, 19)),
+    "nine_kinds": ("nn.ConvTranspose2d(64, 24, 4, 3)", 24, "return F.silu(self.n(self.m(x)))", (64, 11, 10)),
+    "idle_taps": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", 24, "return self.n(self.m(x)).sigmoid()", (64, 5, 6, 7)),
+}
+"""By name: the convolution, its channels, the forward, the shape of a sample."""
+
+
+def _values(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    fresh = copy.deepcopy(model)
+    with torch.no_grad():
+        y = fresh(x)
+    return [y, *(buffer for buffer in fresh.buffers() if buffer.is_floating_point())]
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(channels, "pays", lambda *_: True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    head, outputs, body, shape = MODELS[name]
+    init = f"self.m = {head}\nself.n = nn.BatchNorm{len(shape) - 1}d({outputs})"
+    path = write(tmp_path, body, init, f"torch.rand(4, {', '.join(map(str, shape))})")
+    compiled = compile_file(path)
+    assert "Moments moments" in compiled.source
+    write_atomic(tmp_path / "generated.py", compiled.source)
+    torch.manual_seed(0)
+    reference = load_model_file(path).model_class().cuda()
+    generated = load_generated(tmp_path / "generated.py")().cuda()
+    generated.load_state_dict(reference.state_dict())
+    leading = (shape[0], *[1] * (len(shape) - 1))
+    for batch, offset in ((2, 0.0), (3, 5.0), (33, 0.5)):
+        x = torch.randn(batch, *shape, device="cuda") * 3 + offset * torch.randn(batch, *leading, device="cuda")
+        r = _values(copy.deepcopy(reference).double(), x.double())
+        e, y, again = (_values(model, x) for model in (reference, generated, generated))
+        permitted = tf32_results(partial(_values, reference, x)) or [None] * len(e)
+        for i, (one, two, three, four, five) in enumerate(zip(y, e, r, again, permitted, strict=True)):
+            assert torch.equal(one, four)
+            found = compare(f"value {i}", one, two, three, five)
+            assert found.wrong_specials == 0, found
+            assert found.max_generated <= 1.25 * found.max_allowed, found
+            assert three.numel() < 1024 or found.passed, found

@@ -1,0 +1,159 @@
+"""Statistics of a convolution's channels: whose kernel finds them, and what else that kernel then writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fusegen import channels
+from fusegen.compiler import optimise
+from fusegen.interpret import input_shapes, run
+from fusegen.ir import Graph, ReduceOp, RegionOp
+from fusegen.plan.details import ContractionPlan, ConvPoolPlan, HopperConvPlan
+from fusegen.plan.types import KernelStep, Program
+from fusegen.trace import trace
+from fusegen.tuning import choices
+
+IMAGES = (64, 64, 128, 128)
+
+
+class _Chain(nn.Module):
+    """Convolution, what comes before the norm, the norm, and what follows it."""
+
+    def __init__(self, tail: str, head: nn.Module, norm: nn.Module, act: bool = False) -> None:
+        super().__init__()
+        self.head, self.norm, self.tail, self.act = head, norm, tail, act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.head(x)
+        y = self.norm(F.gelu(y) if self.act else y)
+        if self.tail == "pool":
+            return F.max_pool2d(F.silu(y), 2)
+        if self.tail == "mean":
+            return F.hardswish(y).mean((2, 3))
+        return torch.tanh(y)
+
+
+def _program(model: nn.Module, shape: tuple[int, ...] = IMAGES, **pins: str) -> Program:
+    graph = trace(model, (torch.empty(shape, device="meta"),), Path(__file__)).graph
+    with choices({name.replace("_", " "): label for name, label in pins.items()}):
+        return optimise(graph, "sm_90", False, lambda stage: None)[0]
+
+
+def _chain(tail: str, inputs: int = 64, norm: type[nn.Module] = nn.BatchNorm2d, act: bool = False) -> nn.Module:
+    with torch.device("meta"):
+        return _Chain(tail, nn.Conv2d(inputs, 64, 3), norm(64), act)
+
+
+def _kernels(program: Program) -> list[KernelStep]:
+    return [step for step in program.steps if isinstance(step, KernelStep)]
+
+
+def _found(program: Program) -> list[KernelStep]:
+    """The kernels of convolutions that find statistics."""
+    details = [(step, step.plan.detail) for step in _kernels(program)]
+    return [step for step, detail in details if isinstance(detail, ContractionPlan) and detail.statistics]
+
+
+@pytest.mark.parametrize(("tail", "act"), [("act", False), ("act", True), ("pool", False), ("mean", False)])
+def test_the_convolution_finds_them_and_one_kernel_reads_its_result(tail: str, act: bool) -> None:
+    program = _program(_chain(tail, act=act))
+    first, second = _kernels(program)
+    assert _found(program) == [first]
+    assert isinstance(first.plan.hopper, HopperConvPlan)
+    assert first.plan.hopper.statistics is not None
+    # the result, its mean, one over its deviation, and both running statistics
+    assert len(first.outputs) == 5
+    assert {path for path, name in program.after.updates if name in first.outputs} == {
+        "norm.running_mean",
+        "norm.running_var",
+    }
+    assert sum(name in first.outputs for name in second.inputs) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (_chain("act"), (8, 64, 40, 40)),  # channels short enough to stay on chip
+        (_chain("act", inputs=8), (64, 8, 128, 128)),  # in full fp32
+        (_chain("act", norm=nn.InstanceNorm2d), IMAGES),  # statistics of every sample
+    ],
+)
+def test_elsewhere_a_kernel_of_the_norm_finds_them(model: nn.Module, shape: tuple[int, ...]) -> None:
+    assert not _found(_program(model, shape))
+
+
+def test_short_channels_before_a_pooling_are_found_too() -> None:
+    """Else two kernels read them, however short they are."""
+    with torch.device("meta"):
+        model = _Chain("pool", nn.Conv2d(64, 256, 3), nn.BatchNorm2d(256))
+    assert _found(_program(model, (32, 64, 64, 64)))
+
+
+class _Pooled(nn.Module):
+    """What the activation gives is pooled, before the norm or beside it."""
+
+    def __init__(self, beside: bool) -> None:
+        super().__init__()
+        self.head, self.norm, self.beside = nn.Conv2d(64, 64, 3), nn.BatchNorm2d(64), beside
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+        y = F.hardswish(self.head(x))
+        pooled = F.max_pool2d(y, 2)
+        return (self.norm(y), pooled) if self.beside else self.norm(pooled)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_kernel_pools_its_results_or_finds_their_statistics(beside: bool) -> None:
+    with torch.device("meta"):
+        program = _program(_Pooled(beside))
+    assert bool(_found(program)) == beside
+    pooled = [step for step in _kernels(program) if isinstance(step.plan.detail, ConvPoolPlan)]
+    assert bool(pooled) != beside
+    for step in _kernels(program):
+        hopper = step.plan.hopper
+        assert not (isinstance(hopper, HopperConvPlan) and hopper.window and hopper.statistics)
+
+
+def test_a_pooling_of_normalised_results_stays_apart() -> None:
+    """Whoever finds the statistics: the norm needs results that a pooling in the epilogue would not store."""
+    program = _program(_chain("pool"), statistics_of_conv2d_by="a pass of their own")
+    assert not any(isinstance(step.plan.detail, ConvPoolPlan) for step in _kernels(program))
+
+
+def test_a_pinned_choice_wins() -> None:
+    assert not _found(_program(_chain("act"), statistics_of_conv2d_by="a pass of their own"))
+
+
+def _body(program: Program) -> Graph:
+    (region,) = [node for node in program.after.nodes if node.name == _found(program)[0].plan.node]
+    assert isinstance(region.op, RegionOp)
+    return region.op.body
+
+
+def test_head_and_tail_together_are_the_body() -> None:
+    body = _body(_program(_chain("act", act=True)))
+    head, tail = channels.split(body)
+    assert tail is not None
+    torch.manual_seed(0)
+    sizes = {name: 5 if name == "x0_0" else 9 for name in body.sizes}
+    shapes = zip(body.inputs, input_shapes(body, sizes), strict=True)
+    values = {node.name: torch.rand(shape, dtype=torch.float64) for node, shape in shapes}
+
+    def outputs(part: Graph) -> dict[str, torch.Tensor]:
+        return dict(zip(part.outputs, run(part, [values[n.name] for n in part.inputs], {}, sizes), strict=True))
+
+    whole, found = outputs(body), outputs(head)
+    (y,) = found.values()
+    found_statistics = {"mean": y.mean((0, 2, 3), keepdim=True), "var": y.var((0, 2, 3), keepdim=True, correction=0)}
+    for node in body.nodes:
+        if isinstance(node.op, ReduceOp):
+            values[node.name] = found_statistics[node.op.fn]
+    found |= outputs(tail)
+    assert found.keys() == whole.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, whole[name])
