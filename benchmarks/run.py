@@ -54,13 +54,11 @@ PREBUILD = """
 import sys
 from pathlib import Path
 import torch
-from fusegen.subject import call, load_generated
-from fusegen.trace import load_model_file
-spec, generated = map(Path, sys.argv[1:])
-load_generated(generated).__init__.__globals__["_fusegen_load"](0)
-loaded = load_model_file(spec)
-model = loaded.model_class(*loaded.get_init_inputs()).cuda()
-call(torch.compile(model), tuple(x.cuda() if isinstance(x, torch.Tensor) else x for x in loaded.get_inputs()))
+from fusegen.subject import call, model_subject
+subject = model_subject(*map(Path, sys.argv[1:]))
+inputs = tuple(x.cuda() if isinstance(x, torch.Tensor) else x for x in subject.inputs())
+for model in (subject.generated().cuda(), torch.compile(subject.reference().cuda())):
+    call(model, inputs)
 """
 
 

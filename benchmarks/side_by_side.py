@@ -26,9 +26,8 @@ from fusegen.check import run_set  # noqa: E402
 from fusegen.compiler import compile_file  # noqa: E402
 from fusegen.doctor import use_environment_tools  # noqa: E402
 from fusegen.probes import Probe  # noqa: E402
-from fusegen.subject import call, load_generated  # noqa: E402
+from fusegen.subject import call, model_subject  # noqa: E402
 from fusegen.timing import interleaved  # noqa: E402
-from fusegen.trace import load_model_file  # noqa: E402
 
 ROUNDS = 21
 AT_ONCE = 16
@@ -59,12 +58,10 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
     compiled = compile_file(model)
     compile_seconds = time.perf_counter() - started
     generated_path.write_text(compiled.source)
+    subject = model_subject(model, generated_path)
     torch.manual_seed(0)
-    loaded = load_model_file(model)
-    arguments = loaded.get_init_inputs()
-    reference = loaded.model_class(*arguments).cuda()
-    generated = load_generated(generated_path)(*arguments).cuda()
-    inputs = tuple(value.cuda() for value in loaded.get_inputs())
+    reference, generated = subject.reference().cuda(), subject.generated().cuda()
+    inputs = tuple(value.cuda() if isinstance(value, torch.Tensor) else value for value in subject.inputs())
     runs: dict[str, Callable[..., Any]] = {
         "eager": reference,
         "torch.compile": torch.compile(reference, dynamic=False),
@@ -84,7 +81,7 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
         found = run_set("the file's inputs", (reference, generated), inputs)
         contestants: dict[str, Callable[[], Any]] = {name: partial(run, *inputs) for name, run in runs.items()}
         read = [*inputs, *reference.parameters()]
-        contestants["probe"] = Probe(sum(value.nbytes for value in read), written)
+        contestants["probe"] = Probe(sum(value.nbytes for value in read if isinstance(value, torch.Tensor)), written)
         timed = interleaved(contestants, ROUNDS)
     medians = {name: round(timing.median * 1e3, 1) for name, timing in timed.items()}
     return {
