@@ -79,14 +79,20 @@ def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
     """Expected time of the kernel that runs on ``machine``.
 
-    The portable kernel must fit wherever the Hopper one runs: it takes the calls with TF32 off.
+    The portable kernel must fit wherever the Hopper one runs: it takes the calls that that one does not.
     """
     seconds = portable_seconds(body, node, whole, machine)
-    if isinstance(node.op, ConvOp) and machine.wgmma and allows_tf32(body, node):
-        x, w = (body.node(name).type for name in node.inputs[:2])
-        if hopper.refusal(node.op, ops.conv_channels(node.op, x, w)) is None:
-            return min(seconds, hopper.conv_seconds(body, node, machine))
+    if isinstance(node.op, ConvOp) and machine.wgmma and hopper_refusal(body, node) is None:
+        return min(seconds, hopper.conv_seconds(body, node, machine, not allows_tf32(body, node)))
     return seconds
+
+
+def hopper_refusal(body: Graph, conv: Node) -> str | None:
+    """Why the tensor cores of sm_90a have no kernel for a convolution, or None."""
+    assert isinstance(conv.op, ConvOp)
+    x, w = (body.node(name).type for name in conv.inputs[:2])
+    precise = not allows_tf32(body, conv)
+    return hopper.refusal(conv.op, ops.conv_channels(conv.op, x, w), ops.kernel_size(w), precise)
 
 
 def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -170,10 +176,8 @@ def statistics_refusal(body: Graph, space: RowSpace, machine: Machine) -> str | 
     Only the tensor-core kernel has them in its epilogue; the portable one reads its result again.
     """
     node = body.node(space.source)
-    assert isinstance(node.op, ConvOp)
-    x, w = (body.node(name).type for name in node.inputs[:2])
-    if not machine.wgmma or not allows_tf32(body, node) or hopper.refusal(node.op, ops.conv_channels(node.op, x, w)):
-        return "only sm_90a's kernel for TF32 finds statistics while it stores"
+    if not machine.wgmma or hopper_refusal(body, node):
+        return "only sm_90a's kernel finds statistics while it stores"
     return refusal(body, space, machine)
 
 

@@ -92,10 +92,10 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return f"it is {conv.type.dtype.value}, for which such a convolution has no kernel"
     if dims.numel(parts.pool.type.shape, body.sizes) == 0:
         return "it is empty"
-    if not machine.wgmma or not contractions.allows_tf32(body, conv):
-        return "only the kernel in TF32 for sm_90a pools what it computes"
+    if not machine.wgmma:
+        return "only the kernel for sm_90a pools what it computes"
     channels = ops.conv_channels(conv.op, body.node(conv.inputs[0]).type, weight)
-    reason = hopper.refusal(conv.op, channels) or hopper.window_refusal(conv.op, parts.windows)
+    reason = contractions.hopper_refusal(body, conv) or hopper.window_refusal(conv.op, parts.windows)
     if reason:
         return reason
     try:
@@ -104,7 +104,8 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         alone = contractions.kernel_seconds(body, conv, False, machine)
     except TooLarge as error:
         return str(error)
-    ours = hopper.pooled_seconds(body, conv, parts.windows, machine)
+    precise = not contractions.allows_tf32(body, conv)
+    ours = hopper.pooled_seconds(body, conv, parts.windows, machine, precise)
     moved = 4 * dims.numel(conv.type.shape, body.sizes) + 4 * dims.numel(parts.pool.type.shape, body.sizes)
     apart = min(alone, contractions.library_seconds(body, conv, machine)) + moved / machine.bandwidth + machine.launch
     reason = f"with the convolution expected to take {ours * 1e6:.0f} us, apart {apart * 1e6:.0f} us"

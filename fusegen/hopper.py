@@ -1,4 +1,4 @@
-"""Convolutions in TF32 on sm_90a (``conv_sm90.cu.j2``): their taps as shifts, and their expected time.
+"""Convolutions on sm_90a (``conv_sm90.cu.j2``), in TF32 or precise: their taps as shifts, and their expected time.
 
 Every axis is brought to one form. The input lies in slots, a grid per residue of the stride; bases
 count output positions (of every phase of a transposed convolution); tap and phase together say
@@ -39,6 +39,17 @@ _FOLD = 4e-13
 """Seconds of a result that is pooled instead of stored, beside its products."""
 _LEAST_CHANNELS = 8
 """Depth of one product."""
+_MOST_STEPS = 9
+"""Products one after the other into the same sum, in full fp32: tensor cores truncate what they add."""
+_HALVES = 2
+"""Columns of a product for each result in full fp32: the weights' high and low halves."""
+_SCALED = 1.3
+"""Times over that the traffic counts of finding the scales of full fp32 and of writing the grid."""
+_SCALED_LAUNCHES = 5.5
+_TILE = 2.7e-7
+"""Seconds of a multiprocessor that a tile of 64 base slots takes after its products in full fp32, which hide behind."""
+_TILE_COLUMN = 1.05e-8
+"""For each of its columns of results."""
 # Fitted to benchmarks/results/convolutions-h200.json: within a tenth on average, at most a third.
 
 
@@ -128,15 +139,19 @@ def window_refusal(conv: ConvOp, windows: Windows) -> str | None:
     return None
 
 
-def refusal(conv: ConvOp, channels: tuple[int, int]) -> str | None:
+def refusal(conv: ConvOp, channels: tuple[int, int], kernel: tuple[int, ...], precise: bool) -> str | None:
     """Why a convolution of (input, output) ``channels`` has no kernel, or None."""
     inputs, outputs = (count // conv.groups for count in channels)
-    if inputs < _LEAST_CHANNELS or outputs < _LEAST_CHANNELS:
+    if (inputs < _LEAST_CHANNELS and not precise) or outputs < _LEAST_CHANNELS:
         return f"groups of fewer than {_LEAST_CHANNELS} channels would mostly multiply zeros"
+    stride = conv.stride if conv.transposed else (1,) * conv.rank
+    steps = -(-inputs // 8) * prod(-(-size // step) for size, step in zip(kernel, stride, strict=True))
+    if precise and steps > _MOST_STEPS:
+        return f"sums of {steps} products would lose digits of full fp32"
     return None
 
 
-def conv_seconds(body: Graph, node: Node, machine: Machine) -> float:
+def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> float:
     """Seconds at the traced sizes: the input is written once as a grid, then the products and what follows them."""
     conv = node.op
     assert isinstance(conv, ConvOp)
@@ -147,17 +162,33 @@ def conv_seconds(body: Graph, node: Node, machine: Machine) -> float:
     lengths = zip(body.shape(x.name)[2:], body.shape(node.name)[2:], strict=True)
     slots = body.shape(x.name)[0] * prod(axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True))
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
-    columns = min(_COLUMNS, width * prod(axis.phases for axis in taps))
-    products = 2 * slots * prod(axis.products for axis in taps) * depth * width * conv.groups
+    halves = _HALVES if precise else 1
+    columns = min(_COLUMNS, halves * width * prod(axis.phases for axis in taps))
+    products = 2 * slots * prod(axis.products for axis in taps) * depth * halves * width * conv.groups
     grid = 4 * dims.numel(x.type.shape, body.sizes) + 4 * slots * depth * conv.groups * prod(
         len(axis.shifts) for axis in taps
     )
     results = 4 * dims.numel(node.type.shape, body.sizes)
     tensor = products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
+    if precise:
+        each = width * prod(axis.phases for axis in taps)
+        return max(tensor, _tile_seconds(slots * conv.groups, each, machine)) + _scaled_seconds(body, x, grid, machine)
     return tensor + (_GRID * grid + _STORE * results) / machine.bandwidth + _LAUNCHES * machine.launch
 
 
-def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine) -> float:
+def _tile_seconds(slots: int, columns: int, machine: Machine) -> float:
+    """What follows the products of base slots, each with so many results, in full fp32."""
+    tiles = slots / 64 * -(-columns * _HALVES // _COLUMNS)
+    return (tiles * _TILE + slots / 64 * columns * _TILE_COLUMN) / machine.multiprocessors
+
+
+def _scaled_seconds(body: Graph, x: Node, grid: float, machine: Machine) -> float:
+    """A pass over the input finds the scales of full fp32, another one writes the grid."""
+    traffic = grid + 4 * dims.numel(x.type.shape, body.sizes)
+    return _SCALED * traffic / machine.bandwidth + _SCALED_LAUNCHES * machine.launch
+
+
+def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, precise: bool) -> float:
     """Seconds of a convolution whose results are pooled over ``windows`` before they are written."""
     conv = node.op
     assert isinstance(conv, ConvOp)
@@ -171,9 +202,10 @@ def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine) 
     lengths = absent + body.shape(node.name)[2:]
     bases = [length // parts for length, parts in zip(lengths, windows.parts, strict=True)]
     batch, depth, width = body.shape(x.name)[0], *(-(-count // 8) * 8 for count in (inputs, outputs))
-    patch, columns = windows.patch(bases[1], bases[2]), min(_COLUMNS, width)
+    halves = _HALVES if precise else 1
+    patch, columns = windows.patch(bases[1], bases[2]), min(_COLUMNS, halves * width)
     results = batch * prod(windows.parts) * bases[0] * covered(patch, bases[1], bases[2])
-    tensor = 2 * results * prod(kernel) * depth * width * conv.groups / machine.tensor_flops
+    tensor = 2 * results * prod(kernel) * depth * halves * width * conv.groups / machine.tensor_flops
     tensor *= 1 + _NARROW * (_COLUMNS / columns - 1)
     # For each tap along z a patch reads its rows and columns of every residue, the reach of the taps included.
     read = prod(size + own.reach for size, own in zip(patch, taps[1:], strict=True))
@@ -186,4 +218,7 @@ def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine) 
     grids = prod(len({at for moved in own.moved for at, _ in moved.values()}) for own in taps)
     grid = 4 * dims.numel(x.type.shape, body.sizes) + 4 * slots * depth * conv.groups * grids
     pooled = 4 * batch * outputs * conv.groups * prod(b // w for b, w in zip(bases, (1, *windows.within), strict=True))
+    if precise:
+        work = max(tensor, _tile_seconds(results * conv.groups, width, machine) + folds)
+        return work + _scaled_seconds(body, x, grid, machine)
     return tensor + folds + (_GRID * grid + _STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch

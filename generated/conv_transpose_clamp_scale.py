@@ -492,30 +492,47 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
 }
 
 // A result by its definition, in fp32: the taps that other phases have do not meet it.
-__device__ __forceinline__ float plain_result(const Args& args, int slot, int outer_phase, int phase, int channel) {
-    const Pixel p = pixel_of(args, slot);
-    const int group = channel / OUT, phases[3] = {0, phase / PHASES_X, phase % PHASES_X};
-    const float* x = args.x + (int64_t(args.first_sample) + p.sample) * (GROUPS * IN) * args.in[0] * args.in[1] * args.in[2];
+// Kernel position k meets input position (origin - k * dilation) / stride.
+__device__ __forceinline__ float plain_result(const Args& args, int sample, const int (&origin)[3], int channel) {
+    constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
+    const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
+    const int group = channel / OUT;
+    const float* x = args.x + ((int64_t(args.first_sample) + sample) * GROUPS + group) * IN * image;
     float sum = 0.0f;
 #pragma unroll 1
-    for (int tap = 0; tap < kernel_size(0) * kernel_size(1) * kernel_size(2); ++tap) {
+    for (int tap = 0; tap < TAPS; ++tap) {
         const int k[3] = {tap / kernel_size(2) / kernel_size(1), tap / kernel_size(2) % kernel_size(1), tap % kernel_size(2)};
-        bool in = p.in;
+        bool in = true;
         int64_t at = 0;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
-            const int reached = output_position(p, axis, OUTER_PHASE[outer_phase][axis] + phases[axis]) + padding(axis) - k[axis] * dilation(axis);
-            const int i = reached / stride(axis);
+            const int reached = origin[axis] - k[axis] * dilation(axis), i = reached / stride(axis);
             in = in && reached >= 0 && reached % stride(axis) == 0 && i < args.in[axis];
             at = at * args.in[axis] + i;
         }
         if (!in) continue;
 #pragma unroll 1
-        for (int c = group * IN; c < (group + 1) * IN; ++c)
-            sum = fmaf(__ldg(x + int64_t(c) * args.in[0] * args.in[1] * args.in[2] + at),
-                       __ldg(args.w + (int64_t(c) * OUT + channel % OUT) * (kernel_size(0) * kernel_size(1) * kernel_size(2)) + tap), sum);
+        for (int c = 0; c < IN; ++c)
+            sum = fmaf(__ldg(x + c * image + at), __ldg(args.w + (int64_t(group * IN + c) * OUT + channel % OUT) * TAPS + tap), sum);
     }
     return sum;
+}
+
+// Computes a lane's results that are not finite again: compute(i, j) is result j of its pixel i.
+template <typename Compute>
+__device__ __forceinline__ void mend(float (&v)[2][VALUES], Compute compute) {
+    float total[4] = {};
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) total[n % 4] += v[n / VALUES][n % VALUES];
+    if (isfinite((total[0] + total[1]) + (total[2] + total[3]))) return;
+    float cell[2 * VALUES];   // in memory: registers have no run-time index
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) cell[n] = v[n / VALUES][n % VALUES];
+#pragma unroll 1
+    for (int n = 0; n < 2 * VALUES; ++n)
+        if (!isfinite(cell[n])) cell[n] = compute(n / VALUES, n % VALUES);
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) v[n / VALUES][n % VALUES] = cell[n];
 }
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
@@ -697,20 +714,15 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
 #pragma unroll
                 for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2];
             // A tap that its phase lacks has a weight of zero, which makes a NaN of an Inf or a NaN there.
-            float total[4] = {};
+            mend(v, [&](int i, int j) {
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                if (!p.in || !live(j)) return 0.0f;
+                const int phase[3] = {OUTER_PHASE[outer_phase][0], OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X};
+                int origin[3];
 #pragma unroll
-            for (int n = 0; n < 2 * VALUES; ++n) total[n % 4] += v[n / VALUES][n % VALUES];
-            if (!isfinite((total[0] + total[1]) + (total[2] + total[3]))) {
-                float cell[2 * VALUES];   // in memory: registers have no run-time index
-#pragma unroll
-                for (int n = 0; n < 2 * VALUES; ++n) cell[n] = v[n / VALUES][n % VALUES];
-#pragma unroll 1
-                for (int n = 0; n < 2 * VALUES; ++n)
-                    if (!isfinite(cell[n]) && live(n % VALUES))
-                        cell[n] = plain_result(args, first_slot + quarter * 16 + r8 + n / VALUES * 8, outer_phase, c % PHASES, first_channel + position(n % VALUES));
-#pragma unroll
-                for (int n = 0; n < 2 * VALUES; ++n) v[n / VALUES][n % VALUES] = cell[n];
-            }
+                for (int axis = 0; axis < 3; ++axis) origin[axis] = output_position(p, axis, phase[axis]) + padding(axis);
+                return plain_result(args, p.sample, origin, first_channel + position(j));
+            });
             int64_t outers[2], inners[2];
             [[maybe_unused]] bool in[2];
 #pragma unroll
@@ -1715,16 +1727,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3c86bd8c375587f6, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ed226b9067d72047, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3c86bd8c375587f6, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ed226b9067d72047, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3c86bd8c375587f6"
+_fusegen_NAMESPACE = "fusegen_ed226b9067d72047"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

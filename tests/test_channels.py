@@ -79,12 +79,17 @@ def test_the_convolution_finds_them_and_one_kernel_reads_its_result(tail: str, a
     ("model", "shape"),
     [
         (_chain("act"), (8, 64, 40, 40)),  # channels short enough to stay on chip
-        (_chain("act", inputs=8), (64, 8, 128, 128)),  # in full fp32
         (_chain("act", norm=nn.InstanceNorm2d), IMAGES),  # statistics of every sample
     ],
 )
 def test_elsewhere_a_kernel_of_the_norm_finds_them(model: nn.Module, shape: tuple[int, ...]) -> None:
     assert not _found(_program(model, shape))
+
+
+def test_statistics_of_a_convolution_in_full_fp32() -> None:
+    (step,) = _found(_program(_chain("act", inputs=8), (64, 8, 128, 128)))
+    assert isinstance(step.plan.hopper, HopperConvPlan)
+    assert step.plan.hopper.precise
 
 
 def test_short_channels_before_a_pooling_are_found_too() -> None:

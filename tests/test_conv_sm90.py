@@ -33,10 +33,12 @@ _ROWS = RowProgram(
 )
 
 
-def _plan(conv: ConvOp, axis: ContractionAxis, channels: tuple[int, int] = (16, 16)) -> HopperConvPlan | str:
+def _plan(
+    conv: ConvOp, axis: ContractionAxis, channels: tuple[int, int] = (16, 16), precise: bool = False
+) -> HopperConvPlan | str:
     traced = ((int(axis.size), int(axis.output)),)
     operands = conv_sm90.Operands("conv", "x0", "p0", "batch")
-    return conv_sm90.plan(conv, (axis,), traced, channels, False, lambda split: _ROWS, operands)
+    return conv_sm90.plan(conv, (axis,), traced, channels, False, lambda split: _ROWS, operands, precise)
 
 
 def _random_axis(rng: random.Random) -> tuple[ConvOp, ContractionAxis]:

@@ -34,5 +34,5 @@ def test_expected_time_is_near_the_measured_one(name: str) -> None:
     with torch.device("meta"):
         graph = trace(build().eval(), (torch.empty(shape),), Path(__file__)).graph
     (node,) = (n for n in graph.nodes if isinstance(n.op, ConvOp))
-    seconds = hopper.conv_seconds(graph, node, machine("sm_90"))
+    seconds = hopper.conv_seconds(graph, node, machine("sm_90"), False)
     assert 0.66 < seconds * 1e3 / milliseconds < 1.5

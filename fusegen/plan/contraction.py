@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fusegen import contractions, ops, tiling, windows
+from fusegen import contractions, hopper, ops, tiling, windows
 from fusegen.ir import ConvOp, Node, ReduceOp
+from fusegen.machines import machine
 from fusegen.plan import conv_sm90, gemm
 from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, StatisticsPlan
 from fusegen.plan.region import Region
@@ -64,7 +65,17 @@ def hopper_conv(
         node.name, region.args[x.name].name, region.args[w.name].name, region.sizes.local(x.type.shape[0])
     )
     reduces = bool(region.space.row_axes)
-    return conv_sm90.plan(node.op, axes, traced, (inputs, outputs), reduces, lower, operands, statistics=statistics)
+    precise = not contractions.allows_tf32(region.body, node)
+    return conv_sm90.plan(
+        node.op, axes, traced, (inputs, outputs), reduces, lower, operands, precise, statistics=statistics
+    )
+
+
+def _is_slower(region: Region, node: Node, whole: bool) -> bool:
+    """Whether Hopper's asynchronous tensor cores are expected to take longer than the portable kernel in full fp32."""
+    hopper_machine = machine("sm_90")
+    seconds = hopper.conv_seconds(region.body, node, hopper_machine, True)
+    return seconds > contractions.portable_seconds(region.body, node, whole, hopper_machine)
 
 
 def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
@@ -100,11 +111,12 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
         rows=rows,
         statistics=statistics,
     )
-    hopper = None if precise or portable else hopper_conv(region, node, axes, statistics)
+    slower = precise and not portable and not statistics and _is_slower(region, node, whole)
+    asynchronous = None if portable or slower else hopper_conv(region, node, axes, statistics)
     return region.plan(
         f"{name}_contraction",
         detail,
-        hopper=None if isinstance(hopper, str) else hopper,
+        hopper=None if isinstance(asynchronous, str) else asynchronous,
         workspace=True,
         tf32="conv",
     )

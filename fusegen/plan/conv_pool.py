@@ -71,14 +71,16 @@ def _hopper(region: Region, parts: ConvPool, conv: ContractionPlan) -> HopperCon
     channels = ops.conv_channels(node.op, x.type, w.type)
     operands = conv_sm90.Operands(node.name, conv.source, conv.weight, conv.batch)
     after = _lower(region, parts.after, parts.after_space, "pooled")
-    found = conv_sm90.plan(node.op, conv.axes, traced, channels, False, lambda split: after, operands, pooling)
+    found = conv_sm90.plan(
+        node.op, conv.axes, traced, channels, False, lambda split: after, operands, conv.precise, pooling
+    )
     if isinstance(found, str):
         raise Unplanned(f"the kernel of {node.name} does not pool its results: {found}")
     return found
 
 
 def plan(graph: Graph, node: Node, name: str) -> KernelPlan:
-    """One kernel where Hopper's tensor cores compute the convolution in TF32, two elsewhere. Raises ``Unplanned``."""
+    """One kernel where Hopper's tensor cores compute the convolution, two elsewhere. Raises ``Unplanned``."""
     region = Region(graph, node)
     parts = convpool.split(region.body)
     first, second = apart(graph, node, parts)

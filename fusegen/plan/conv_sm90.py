@@ -128,6 +128,9 @@ class Geometry:
     phases: tuple[int, int]
     depth: int
     columns: int
+    """Results of a base slot."""
+    width: int
+    """Columns of the product."""
     split: int
     operand_bytes: int
 
@@ -166,7 +169,7 @@ class Geometry:
     @property
     def warpgroups(self) -> tuple[int, ...]:
         """A fourth one hides more latency, where its accumulators leave registers for the epilogue."""
-        return (4, 3) if self.columns <= 96 else (3,)
+        return (4, 3) if self.width <= 96 else (3,)
 
     @property
     def item_stages(self) -> int:
@@ -196,7 +199,7 @@ class Geometry:
             slots = self.span(64 * count // rings, one_row)
             wanted = 3 if stream or rings > 1 else depth // chunk * self.item_stages
             exchange = (self.split - 1) * 2 * 4 * 16 * self.phases[0] * self.phases[1] * 4
-            free = SHARED_BYTES - _BARRIERS - self.operand_bytes - kept * self.columns * 4
+            free = SHARED_BYTES - _BARRIERS - self.operand_bytes - kept * self.width * 4
             free -= count * (exchange + buffers * self.staging(size))
             stages = min(free // (self.stage_bytes(slots, chunk) * rings), max(wanted, 8))
             if stages >= wanted and self.holds(slots, 64 * count // rings):
@@ -213,6 +216,7 @@ def plan(
     reduces: bool,
     lower: Callable[[bool], RowProgram],
     operands: Operands,
+    precise: bool,
     pooling: Pooling | None = None,
     statistics: StatisticsPlan | None = None,
 ) -> HopperConvPlan | str:
@@ -229,13 +233,14 @@ def plan(
     residues, tap_rows = _residues(taps)
     if len(tap_rows) > MAX_TAP_ROWS:
         return f"{len(tap_rows)} tap rows are too many for its tables"
-    if reason := hopper.refusal(conv, channels):
+    if reason := hopper.refusal(conv, channels, tuple(axis.kernel for axis in axes), precise):
         return reason
     inputs, outputs = (count // conv.groups for count in channels)
     phases, outer_phases = _phases(taps, outputs, reduces)
     # Running results of all of a thread's values need half of its registers.
     share = 2 if pooling and parts != (1, 1, 1) and pooling.windows.within[0] == 1 else phases[0] * phases[1]
-    tile = _tile(outputs, MAX_COLUMNS // share, reduces)
+    halves = 2 if precise else 1
+    tile = _tile(outputs, MAX_COLUMNS // share // halves, reduces)
     if isinstance(tile, str):
         return tile
     block, tiles, split = tile
@@ -250,8 +255,9 @@ def plan(
         phases,
         inputs,
         phases[0] * phases[1] * block,
+        phases[0] * phases[1] * block * halves,
         split,
-        len({operand.name for operand in loaded if operand.index == "l"}) * (channels[1] + block + 4) * 4
+        (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
         + (MAX_WARPS * block * 4 if statistics else 0),
     )
     patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None
@@ -262,6 +268,7 @@ def plan(
     consumer, producer = REGISTERS[memory.warpgroups]
     block_slots = 64 * memory.warpgroups // memory.rings
     return HopperConvPlan(
+        precise=precise,
         transposed=conv.transposed,
         source=operands.source,
         weight=operands.weight,

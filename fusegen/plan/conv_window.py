@@ -44,7 +44,7 @@ class PatchGeometry(Geometry):
 
     @property
     def warpgroups(self) -> tuple[int, ...]:
-        return (4, 3) if self.columns // 2 + self.kept <= 48 else (3,)
+        return (4, 3) if self.width // 2 + self.kept <= 48 else (3,)
 
     @property
     def item_stages(self) -> int:
@@ -117,6 +117,7 @@ class Pooling:
             patch=geometry.patch,
             row=geometry.row(block),
             grids=tuple(grids),
+            counts=self.windows.parts,
             parts=tuple(tuple(map(taps_of, part)) for part in parts),
             before=self.before,
         )

@@ -171,6 +171,8 @@ class WindowPlan(Frozen):
     """Slots of a row of a stage."""
     grids: tuple[tuple[int, int, int], ...]
     """The residue of the stride that each grid of the input holds."""
+    counts: tuple[int, int, int]
+    """Parts along z, y, x."""
     parts: tuple[tuple[PartTaps, ...], ...]
     """For every part, by residue of the taps."""
     before: RowProgram
@@ -178,7 +180,7 @@ class WindowPlan(Frozen):
 
 
 class HopperConvPlan(Frozen):
-    """A convolution in TF32 on the tensor cores of sm_90a: structure along z, y, x and the shape of a tile.
+    """A convolution on the tensor cores of sm_90a: structure along z, y, x and the shape of a tile.
 
     Input position of slot i is ``in_step * i + in_origin`` (+ residue); output position of base b in
     phase p is ``out_step * b + out_origin + p``; a tap reads slot b + shift, 0 <= shift <= ``reach``.
@@ -186,6 +188,8 @@ class HopperConvPlan(Frozen):
     """
 
     template: Literal["conv_sm90"] = "conv_sm90"
+    precise: bool
+    """In full fp32, of values split into halves, else in TF32."""
     transposed: bool
     source: str
     weight: str
@@ -245,6 +249,11 @@ class HopperConvPlan(Frozen):
     @property
     def columns(self) -> int:
         return self.phases[0] * self.phases[1] * self.channels
+
+    @property
+    def width(self) -> int:
+        """Columns of the product: those with high and low halves of the weights are apart."""
+        return self.columns * (2 if self.precise else 1)
 
     @property
     def max_taps(self) -> int:
