@@ -47,6 +47,23 @@ def test_expected_times_lead_to_the_faster_of_both(convolutions: ModuleType) -> 
     assert taken > 0.75 * faster
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "asynchronous"),
+    [(8, 64, 3, True), (64, 64, 3, True), (8, 16, 3, False), (3, 64, 7, False), (12, 64, 3, False)],
+)
+def test_full_fp32_runs_where_it_is_faster_and_as_accurate(
+    inputs: int, outputs: int, kernel: int, asynchronous: bool
+) -> None:
+    """Few outputs leave the time of the input's grid and scales; long sums are the portable kernel's."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(inputs, outputs, kernel), nn.Mish())
+        graph = trace(model, (torch.empty(64, inputs, 192, 192),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    (step,) = program.steps
+    assert isinstance(step, KernelStep)
+    assert (step.plan.hopper is not None) == asynchronous
+
+
 class _Normed(nn.Module):
     def __init__(self, head: nn.Module) -> None:
         super().__init__()

@@ -131,6 +131,15 @@ def test_one_kernel_on_hopper_and_two_elsewhere(tmp_path: Path) -> None:
     assert (plan.hopper.window.within, plan.hopper.window.patch, len(plan.hopper.window.parts)) == ((2, 2), (8, 8), 1)
 
 
+def test_few_channels_are_pooled_in_full_fp32(tmp_path: Path) -> None:
+    compiled = _compiled(tmp_path, "F.max_pool2d(F.silu(self.c(x)), 2)", "nn.Conv2d(8, 64, 3)", "64, 8, 130, 130")
+    plan = _plan(compiled)
+    assert isinstance(plan.detail, ConvPoolPlan)
+    assert isinstance(plan.hopper, HopperConvPlan)
+    assert plan.detail.conv.precise
+    assert plan.hopper.precise
+
+
 def test_layers_of_a_volume_are_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "pooled_seconds", lambda *_: 0.0)
     compiled = _compiled(

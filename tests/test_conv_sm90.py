@@ -153,6 +153,33 @@ def test_refusals_say_why(channels: tuple[int, int], reason: str) -> None:
     assert reason in plan
 
 
+def _full_fp32(channels: tuple[int, int], kernel: int = 3) -> HopperConvPlan | str:
+    size = 64
+    axis = ContractionAxis(
+        kernel=kernel, stride=1, padding=0, dilation=1, output_padding=0, size=size, output=size - kernel + 1
+    )
+    conv = ConvOp(transposed=False, stride=(1,), padding=(0,), dilation=(1,), output_padding=(0,))
+    return _plan(conv, axis, channels, precise=True)
+
+
+def test_halves_of_the_weights_are_columns_side_by_side() -> None:
+    plan = _full_fp32((3, 64))
+    assert isinstance(plan, HopperConvPlan)
+    assert (plan.precise, plan.columns, plan.width, plan.channel_tiles) == (True, 64, 128, 1)
+    plan = _full_fp32((8, 128))
+    assert isinstance(plan, HopperConvPlan)
+    assert (plan.columns, plan.width, plan.channel_tiles) == (64, 128, 2)
+
+
+@pytest.mark.parametrize(("channels", "kernel", "products"), [((8, 64), 9, None), ((8, 64), 10, 10), ((9, 64), 5, 10)])
+def test_sums_that_truncation_would_spoil_are_refused(
+    channels: tuple[int, int], kernel: int, products: int | None
+) -> None:
+    plan = _full_fp32(channels, kernel)
+    assert isinstance(plan, HopperConvPlan) == (products is None)
+    assert products is None or f"sums of {products} products" in str(plan)
+
+
 class _Softmax(nn.Module):
     def __init__(self) -> None:
         super().__init__()
