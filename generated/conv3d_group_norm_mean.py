@@ -37,46 +37,59 @@
 #       %p_conv_weight: float32[32, 4, 3, 3, 3] = input(1)
 #       %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = conv3d(%x, %p_conv_weight)
 #       return %conv3d_r2
-#   %mean_r1_r4_kernel: float32[x0_0, 4, 8, 1, 1, 1] = region.row_stream(%p_conv_bias, %conv3d_r2)
+#   %mean_r1_r9_kernel: float32[x0_0, 4, 8, 1, 1, 1] = region.row_stream(%p_conv_bias, %conv3d_r2)
 #       %p_conv_bias: float32[32] = input(0)
 #       %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = input(1)
 #       %conv3d_r1: float32[32, 1, 1, 1] = reshape(%p_conv_bias, [32, 1, 1, 1])
 #       %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
 #       %group_norm: float32[x0_0, 4, 8, x0_2 - 2, x0_3 - 2, x0_4 - 2] = reshape(%conv3d, [x0_0, 4, 8, x0_2 - 2, x0_3 - 2, x0_4 - 2])
 #       %mean_r1_r1: float32[x0_0, 4, 8, 1, 1, 1] = reduce.mean(%group_norm, axes=(3, 4, 5), keepdim=True)
-#       %mean_r1_r4: float32[x0_0, 4, 8, 1, 1, 1] = reduce.var(%group_norm, axes=(3, 4, 5), keepdim=True)
-#       return %mean_r1_r1, %mean_r1_r4
-#   %mean_r1_r1: float32[x0_0, 4, 8, 1, 1, 1] = getitem(%mean_r1_r4_kernel, 0)
-#   %mean_r1_r4: float32[x0_0, 4, 8, 1, 1, 1] = getitem(%mean_r1_r4_kernel, 1)
-#   %mean_r1_r6_kernel: float32[x0_0, 4, 1, 1, 1, 1] = region.row_reduce(%mean_r1_r1)
+#       %mean_r1_r2: float32[x0_0, 4, 8, x0_2 - 2, x0_3 - 2, x0_4 - 2] = sub(%group_norm, %mean_r1_r1)
+#       %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = reduce.mean(%mean_r1_r2, axes=(3, 4, 5), keepdim=True)
+#       %mean_r1_r9: float32[x0_0, 4, 8, 1, 1, 1] = reduce.var(%group_norm, axes=(3, 4, 5), keepdim=True)
+#       return %mean_r1_r1, %mean_r1_r3, %mean_r1_r9
+#   %mean_r1_r1: float32[x0_0, 4, 8, 1, 1, 1] = getitem(%mean_r1_r9_kernel, 0)
+#   %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = getitem(%mean_r1_r9_kernel, 1)
+#   %mean_r1_r9: float32[x0_0, 4, 8, 1, 1, 1] = getitem(%mean_r1_r9_kernel, 2)
+#   %mean_r1_r11_kernel: float32[x0_0, 4, 1, 1, 1, 1] = region.row_reduce(%mean_r1_r1)
 #       %mean_r1_r1: float32[x0_0, 4, 8, 1, 1, 1] = input(0)
-#       %mean_r1_r2: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
-#       %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
-#       return %mean_r1_r2, %mean_r1_r6
-#   %mean_r1_r2: float32[x0_0, 4, 1, 1, 1, 1] = getitem(%mean_r1_r6_kernel, 0)
-#   %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1] = getitem(%mean_r1_r6_kernel, 1)
-#   %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = region.row_reduce(%mean_r1_r4)
-#       %mean_r1_r4: float32[x0_0, 4, 8, 1, 1, 1] = input(0)
-#       %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r4, axes=(2,), keepdim=True)
-#       return %mean_r1_r7
-#   %mean: float32[x0_0] = region.row_reduce(%p_norm_weight, %p_norm_bias, %mean_r1_r1, %mean_r1_r2, %mean_r1_r7, %mean_r1_r6)
+#       %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
+#       %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+#       return %mean_r1_r4, %mean_r1_r11
+#   %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = getitem(%mean_r1_r11_kernel, 0)
+#   %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = getitem(%mean_r1_r11_kernel, 1)
+#   %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = region.row_reduce(%mean_r1_r9)
+#       %mean_r1_r9: float32[x0_0, 4, 8, 1, 1, 1] = input(0)
+#       %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
+#       return %mean_r1_r12
+#   %mean_r1_r7_kernel: float32[x0_0, 4, 8, 1, 1, 1] = region.row_reduce(%mean_r1_r1, %mean_r1_r4, %mean_r1_r3)
+#       %mean_r1_r1: float32[x0_0, 4, 8, 1, 1, 1] = input(0)
+#       %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = input(1)
+#       %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = input(2)
+#       %mean_r1_r5: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r4)
+#       %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r5, %mean_r1_r3)
+#       %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
+#       return %mean_r1_r6, %mean_r1_r7
+#   %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = getitem(%mean_r1_r7_kernel, 0)
+#   %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = getitem(%mean_r1_r7_kernel, 1)
+#   %mean: float32[x0_0] = region.row_reduce(%p_norm_weight, %p_norm_bias, %mean_r1_r6, %mean_r1_r7, %mean_r1_r12, %mean_r1_r11)
 #       %p_norm_weight: float32[32] = input(0)
 #       %p_norm_bias: float32[32] = input(1)
-#       %mean_r1_r1: float32[x0_0, 4, 8, 1, 1, 1] = input(2)
-#       %mean_r1_r2: float32[x0_0, 4, 1, 1, 1, 1] = input(3)
-#       %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = input(4)
-#       %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1] = input(5)
-#       %mean_r1_r9: float32[] = const(1e-05)
+#       %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = input(2)
+#       %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = input(3)
+#       %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = input(4)
+#       %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = input(5)
+#       %mean_r1_r14: float32[] = const(1e-05)
 #       %group_norm_1: float32[4, 8, 1, 1, 1] = reshape(%p_norm_weight, [4, 8, 1, 1, 1])
 #       %group_norm_2: float32[4, 8, 1, 1, 1] = reshape(%p_norm_bias, [4, 8, 1, 1, 1])
-#       %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r2)
-#       %mean_r1_r8: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r7, %mean_r1_r6)
-#       %mean_r1_r10: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r8, %mean_r1_r9)
-#       %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = rsqrt(%mean_r1_r10)
-#       %mean_r1_r12: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r3, %mean_r1_r11)
-#       %mean_r1_r13: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r12, %group_norm_1)
-#       %mean_r1_r14: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r13, %group_norm_2)
-#       %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r14, axes=(1, 2), keepdim=True)
+#       %mean_r1_r8: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r6, %mean_r1_r7)
+#       %mean_r1_r13: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r12, %mean_r1_r11)
+#       %mean_r1_r15: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r13, %mean_r1_r14)
+#       %mean_r1_r16: float32[x0_0, 4, 1, 1, 1, 1] = rsqrt(%mean_r1_r15)
+#       %mean_r1_r17: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r8, %mean_r1_r16)
+#       %mean_r1_r18: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r17, %group_norm_1)
+#       %mean_r1_r19: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r18, %group_norm_2)
+#       %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
 #       %mean: float32[x0_0] = reshape(%mean_r1, [x0_0])
 #       return %mean
 #   return %mean
@@ -86,13 +99,14 @@
 #
 # Steps:
 #   k0_contraction: generated contraction kernel, 297 MB, 13.9 GFLOP
-#   k1_row_stream: generated row_stream kernel, 258 MB, 387 MFLOP
+#   k1_row_stream: generated row_stream kernel, 258 MB, 516 MFLOP
 #   k2_row_reduce: generated row_reduce kernel, 10.2 kB, 10.2 kFLOP
 #   k3_row_reduce: generated row_reduce kernel, 9.22 kB, 2.05 kFLOP
-#   k4_row_reduce: generated row_reduce kernel, 11.8 kB, 11 kFLOP
+#   k4_row_reduce: generated row_reduce kernel, 26.6 kB, 6.14 kFLOP
+#   k5_row_reduce: generated row_reduce kernel, 11.8 kB, 11 kFLOP
 #
 # Memory traffic: 1.07 GB before, 555 MB after.
-# Arithmetic: 14.5 GFLOP before, 14.3 GFLOP after.
+# Arithmetic: 14.5 GFLOP before, 14.4 GFLOP after.
 
 import contextlib as _fusegen_contextlib
 import hashlib as _fusegen_hashlib
@@ -207,6 +221,16 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
         v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
     } else {
         v[0] = __ldg(p);
+    }
+}
+
+// As store_vector, for data that is not read again soon.
+template <int VEC>
+__device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
+    if constexpr (VEC == 4) {
+        __stcs(reinterpret_cast<float4*>(p), make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]));
+    } else {
+        __stcs(p, v[0]);
     }
 }
 
@@ -947,7 +971,9 @@ extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void*
 //   %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
 //   %group_norm: float32[x0_0, 4, 8, x0_2 - 2, x0_3 - 2, x0_4 - 2] = reshape(%conv3d, [x0_0, 4, 8, x0_2 - 2, x0_3 - 2, x0_4 - 2])
 //   %mean_r1_r1: float32[x0_0, 4, 8, 1, 1, 1] = reduce.mean(%group_norm, axes=(3, 4, 5), keepdim=True)
-//   %mean_r1_r4: float32[x0_0, 4, 8, 1, 1, 1] = reduce.var(%group_norm, axes=(3, 4, 5), keepdim=True)
+//   %mean_r1_r2: float32[x0_0, 4, 8, x0_2 - 2, x0_3 - 2, x0_4 - 2] = sub(%group_norm, %mean_r1_r1)
+//   %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = reduce.mean(%mean_r1_r2, axes=(3, 4, 5), keepdim=True)
+//   %mean_r1_r9: float32[x0_0, 4, 8, 1, 1, 1] = reduce.var(%group_norm, axes=(3, 4, 5), keepdim=True)
 
 namespace k1_row_stream_kernel {
 
@@ -975,6 +1001,7 @@ struct Args {
     const float* p0;
     float* y0;
     float* y1;
+    float* y2;
     int64_t depth;
     int64_t height;
     int64_t width;
@@ -1060,6 +1087,7 @@ struct Row {
     float v_p0[ROWS];   // %conv3d_r1: float32[32, 1, 1, 1]
     float r1[ROWS];   // %mean_r1_r1: float32[x0_0, 4, 8, 1, 1, 1] = reduce.mean(%group_norm, axes=(3, 4, 5), keepdim=True)
     float r1s[ROWS];
+    float r1_lost[ROWS];
 };
 
 // Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
@@ -1083,18 +1111,24 @@ __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PAR
 struct State0 {
     float count = 0.0f;
     float r1_mean = 0.0f, r1 = 0.0f;   // of what is counted: mean, squared distances from it
+    float r1_lost = 0.0f;   // what the mean is more than its float
 
     __device__ __forceinline__ void join(const State0& o) {
-        const float n = count + o.count, share = n > 0.0f ? __fdividef(o.count, n) : 0.0f;
+        // The other's share, to the last place: a mean is off by what this is, times what the means differ by.
+        const float n = count + o.count, inverse = __fdividef(1.0f, n), about = o.count * inverse;
+        const float share = count > 0.0f ? fmaf(fmaf(-about, n, o.count), inverse, about) : 1.0f;
         const float r1_apart = o.r1_mean - r1_mean;
         r1 += o.r1 + r1_apart * r1_apart * count * share;
-        r1_mean += r1_apart * share;
+        const double r1_from = double(r1_mean) + r1_lost, r1_to = double(o.r1_mean) + o.r1_lost;
+        const double r1_joined = r1_from + (r1_to - r1_from) * share;
+        r1_mean = static_cast<float>(r1_joined), r1_lost = static_cast<float>(r1_joined - r1_mean);
         count = n;
     }
     template <int ROWS>
     __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
         row.r1[i] = r1 / count;
         row.r1s[i] = r1_mean;
+        row.r1_lost[i] = r1_lost;
     }
 };
 
@@ -1222,7 +1256,9 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             };
             each([&](int, int) { part[i].count += 1.0f; });
             each([&](int u, int e) { part[i].r1_mean += r1_at[u][e]; });
+            const float r1_sum = part[i].r1_mean;
             part[i].r1_mean = part[i].count > 0.0f ? __fdividef(part[i].r1_mean, part[i].count) : 0.0f;
+            part[i].r1_lost = part[i].count > 0.0f ? __fdividef(fmaf(-part[i].r1_mean, part[i].count, r1_sum), part[i].count) : 0.0f;
             each([&](int u, int e) {
                 const float apart = r1_at[u][e] - part[i].r1_mean;
                 part[i].r1 += apart * apart;
@@ -1249,7 +1285,8 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
     for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
         [[maybe_unused]] const int64_t inner = at.inner + i;
         args.y0[outer] = row.r1s[i];
-        args.y1[outer] = row.r1[i];
+        args.y1[outer] = row.r1_lost[i];
+        args.y2[outer] = row.r1[i];
     }
 }
 
@@ -1451,7 +1488,7 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t
     return wide > narrow ? wide : narrow;
 }
 
-extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float* y1, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, depth, height, width);
     if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
@@ -1459,6 +1496,7 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float*
     args.p0 = p0;
     args.y0 = y0;
     args.y1 = y1;
+    args.y2 = y2;
     args.depth = depth;
     args.height = height;
     args.width = width;
@@ -1484,8 +1522,8 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float*
 
 // ------------------------------------------------------------------------------------------------
 // k2_row_reduce
-//   %mean_r1_r2: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
-//   %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+//   %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
+//   %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
 
 namespace k2_row_reduce_kernel {
 
@@ -1591,7 +1629,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
             if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
-    float r0[S::ROWS];   // %mean_r1_r2: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
+    float r0[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
@@ -1602,13 +1640,13 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         }
     }
     reduce_row<VEC>(r0, buffers[0], [](auto a, auto b) { return a + b; });
-    float t1[S::ROWS];   // %mean_r1_r2: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
+    float t1[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t1[i] = r0[i] / 8.0f;
-    float t2[S::ROWS];   // %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    float t2[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t2[i] = r0[i] / 8.0f;
-    float r5[S::ROWS];   // %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    float r5[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r5[i] = 0.0f;
 #pragma unroll
@@ -1621,7 +1659,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         }
     }
     reduce_row<VEC>(r5, buffers[1], [](auto a, auto b) { return a + b; });
-    float t6[S::ROWS];   // %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    float t6[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t6[i] = r5[i] / 8.0f;
 
@@ -1660,7 +1698,7 @@ extern "C" int k2_row_reduce(const float* x0, float* y0, float* y1, int64_t size
 
 // ------------------------------------------------------------------------------------------------
 // k3_row_reduce
-//   %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r4, axes=(2,), keepdim=True)
+//   %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
 
 namespace k3_row_reduce_kernel {
 
@@ -1765,7 +1803,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
             if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
-    float r0[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r4, axes=(2,), keepdim=True)
+    float r0[S::ROWS];   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
@@ -1776,7 +1814,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         }
     }
     reduce_row<VEC>(r0, buffers[0], [](auto a, auto b) { return a + b; });
-    float t1[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r4, axes=(2,), keepdim=True)
+    float t1[S::ROWS];   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t1[i] = r0[i] / 8.0f;
 
@@ -1813,20 +1851,199 @@ extern "C" int k3_row_reduce(const float* x0, float* y0, int64_t size0, cudaStre
 
 // ------------------------------------------------------------------------------------------------
 // k4_row_reduce
-//   %mean_r1_r9: float32[] = const(1e-05)
-//   %group_norm_1: float32[4, 8, 1, 1, 1] = reshape(%p_norm_weight, [4, 8, 1, 1, 1])
-//   %group_norm_2: float32[4, 8, 1, 1, 1] = reshape(%p_norm_bias, [4, 8, 1, 1, 1])
-//   %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r2)
-//   %mean_r1_r8: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r7, %mean_r1_r6)
-//   %mean_r1_r10: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r8, %mean_r1_r9)
-//   %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = rsqrt(%mean_r1_r10)
-//   %mean_r1_r12: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r3, %mean_r1_r11)
-//   %mean_r1_r13: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r12, %group_norm_1)
-//   %mean_r1_r14: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r13, %group_norm_2)
-//   %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r14, axes=(1, 2), keepdim=True)
-//   %mean: float32[x0_0] = reshape(%mean_r1, [x0_0])
+//   %mean_r1_r5: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r4)
+//   %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r5, %mean_r1_r3)
+//   %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
 
 namespace k4_row_reduce_kernel {
+
+// Every element of a row is read once, kept in registers, and written once. Two layouts:
+//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
+//   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
+// Partial results of a row are combined in fixed order: bitwise the same at every run.
+constexpr int LENGTH = 8;
+constexpr bool STRIDED = false;
+constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
+// Resident threads of a multiprocessor to leave registers for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MIN_THREADS = 256;
+#else
+constexpr int MIN_THREADS = 512;
+#endif
+constexpr int WARP = 32;
+
+template <int VEC>
+struct Shape {
+    static constexpr int PARTS = VEC == WIDE ? 4 : 4;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
+    static constexpr int THREADS = PARTS * LANES;
+    static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
+    static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
+    static constexpr int VALUES = (LENGTH + PARTS * ELEMENT - 1) / (PARTS * ELEMENT) * ELEMENT;
+    static constexpr int BLOCK_ROWS = LANES * ROWS;
+    static constexpr int ROW_WARPS = STRIDED ? PARTS : (PARTS + WARP - 1) / WARP;   // partial results of a row
+    static constexpr int MIN_BLOCKS = MIN_THREADS > THREADS ? MIN_THREADS / THREADS : 1;
+};
+
+struct Args {
+    const float* x;
+    const float* x2;
+    const float* x1;
+    float* y0;
+    float* y1;
+    int64_t row_count, inner_count;   // row_count = outer * inner
+    FastDivide by_inner;              // used while row_count < 2^31
+};
+
+// Combines r[] over the threads of a row; all of them get the result. One barrier each, since
+// successive reductions alternate between two buffers.
+template <int VEC, typename Combine>
+__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
+    using S = Shape<VEC>;
+    if constexpr (STRIDED) {
+        if constexpr (S::PARTS == 1) return;
+        const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
+        float* slot = buffer + lane * VEC;
+        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
+        __syncthreads();
+#pragma unroll 4
+        for (int p = 0; p < S::PARTS; ++p) {
+            float other[VEC];
+            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
+        }
+    } else {
+#pragma unroll
+        for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
+            r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
+        if constexpr (S::PARTS > WARP) {
+            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
+            if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
+            __syncthreads();
+            r[0] = slot[threadIdx.x % S::ROW_WARPS];
+#pragma unroll
+            for (int d = S::ROW_WARPS / 2; d; d /= 2) r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
+        }
+    }
+}
+
+template <int VEC>
+__global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    using S = Shape<VEC>;
+    __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
+    const int thread = threadIdx.x;
+    const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
+    const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * S::BLOCK_ROWS + lane * S::ROWS;
+    const bool in = row < args.row_count;
+    const int64_t outer = !STRIDED ? row
+        : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
+                                      : row / args.inner_count;
+
+    // The thread's first element, and the bytes from one of its vectors to the next.
+    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
+                                  : row * LENGTH + part * VEC;
+    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
+    // Value j of a thread is element position(j) of the row, which exists when live(j).
+    auto position = [&](int j) {
+        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
+    };
+    auto live = [&](int j) {
+        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        return EVEN || position(j) < LENGTH;
+    };
+
+    float v[S::ROWS][S::VALUES] = {};
+    {
+        const float* p = args.x + first;
+#pragma unroll
+        for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
+            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+    }
+    float v_x1[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1]
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) {
+        v_x1[i] = in ? __ldg(args.x1 + outer) : 0.0f;
+    }
+    float r3[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) r3[i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) {
+        float v_x2_at[S::ELEMENT] = {};   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1]
+#pragma unroll
+        for (int j = 0; j < S::VALUES; ++j) {
+            const int l = position(j);
+            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_x2_at, args.x2 + outer * 8 + l);
+            const float v_x2 = v_x2_at[j % S::ELEMENT];
+            const float t0 = v_x2;   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = input(2)
+            const float t1 = v[i][j] - v_x1[i];   // %mean_r1_r5: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r4)
+            const float t2 = t1 + t0;   // %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r5, %mean_r1_r3)
+            if (live(j)) r3[i] += t2;
+            v[i][j] = t2;
+        }
+    }
+    reduce_row<VEC>(r3, buffers[0], [](auto a, auto b) { return a + b; });
+    float t4[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) t4[i] = r3[i] / 8.0f;
+
+    float* p = args.y0 + first;
+#pragma unroll
+    for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
+        if (in && live(j)) store_streaming<VEC>(p, &v[0][j], STRIDED ? S::VALUES : 1);
+
+    if (in && part == 0) {
+#pragma unroll
+        for (int i = 0; i < S::ROWS; ++i) {
+            args.y1[outer] = t4[i];
+        }
+    }
+}
+
+template <int VEC>
+int launch(const Args& args, cudaStream_t stream) {
+    const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    return cudaGetLastError();
+}
+
+extern "C" int k4_row_reduce(const float* x0, const float* x1, const float* x2, float* y0, float* y1, int64_t size0, cudaStream_t stream) {
+    const int64_t outer = 4*size0, inner = 1;
+    if (outer == 0 || inner == 0) return cudaSuccess;
+    Args args = {};
+    args.x = x0;
+    args.x2 = x2;
+    args.x1 = x1;
+    args.y0 = y0;
+    args.y1 = y1;
+    args.row_count = outer * inner;
+    args.inner_count = inner;
+    if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
+    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(x2) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
+    return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+}
+
+}  // namespace k4_row_reduce_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k5_row_reduce
+//   %mean_r1_r14: float32[] = const(1e-05)
+//   %group_norm_1: float32[4, 8, 1, 1, 1] = reshape(%p_norm_weight, [4, 8, 1, 1, 1])
+//   %group_norm_2: float32[4, 8, 1, 1, 1] = reshape(%p_norm_bias, [4, 8, 1, 1, 1])
+//   %mean_r1_r8: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r6, %mean_r1_r7)
+//   %mean_r1_r13: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r12, %mean_r1_r11)
+//   %mean_r1_r15: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r13, %mean_r1_r14)
+//   %mean_r1_r16: float32[x0_0, 4, 1, 1, 1, 1] = rsqrt(%mean_r1_r15)
+//   %mean_r1_r17: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r8, %mean_r1_r16)
+//   %mean_r1_r18: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r17, %group_norm_1)
+//   %mean_r1_r19: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r18, %group_norm_2)
+//   %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
+//   %mean: float32[x0_0] = reshape(%mean_r1, [x0_0])
+
+namespace k5_row_reduce_kernel {
 
 // Every element of a row is read once, kept in registers, and written once. Two layouts:
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
@@ -1934,7 +2151,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
             if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
-    float r7[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r14, axes=(1, 2), keepdim=True)
+    float r7[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r7[i] = 0.0f;
 #pragma unroll
@@ -1948,21 +2165,21 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
             const float v_p0 = v_p0_at[j % S::ELEMENT];
             if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p1_at, args.p1 + l);
             const float v_p1 = v_p1_at[j % S::ELEMENT];
-            const float v_x1 = in && live(j) ? __ldg(args.x1 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r2: float32[x0_0, 4, 1, 1, 1, 1]
-            const float v_x2 = in && live(j) ? __ldg(args.x2 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1]
-            const float v_x3 = in && live(j) ? __ldg(args.x3 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r6: float32[x0_0, 4, 1, 1, 1, 1]
-            const float t0 = v[i][j] - v_x1;   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r2)
-            const float t1 = v_x2 + v_x3;   // %mean_r1_r8: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r7, %mean_r1_r6)
-            const float t2 = t1 + 0x1.4f8b58p-17f;   // %mean_r1_r10: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r8, %mean_r1_r9)
-            const float t3 = rsqrtf(t2);   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = rsqrt(%mean_r1_r10)
-            const float t4 = t0 * t3;   // %mean_r1_r12: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r3, %mean_r1_r11)
-            const float t5 = t4 * v_p0;   // %mean_r1_r13: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r12, %group_norm_1)
-            const float t6 = t5 + v_p1;   // %mean_r1_r14: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r13, %group_norm_2)
+            const float v_x1 = in && live(j) ? __ldg(args.x1 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1]
+            const float v_x2 = in && live(j) ? __ldg(args.x2 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1]
+            const float v_x3 = in && live(j) ? __ldg(args.x3 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1]
+            const float t0 = v[i][j] - v_x1;   // %mean_r1_r8: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r6, %mean_r1_r7)
+            const float t1 = v_x2 + v_x3;   // %mean_r1_r13: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r12, %mean_r1_r11)
+            const float t2 = t1 + 0x1.4f8b58p-17f;   // %mean_r1_r15: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r13, %mean_r1_r14)
+            const float t3 = rsqrtf(t2);   // %mean_r1_r16: float32[x0_0, 4, 1, 1, 1, 1] = rsqrt(%mean_r1_r15)
+            const float t4 = t0 * t3;   // %mean_r1_r17: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r8, %mean_r1_r16)
+            const float t5 = t4 * v_p0;   // %mean_r1_r18: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r17, %group_norm_1)
+            const float t6 = t5 + v_p1;   // %mean_r1_r19: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r18, %group_norm_2)
             if (live(j)) r7[i] += t6;
         }
     }
     reduce_row<VEC>(r7, buffers[0], [](auto a, auto b) { return a + b; });
-    float t8[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r14, axes=(1, 2), keepdim=True)
+    float t8[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t8[i] = r7[i] / 32.0f;
 
@@ -1982,7 +2199,7 @@ int launch(const Args& args, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-extern "C" int k4_row_reduce(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, const float* x3, float* y0, int64_t size0, cudaStream_t stream) {
+extern "C" int k5_row_reduce(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, const float* x3, float* y0, int64_t size0, cudaStream_t stream) {
     const int64_t outer = size0, inner = 1;
     if (outer == 0 || inner == 0) return cudaSuccess;
     Args args = {};
@@ -2000,7 +2217,7 @@ extern "C" int k4_row_reduce(const float* p0, const float* p1, const float* x0, 
     return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
 }
 
-}  // namespace k4_row_reduce_kernel
+}  // namespace k5_row_reduce_kernel
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -2022,11 +2239,12 @@ _fusegen_GLUE_SOURCE = r"""
 
 extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
-extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float* y1, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
 extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
 extern "C" int k2_row_reduce(const float* x0, float* y0, float* y1, int64_t size0, cudaStream_t stream);
 extern "C" int k3_row_reduce(const float* x0, float* y0, int64_t size0, cudaStream_t stream);
-extern "C" int k4_row_reduce(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, const float* x3, float* y0, int64_t size0, cudaStream_t stream);
+extern "C" int k4_row_reduce(const float* x0, const float* x1, const float* x2, float* y0, float* y1, int64_t size0, cudaStream_t stream);
+extern "C" int k5_row_reduce(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, const float* x3, float* y0, int64_t size0, cudaStream_t stream);
 
 namespace {
 
@@ -2119,7 +2337,7 @@ Tensor call_k0_contraction(
     return y0;
 }
 
-std::tuple<Tensor, Tensor> call_k1_row_stream(
+std::tuple<Tensor, Tensor, Tensor> call_k1_row_stream(
     const Tensor& p0_given,
     const Tensor& x0_given
 ) {
@@ -2135,11 +2353,12 @@ std::tuple<Tensor, Tensor> call_k1_row_stream(
     require(x0.size(1) == 32, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
     const Tensor y0 = allocate({batch, 4, 8, 1, 1, 1}, aoti_torch_dtype_float32(), device);
     const Tensor y1 = allocate({batch, 4, 8, 1, 1, 1}, aoti_torch_dtype_float32(), device);
+    const Tensor y2 = allocate({batch, 4, 8, 1, 1, 1}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k1_row_stream_workspace(batch, depth, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(p0), data<const float>(x0), data<float>(y0), data<float>(y1), memory.workspace(), batch, depth, height, width, stream), "k1_row_stream");
-    return {y0, y1};
+    check(k1_row_stream(data<const float>(p0), data<const float>(x0), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, depth, height, width, stream), "k1_row_stream");
+    return {y0, y1, y2};
 }
 
 std::tuple<Tensor, Tensor> call_k2_row_reduce(
@@ -2179,25 +2398,17 @@ Tensor call_k3_row_reduce(
     return y0;
 }
 
-Tensor call_k4_row_reduce(
-    const Tensor& p0_given,
-    const Tensor& p1_given,
+std::tuple<Tensor, Tensor> call_k4_row_reduce(
     const Tensor& x0_given,
     const Tensor& x1_given,
-    const Tensor& x2_given,
-    const Tensor& x3_given
+    const Tensor& x2_given
 ) {
-    const int32_t device = p0_given.get_device_index();
+    const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k4_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k4_row_reduce: p1", device, aoti_torch_dtype_float32(), 1);
     const Tensor x0 = operand(x0_given, "k4_row_reduce: x0", device, aoti_torch_dtype_float32(), 6);
     const Tensor x1 = operand(x1_given, "k4_row_reduce: x1", device, aoti_torch_dtype_float32(), 6);
     const Tensor x2 = operand(x2_given, "k4_row_reduce: x2", device, aoti_torch_dtype_float32(), 6);
-    const Tensor x3 = operand(x3_given, "k4_row_reduce: x3", device, aoti_torch_dtype_float32(), 6);
     const int64_t size0 = x0.size(0);
-    require(p0.size(0) == 32, "k4_row_reduce", "p0 has another size on axis 0 than compiled for");
-    require(p1.size(0) == 32, "k4_row_reduce", "p1 has another size on axis 0 than compiled for");
     require(x0.size(1) == 4, "k4_row_reduce", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 8, "k4_row_reduce", "x0 has another size on axis 2 than compiled for");
     require(x0.size(3) == 1, "k4_row_reduce", "x0 has another size on axis 3 than compiled for");
@@ -2211,42 +2422,87 @@ Tensor call_k4_row_reduce(
     require(x1.size(5) == 1, "k4_row_reduce", "x1 has another size on axis 5 than compiled for");
     require(x2.size(0) == size0, "k4_row_reduce", "x2 has another size on axis 0 than compiled for");
     require(x2.size(1) == 4, "k4_row_reduce", "x2 has another size on axis 1 than compiled for");
-    require(x2.size(2) == 1, "k4_row_reduce", "x2 has another size on axis 2 than compiled for");
+    require(x2.size(2) == 8, "k4_row_reduce", "x2 has another size on axis 2 than compiled for");
     require(x2.size(3) == 1, "k4_row_reduce", "x2 has another size on axis 3 than compiled for");
     require(x2.size(4) == 1, "k4_row_reduce", "x2 has another size on axis 4 than compiled for");
     require(x2.size(5) == 1, "k4_row_reduce", "x2 has another size on axis 5 than compiled for");
-    require(x3.size(0) == size0, "k4_row_reduce", "x3 has another size on axis 0 than compiled for");
-    require(x3.size(1) == 4, "k4_row_reduce", "x3 has another size on axis 1 than compiled for");
-    require(x3.size(2) == 1, "k4_row_reduce", "x3 has another size on axis 2 than compiled for");
-    require(x3.size(3) == 1, "k4_row_reduce", "x3 has another size on axis 3 than compiled for");
-    require(x3.size(4) == 1, "k4_row_reduce", "x3 has another size on axis 4 than compiled for");
-    require(x3.size(5) == 1, "k4_row_reduce", "x3 has another size on axis 5 than compiled for");
+    const Tensor y0 = allocate({size0, 4, 8, 1, 1, 1}, aoti_torch_dtype_float32(), device);
+    const Tensor y1 = allocate({size0, 4, 1, 1, 1, 1}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    check(k4_row_reduce(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), data<float>(y1), size0, stream), "k4_row_reduce");
+    return {y0, y1};
+}
+
+Tensor call_k5_row_reduce(
+    const Tensor& p0_given,
+    const Tensor& p1_given,
+    const Tensor& x0_given,
+    const Tensor& x1_given,
+    const Tensor& x2_given,
+    const Tensor& x3_given
+) {
+    const int32_t device = p0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor p0 = operand(p0_given, "k5_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor p1 = operand(p1_given, "k5_row_reduce: p1", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k5_row_reduce: x0", device, aoti_torch_dtype_float32(), 6);
+    const Tensor x1 = operand(x1_given, "k5_row_reduce: x1", device, aoti_torch_dtype_float32(), 6);
+    const Tensor x2 = operand(x2_given, "k5_row_reduce: x2", device, aoti_torch_dtype_float32(), 6);
+    const Tensor x3 = operand(x3_given, "k5_row_reduce: x3", device, aoti_torch_dtype_float32(), 6);
+    const int64_t size0 = x0.size(0);
+    require(p0.size(0) == 32, "k5_row_reduce", "p0 has another size on axis 0 than compiled for");
+    require(p1.size(0) == 32, "k5_row_reduce", "p1 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 4, "k5_row_reduce", "x0 has another size on axis 1 than compiled for");
+    require(x0.size(2) == 8, "k5_row_reduce", "x0 has another size on axis 2 than compiled for");
+    require(x0.size(3) == 1, "k5_row_reduce", "x0 has another size on axis 3 than compiled for");
+    require(x0.size(4) == 1, "k5_row_reduce", "x0 has another size on axis 4 than compiled for");
+    require(x0.size(5) == 1, "k5_row_reduce", "x0 has another size on axis 5 than compiled for");
+    require(x1.size(0) == size0, "k5_row_reduce", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 4, "k5_row_reduce", "x1 has another size on axis 1 than compiled for");
+    require(x1.size(2) == 1, "k5_row_reduce", "x1 has another size on axis 2 than compiled for");
+    require(x1.size(3) == 1, "k5_row_reduce", "x1 has another size on axis 3 than compiled for");
+    require(x1.size(4) == 1, "k5_row_reduce", "x1 has another size on axis 4 than compiled for");
+    require(x1.size(5) == 1, "k5_row_reduce", "x1 has another size on axis 5 than compiled for");
+    require(x2.size(0) == size0, "k5_row_reduce", "x2 has another size on axis 0 than compiled for");
+    require(x2.size(1) == 4, "k5_row_reduce", "x2 has another size on axis 1 than compiled for");
+    require(x2.size(2) == 1, "k5_row_reduce", "x2 has another size on axis 2 than compiled for");
+    require(x2.size(3) == 1, "k5_row_reduce", "x2 has another size on axis 3 than compiled for");
+    require(x2.size(4) == 1, "k5_row_reduce", "x2 has another size on axis 4 than compiled for");
+    require(x2.size(5) == 1, "k5_row_reduce", "x2 has another size on axis 5 than compiled for");
+    require(x3.size(0) == size0, "k5_row_reduce", "x3 has another size on axis 0 than compiled for");
+    require(x3.size(1) == 4, "k5_row_reduce", "x3 has another size on axis 1 than compiled for");
+    require(x3.size(2) == 1, "k5_row_reduce", "x3 has another size on axis 2 than compiled for");
+    require(x3.size(3) == 1, "k5_row_reduce", "x3 has another size on axis 3 than compiled for");
+    require(x3.size(4) == 1, "k5_row_reduce", "x3 has another size on axis 4 than compiled for");
+    require(x3.size(5) == 1, "k5_row_reduce", "x3 has another size on axis 5 than compiled for");
     const Tensor y0 = allocate({size0}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k4_row_reduce(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(x3), data<float>(y0), size0, stream), "k4_row_reduce");
+    check(k5_row_reduce(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(x3), data<float>(y0), size0, stream), "k5_row_reduce");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dcce3b6b6acb5784, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6fb49b9e11e93f8a, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_stream(Tensor p0, Tensor x0) -> (Tensor, Tensor)");
+    m.def("k1_row_stream(Tensor p0, Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k3_row_reduce(Tensor x0) -> Tensor");
-    m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
+    m.def("k4_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> (Tensor, Tensor)");
+    m.def("k5_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_dcce3b6b6acb5784, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6fb49b9e11e93f8a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
     m.impl("k3_row_reduce", TORCH_BOX(&call_k3_row_reduce));
     m.impl("k4_row_reduce", TORCH_BOX(&call_k4_row_reduce));
+    m.impl("k5_row_reduce", TORCH_BOX(&call_k5_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_dcce3b6b6acb5784"
+_fusegen_NAMESPACE = "fusegen_6fb49b9e11e93f8a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -2382,7 +2638,7 @@ def _fusegen_fake_k1_row_stream(p0, x0):
     depth = x0.shape[2]
     height = x0.shape[3]
     width = x0.shape[4]
-    return (p0.new_empty([batch, 4, 8, 1, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([batch, 4, 8, 1, 1, 1], dtype=_fusegen_torch.float32))
+    return (p0.new_empty([batch, 4, 8, 1, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([batch, 4, 8, 1, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([batch, 4, 8, 1, 1, 1], dtype=_fusegen_torch.float32))
 
 
 def _fusegen_fake_k2_row_reduce(x0):
@@ -2395,7 +2651,12 @@ def _fusegen_fake_k3_row_reduce(x0):
     return x0.new_empty([size0, 4, 1, 1, 1, 1], dtype=_fusegen_torch.float32)
 
 
-def _fusegen_fake_k4_row_reduce(p0, p1, x0, x1, x2, x3):
+def _fusegen_fake_k4_row_reduce(x0, x1, x2):
+    size0 = x0.shape[0]
+    return (x0.new_empty([size0, 4, 8, 1, 1, 1], dtype=_fusegen_torch.float32), x0.new_empty([size0, 4, 1, 1, 1, 1], dtype=_fusegen_torch.float32))
+
+
+def _fusegen_fake_k5_row_reduce(p0, p1, x0, x1, x2, x3):
     size0 = x0.shape[0]
     return p0.new_empty([size0], dtype=_fusegen_torch.float32)
 
@@ -2406,6 +2667,7 @@ _fusegen_fakes = {
     "k2_row_reduce": _fusegen_fake_k2_row_reduce,
     "k3_row_reduce": _fusegen_fake_k3_row_reduce,
     "k4_row_reduce": _fusegen_fake_k4_row_reduce,
+    "k5_row_reduce": _fusegen_fake_k5_row_reduce,
 }
 
 
@@ -2413,12 +2675,13 @@ _fusegen_fakes = {
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias):
-    """The graph after rewriting: 5 generated kernels, 0 calls to torch."""
+    """The graph after rewriting: 6 generated kernels, 0 calls to torch."""
     v_conv3d_r2 = ops[0](v_x, v_p_conv_weight, 0)
-    v_mean_r1_r1, v_mean_r1_r4 = ops[1](v_p_conv_bias, v_conv3d_r2)
-    v_mean_r1_r2, v_mean_r1_r6 = ops[2](v_mean_r1_r1)
-    v_mean_r1_r7 = ops[3](v_mean_r1_r4)
-    v_mean = ops[4](v_p_norm_weight, v_p_norm_bias, v_mean_r1_r1, v_mean_r1_r2, v_mean_r1_r7, v_mean_r1_r6)
+    v_mean_r1_r1, v_mean_r1_r3, v_mean_r1_r9 = ops[1](v_p_conv_bias, v_conv3d_r2)
+    v_mean_r1_r4, v_mean_r1_r11 = ops[2](v_mean_r1_r1)
+    v_mean_r1_r12 = ops[3](v_mean_r1_r9)
+    v_mean_r1_r6, v_mean_r1_r7 = ops[4](v_mean_r1_r1, v_mean_r1_r4, v_mean_r1_r3)
+    v_mean = ops[5](v_p_norm_weight, v_p_norm_bias, v_mean_r1_r6, v_mean_r1_r7, v_mean_r1_r12, v_mean_r1_r11)
     return v_mean
 
 

@@ -1113,7 +1113,9 @@ struct State0 {
     float r1_mean = 0.0f, r1 = 0.0f;   // of what is counted: mean, squared distances from it
 
     __device__ __forceinline__ void join(const State0& o) {
-        const float n = count + o.count, share = n > 0.0f ? __fdividef(o.count, n) : 0.0f;
+        // The other's share, to the last place: a mean is off by what this is, times what the means differ by.
+        const float n = count + o.count, inverse = __fdividef(1.0f, n), about = o.count * inverse;
+        const float share = count > 0.0f ? fmaf(fmaf(-about, n, o.count), inverse, about) : 1.0f;
         const float r1_apart = o.r1_mean - r1_mean;
         r1 += o.r1 + r1_apart * r1_apart * count * share;
         r1_mean += r1_apart * share;
@@ -1748,18 +1750,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4b3e6a7095a1d12a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a3b20b8dd3e02f49, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4b3e6a7095a1d12a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a3b20b8dd3e02f49, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4b3e6a7095a1d12a"
+_fusegen_NAMESPACE = "fusegen_a3b20b8dd3e02f49"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

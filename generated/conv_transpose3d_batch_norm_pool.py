@@ -64,7 +64,7 @@
 #       %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2))
 #       return %conv_transpose3d_r2
 #   %add_12: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
-#   %_native_batch_norm_legit_functional_1_r1_kernel: float32[x0_0, 48, 1, 1, 1] = region.row_stream(%p_conv_bias, %conv_transpose3d_r2)
+#   %adaptive_avg_pool3d_r3_kernel: float32[x0_0, 48, 1, 1, 1] = region.row_stream(%p_conv_bias, %conv_transpose3d_r2)
 #       %p_conv_bias: float32[48] = input(0)
 #       %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = input(1)
 #       %scalar: float32[] = const(1.5)
@@ -73,21 +73,25 @@
 #       %mul_5: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
 #       %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul_5, axes=(2, 3, 4), keepdim=True)
 #       %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = reduce.var(%mul_5, axes=(2, 3, 4), keepdim=True)
-#       return %_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional_1_r1
-#   %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = getitem(%_native_batch_norm_legit_functional_1_r1_kernel, 0)
-#   %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = getitem(%_native_batch_norm_legit_functional_1_r1_kernel, 1)
-#   %adaptive_avg_pool3d_kernel: float32[48] = region.row_stream(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional_1_r1, %b_norm_running_mean, %b_norm_running_var, %p_norm_weight, %p_norm_bias)
+#       %adaptive_avg_pool3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = sub(%mul_5, %_native_batch_norm_legit_functional_r1)
+#       %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r2, axes=(2, 3, 4), keepdim=True)
+#       return %_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional_1_r1, %adaptive_avg_pool3d_r3
+#   %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_r3_kernel, 0)
+#   %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_r3_kernel, 1)
+#   %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_r3_kernel, 2)
+#   %adaptive_avg_pool3d_kernel: float32[48] = region.row_stream(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional_1_r1, %b_norm_running_mean, %b_norm_running_var, %p_norm_weight, %p_norm_bias, %adaptive_avg_pool3d_r3)
 #       %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = input(0)
 #       %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = input(1)
 #       %b_norm_running_mean: float32[48] = input(2)
 #       %b_norm_running_var: float32[48] = input(3)
 #       %p_norm_weight: float32[48] = input(4)
 #       %p_norm_bias: float32[48] = input(5)
+#       %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = input(6)
 #       %scalar_2: float32[] = const(x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4)
 #       %scalar_4: float32[] = const(x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
 #       %scalar_6: float32[] = const(0.9)
 #       %scalar_9: float32[] = const(0.1)
-#       %adaptive_avg_pool3d_r9: float32[] = const(1e-05)
+#       %adaptive_avg_pool3d_r14: float32[] = const(1e-05)
 #       %_native_batch_norm_legit_functional: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
 #       %_native_batch_norm_legit_functional_1_r3: float32[1, 48, 1, 1, 1] = reduce.var(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
 #       %_native_batch_norm_legit_functional_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_1_r1, axes=(0,), keepdim=True)
@@ -104,12 +108,15 @@
 #       %_native_batch_norm_legit_functional_17: float32[48] = add(%_native_batch_norm_legit_functional_13, %_native_batch_norm_legit_functional_16)
 #       %_native_batch_norm_legit_functional_18: float32[48, 1, 1, 1] = reshape(%p_norm_weight, [48, 1, 1, 1])
 #       %_native_batch_norm_legit_functional_19: float32[48, 1, 1, 1] = reshape(%p_norm_bias, [48, 1, 1, 1])
-#       %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
-#       %adaptive_avg_pool3d_r10: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r9)
-#       %adaptive_avg_pool3d_r11: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r10)
-#       %adaptive_avg_pool3d_r12: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r3, %adaptive_avg_pool3d_r11)
-#       %adaptive_avg_pool3d_r13: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r12, %_native_batch_norm_legit_functional_18)
-#       %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r13, %_native_batch_norm_legit_functional_19)
+#       %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
+#       %adaptive_avg_pool3d_r6: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r5, %adaptive_avg_pool3d_r3)
+#       %adaptive_avg_pool3d_r7: float32[1, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r6, axes=(0,), keepdim=True)
+#       %adaptive_avg_pool3d_r8: float32[x0_0, 48, 1, 1, 1] = sub(%adaptive_avg_pool3d_r6, %adaptive_avg_pool3d_r7)
+#       %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r14)
+#       %adaptive_avg_pool3d_r16: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r15)
+#       %adaptive_avg_pool3d_r17: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r8, %adaptive_avg_pool3d_r16)
+#       %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %_native_batch_norm_legit_functional_18)
+#       %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %_native_batch_norm_legit_functional_19)
 #       return %_native_batch_norm_legit_functional_11, %_native_batch_norm_legit_functional_17, %adaptive_avg_pool3d
 #   %_native_batch_norm_legit_functional_11: float32[48] = getitem(%adaptive_avg_pool3d_kernel, 0)
 #   %_native_batch_norm_legit_functional_17: float32[48] = getitem(%adaptive_avg_pool3d_kernel, 1)
@@ -122,11 +129,11 @@
 # Steps:
 #   k0_contraction: generated contraction kernel, 191 MB, 6.69 GFLOP
 #   %add_12: torch, 16 B, 1 FLOP (no template serves this op)
-#   k1_row_stream: generated row_stream kernel, 180 MB, 315 MFLOP
-#   k2_row_stream: generated row_stream kernel, 10.4 kB, 8.21 kFLOP
+#   k1_row_stream: generated row_stream kernel, 180 MB, 405 MFLOP
+#   k2_row_stream: generated row_stream kernel, 13.4 kB, 10.5 kFLOP
 #
 # Memory traffic: 1.45 GB before, 371 MB after.
-# Arithmetic: 7.36 GFLOP before, 7 GFLOP after.
+# Arithmetic: 7.36 GFLOP before, 7.09 GFLOP after.
 
 import contextlib as _fusegen_contextlib
 import hashlib as _fusegen_hashlib
@@ -1694,6 +1701,8 @@ extern "C" int k0_contraction_sm80(const float* x0, const float* p0, float* y0, 
 //   %mul_5: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
 //   %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul_5, axes=(2, 3, 4), keepdim=True)
 //   %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = reduce.var(%mul_5, axes=(2, 3, 4), keepdim=True)
+//   %adaptive_avg_pool3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = sub(%mul_5, %_native_batch_norm_legit_functional_r1)
+//   %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r2, axes=(2, 3, 4), keepdim=True)
 
 namespace k1_row_stream_kernel {
 
@@ -1721,6 +1730,7 @@ struct Args {
     const float* p0;
     float* y0;
     float* y1;
+    float* y2;
     int64_t depth;
     int64_t height;
     int64_t width;
@@ -1806,6 +1816,7 @@ struct Row {
     float v_p0[ROWS];   // %conv_transpose3d_r1: float32[48, 1, 1, 1]
     float r2[ROWS];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul_5, axes=(2, 3, 4), keepdim=True)
     float r2s[ROWS];
+    float r2_lost[ROWS];
 };
 
 // Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
@@ -1829,18 +1840,24 @@ __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PAR
 struct State0 {
     float count = 0.0f;
     float r2_mean = 0.0f, r2 = 0.0f;   // of what is counted: mean, squared distances from it
+    float r2_lost = 0.0f;   // what the mean is more than its float
 
     __device__ __forceinline__ void join(const State0& o) {
-        const float n = count + o.count, share = n > 0.0f ? __fdividef(o.count, n) : 0.0f;
+        // The other's share, to the last place: a mean is off by what this is, times what the means differ by.
+        const float n = count + o.count, inverse = __fdividef(1.0f, n), about = o.count * inverse;
+        const float share = count > 0.0f ? fmaf(fmaf(-about, n, o.count), inverse, about) : 1.0f;
         const float r2_apart = o.r2_mean - r2_mean;
         r2 += o.r2 + r2_apart * r2_apart * count * share;
-        r2_mean += r2_apart * share;
+        const double r2_from = double(r2_mean) + r2_lost, r2_to = double(o.r2_mean) + o.r2_lost;
+        const double r2_joined = r2_from + (r2_to - r2_from) * share;
+        r2_mean = static_cast<float>(r2_joined), r2_lost = static_cast<float>(r2_joined - r2_mean);
         count = n;
     }
     template <int ROWS>
     __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
         row.r2[i] = r2 / count;
         row.r2s[i] = r2_mean;
+        row.r2_lost[i] = r2_lost;
     }
 };
 
@@ -1969,7 +1986,9 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             };
             each([&](int, int) { part[i].count += 1.0f; });
             each([&](int u, int e) { part[i].r2_mean += r2_at[u][e]; });
+            const float r2_sum = part[i].r2_mean;
             part[i].r2_mean = part[i].count > 0.0f ? __fdividef(part[i].r2_mean, part[i].count) : 0.0f;
+            part[i].r2_lost = part[i].count > 0.0f ? __fdividef(fmaf(-part[i].r2_mean, part[i].count, r2_sum), part[i].count) : 0.0f;
             each([&](int u, int e) {
                 const float apart = r2_at[u][e] - part[i].r2_mean;
                 part[i].r2 += apart * apart;
@@ -1997,6 +2016,7 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
         [[maybe_unused]] const int64_t inner = at.inner + i;
         args.y0[outer] = row.r2s[i];
         args.y1[outer] = row.r2[i];
+        args.y2[outer] = row.r2_lost[i];
     }
 }
 
@@ -2198,7 +2218,7 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t
     return wide > narrow ? wide : narrow;
 }
 
-extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float* y1, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, depth, height, width);
     if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
@@ -2206,6 +2226,7 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float*
     args.p0 = p0;
     args.y0 = y0;
     args.y1 = y1;
+    args.y2 = y2;
     args.depth = depth;
     args.height = height;
     args.width = width;
@@ -2235,7 +2256,7 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float*
 //   %scalar_4: float32[] = const(x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
 //   %scalar_6: float32[] = const(0.9)
 //   %scalar_9: float32[] = const(0.1)
-//   %adaptive_avg_pool3d_r9: float32[] = const(1e-05)
+//   %adaptive_avg_pool3d_r14: float32[] = const(1e-05)
 //   %_native_batch_norm_legit_functional: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
 //   %_native_batch_norm_legit_functional_1_r3: float32[1, 48, 1, 1, 1] = reduce.var(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
 //   %_native_batch_norm_legit_functional_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_1_r1, axes=(0,), keepdim=True)
@@ -2252,12 +2273,15 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float*
 //   %_native_batch_norm_legit_functional_17: float32[48] = add(%_native_batch_norm_legit_functional_13, %_native_batch_norm_legit_functional_16)
 //   %_native_batch_norm_legit_functional_18: float32[48, 1, 1, 1] = reshape(%p_norm_weight, [48, 1, 1, 1])
 //   %_native_batch_norm_legit_functional_19: float32[48, 1, 1, 1] = reshape(%p_norm_bias, [48, 1, 1, 1])
-//   %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
-//   %adaptive_avg_pool3d_r10: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r9)
-//   %adaptive_avg_pool3d_r11: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r10)
-//   %adaptive_avg_pool3d_r12: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r3, %adaptive_avg_pool3d_r11)
-//   %adaptive_avg_pool3d_r13: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r12, %_native_batch_norm_legit_functional_18)
-//   %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r13, %_native_batch_norm_legit_functional_19)
+//   %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
+//   %adaptive_avg_pool3d_r6: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r5, %adaptive_avg_pool3d_r3)
+//   %adaptive_avg_pool3d_r7: float32[1, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r6, axes=(0,), keepdim=True)
+//   %adaptive_avg_pool3d_r8: float32[x0_0, 48, 1, 1, 1] = sub(%adaptive_avg_pool3d_r6, %adaptive_avg_pool3d_r7)
+//   %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r14)
+//   %adaptive_avg_pool3d_r16: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r15)
+//   %adaptive_avg_pool3d_r17: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r8, %adaptive_avg_pool3d_r16)
+//   %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %_native_batch_norm_legit_functional_18)
+//   %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %_native_batch_norm_legit_functional_19)
 
 namespace k2_row_stream_kernel {
 
@@ -2284,6 +2308,7 @@ using Position = int64_t;   // along a row
 struct Args {
     const float* x0;
     const float* x1;
+    const float* x2;
     const float* p0;
     const float* p1;
     const float* p2;
@@ -2390,8 +2415,10 @@ struct Row {
     float t9[ROWS];   // %_native_batch_norm_legit_functional_16: float32[48] = mul(%_native_batch_norm_legit_functional_14, %scalar_9)
     float t10[ROWS];   // %_native_batch_norm_legit_functional_13: float32[48] = mul(%b_norm_running_var, %scalar_6)
     float t11[ROWS];   // %_native_batch_norm_legit_functional_17: float32[48] = add(%_native_batch_norm_legit_functional_13, %_native_batch_norm_legit_functional_16)
-    float t13[ROWS];   // %adaptive_avg_pool3d_r10: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r9)
-    float t14[ROWS];   // %adaptive_avg_pool3d_r11: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r10)
+    float t17[ROWS];   // %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r14)
+    float t18[ROWS];   // %adaptive_avg_pool3d_r16: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r15)
+    float r14[ROWS];   // %adaptive_avg_pool3d_r7: float32[1, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r6, axes=(0,), keepdim=True)
+    float t15[ROWS];   // %adaptive_avg_pool3d_r7: float32[1, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r6, axes=(0,), keepdim=True)
 };
 
 // Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
@@ -2421,7 +2448,9 @@ struct State0 {
     float r1 = 0.0f;
 
     __device__ __forceinline__ void join(const State0& o) {
-        const float n = count + o.count, share = n > 0.0f ? __fdividef(o.count, n) : 0.0f;
+        // The other's share, to the last place: a mean is off by what this is, times what the means differ by.
+        const float n = count + o.count, inverse = __fdividef(1.0f, n), about = o.count * inverse;
+        const float share = count > 0.0f ? fmaf(fmaf(-about, n, o.count), inverse, about) : 1.0f;
         const float r0_apart = o.r0_mean - r0_mean;
         r0 += o.r0 + r0_apart * r0_apart * count * share;
         r0_mean += r0_apart * share;
@@ -2433,6 +2462,19 @@ struct State0 {
         row.r0[i] = r0 / count;
         row.r0s[i] = r0_mean;
         row.r1[i] = r1;
+    }
+};
+
+// Running reductions of part of a row, in sweep 1. Floats only: threads and blocks exchange it as such.
+struct State1 {
+    float r14 = 0.0f;
+
+    __device__ __forceinline__ void join(const State1& o) {
+        r14 = [](auto a, auto b) { return a + b; }(r14, o.r14);
+    }
+    template <int ROWS>
+    __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
+        row.r14[i] = r14;
     }
 };
 
@@ -2493,7 +2535,7 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
 }
 
 // Floats of shared memory that all sweeps use, one after the other.
-constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
+constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0), sizeof(State1)) / sizeof(float));
 template <int VEC, int PARTS>
 constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
@@ -2615,6 +2657,61 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
 
 template <int VEC, int PARTS, Source SOURCE>
 __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
+                                       Position begin, Position end, float* kept, State1 (&s)[Place<VEC, PARTS>::ROWS]) {
+    using P = Place<VEC, PARTS>;
+    constexpr int UNROLL = P::UNROLL;
+    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
+    [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t given0 = args.given0;
+    [[maybe_unused]] const int64_t given1 = args.given1;
+    const Position steps = at.in ? end - begin : 0;
+    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, Position k) {
+        constexpr bool CHECKED = decltype(checked)::value;
+        float v_x0_at[UNROLL][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x2_at[UNROLL][P::WIDTH];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1]
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
+            [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
+            if constexpr (SOURCE == STREAM || SOURCE == AGAIN) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
+            read_slot(v_x2_at[u], args.x2 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+        }
+        State1 part[P::ROWS];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
+#pragma unroll
+            for (int e = 0; e < P::WIDTH; ++e) {
+                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
+                [[maybe_unused]] const int i = STRIDED ? e : 0;
+                const float v_x0 = v_x0_at[u][e];
+                const float v_x2 = v_x2_at[u][e];
+                const float t12 = v_x0 - row.r0s[i];   // %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
+                const float t13 = t12 + v_x2;   // %adaptive_avg_pool3d_r6: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r5, %adaptive_avg_pool3d_r3)
+                part[i].r14 = [](auto a, auto b) { return a + b; }(part[i].r14, t13);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) {
+            s[i].join(part[i]);
+        }
+    };
+    constexpr int REACH = (UNROLL - 1) * PARTS;
+    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
+        else take(std::true_type(), k);
+    }
+}
+
+template <int VEC, int PARTS, Source SOURCE>
+__device__ __forceinline__ void sweep_2(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
                                        Position begin, Position end, float* kept) {
     using P = Place<VEC, PARTS>;
     constexpr int UNROLL = P::UNROLL;
@@ -2627,6 +2724,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     auto take = [&](auto checked, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
         float v_x0_at[UNROLL][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x2_at[UNROLL][P::WIDTH];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1]
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const Position step = k + u * PARTS;
@@ -2635,6 +2733,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
             [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
             if constexpr (SOURCE == STREAM || SOURCE == AGAIN) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
+            read_slot(v_x2_at[u], args.x2 + slot.offset, slot, !CHECKED || P::whole(args, slot));
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
@@ -2647,11 +2746,14 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
                 if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
-                const float t12 = v_x0 - row.r0s[i];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
-                const float t15 = t12 * row.t14[i];   // %adaptive_avg_pool3d_r12: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r3, %adaptive_avg_pool3d_r11)
-                const float t16 = t15 * row.v_p2[i];   // %adaptive_avg_pool3d_r13: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r12, %_native_batch_norm_legit_functional_18)
-                const float t17 = t16 + row.v_p3[i];   // %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r13, %_native_batch_norm_legit_functional_19)
-                y2_at[e] = t17;
+                const float v_x2 = v_x2_at[u][e];
+                const float t12 = v_x0 - row.r0s[i];   // %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
+                const float t13 = t12 + v_x2;   // %adaptive_avg_pool3d_r6: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r5, %adaptive_avg_pool3d_r3)
+                const float t16 = t13 - row.t15[i];   // %adaptive_avg_pool3d_r8: float32[x0_0, 48, 1, 1, 1] = sub(%adaptive_avg_pool3d_r6, %adaptive_avg_pool3d_r7)
+                const float t19 = t16 * row.t18[i];   // %adaptive_avg_pool3d_r17: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r8, %adaptive_avg_pool3d_r16)
+                const float t20 = t19 * row.v_p2[i];   // %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %_native_batch_norm_legit_functional_18)
+                const float t21 = t20 + row.v_p3[i];   // %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %_native_batch_norm_legit_functional_19)
+                y2_at[e] = t21;
             }
             write_slot(args.y2 + slot.offset, y2_at, slot, !CHECKED || P::whole(args, slot));
         }
@@ -2681,8 +2783,19 @@ __device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
         row.t9[i] = row.t5[i] * 0x1.99999ap-4f;
         row.t10[i] = row.v_p1[i] * 0x1.ccccccp-1f;
         row.t11[i] = row.t10[i] + row.t9[i];
-        row.t13[i] = row.t3[i] + 0x1.4f8b58p-17f;
-        row.t14[i] = rsqrtf(row.t13[i]);
+        row.t17[i] = row.t3[i] + 0x1.4f8b58p-17f;
+        row.t18[i] = rsqrtf(row.t17[i]);
+    }
+}
+
+template <int ROWS>
+__device__ __forceinline__ void scalars_1(const Args& args, Row<ROWS>& row) {
+    [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t given0 = args.given0;
+    [[maybe_unused]] const int64_t given1 = args.given1;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        row.t15[i] = row.r14[i] / static_cast<float>(batch);
     }
 }
 
@@ -2743,8 +2856,36 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
     }
     scalars_0(args, row);
-    sweep_1<VEC, PARTS, AGAIN>(args, at, row, last_kept, end, kept);
-    sweep_1<VEC, PARTS, REUSE>(args, at, row, begin, last_kept, kept);
+    {
+        State1 s[P::ROWS];
+        sweep_1<VEC, PARTS, AGAIN>(args, at, row, last_kept, end, kept, s);
+        sweep_1<VEC, PARTS, REUSE>(args, at, row, begin, last_kept, kept, s);
+        across_threads<VEC, PARTS>(s, at, scratch);
+        if (args.splits > 1) {   // the row is a cluster's
+            __shared__ State1 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
+            if (at.part == 0)
+                for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
+            cluster_barrier();
+            for (int rank = 0; rank < args.splits; rank += STAGED) {
+                const int count = args.splits - rank < STAGED ? args.splits - rank : STAGED;
+                if (rank) __syncthreads();
+                for (int n = threadIdx.x; n < count * P::BLOCK_ROWS; n += THREADS)
+                    others[n] = moved(others[n], [&](float, int f) {
+                        return cluster_load(reinterpret_cast<const float*>(&mine[n % P::BLOCK_ROWS]) + f, rank + n / P::BLOCK_ROWS);
+                    });
+                __syncthreads();
+                for (int i = 0; i < P::ROWS; ++i) {
+                    if (rank == 0) s[i] = State1();
+                    for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    scalars_1(args, row);
+    sweep_2<VEC, PARTS, AGAIN>(args, at, row, last_kept, end, kept);
+    sweep_2<VEC, PARTS, REUSE>(args, at, row, begin, last_kept, kept);
     if (begin == 0) store_row(args, at, row);
     if (args.splits > 1) cluster_barrier();   // others may still read this block's states
 }
@@ -2759,6 +2900,12 @@ constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
 __device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
     float* first = args.partials;
     return reinterpret_cast<State0*>(first) + row * args.splits;
+}
+
+// Partial states of sweep 1, a row's side by side.
+__device__ __forceinline__ State1* states_1(const Args& args, int64_t row) {
+    float* first = args.partials + args.row_count * args.splits * (sizeof(State0) / sizeof(float));
+    return reinterpret_cast<State1*>(first) + row * args.splits;
 }
 
 template <int VEC>
@@ -2784,7 +2931,7 @@ template <int VEC>
 __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
-    const int64_t block = gridDim.x - 1 - blockIdx.x;   // backwards: what was read last is still in the cache
+    const int64_t block = blockIdx.x;
     const P at(args, block / args.splits);
     [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
     Row<P::ROWS> row;
@@ -2803,7 +2950,48 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
     scalars_0(args, row);
     const int64_t begin = split * args.chunk;
     const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    sweep_1<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr);
+    State1 s[P::ROWS];
+    sweep_1<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
+    across_threads<VEC, PARTS>(s, at, scratch);
+    if (at.in && at.part == 0)
+        for (int i = 0; i < P::ROWS; ++i) states_1(args, at.row + i)[split] = s[i];
+}
+
+template <int VEC>
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_2(const __grid_constant__ Args args) {
+    constexpr int PARTS = STREAM_PARTS<VEC>;
+    using P = Place<VEC, PARTS>;
+    const int64_t block = gridDim.x - 1 - blockIdx.x;   // backwards: what was read last is still in the cache
+    const P at(args, block / args.splits);
+    [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
+    {
+        State0 s[P::ROWS];
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i)
+            if (at.in)
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
+        across_threads<VEC, PARTS>(s, at, scratch);
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    scalars_0(args, row);
+    {
+        State1 s[P::ROWS];
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i)
+            if (at.in)
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_1(args, at.row + i)[p]);
+        across_threads<VEC, PARTS>(s, at, scratch);
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    scalars_1(args, row);
+    const int64_t begin = split * args.chunk;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
+    sweep_2<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr);
     if (split == 0) store_row(args, at, row);
 }
 
@@ -2883,6 +3071,8 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
     if (const int error = cudaGetLastError()) return error;
     stream_1<VEC><<<blocks, THREADS, 0, stream>>>(args);
     if (const int error = cudaGetLastError()) return error;
+    stream_2<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    if (const int error = cudaGetLastError()) return error;
     return cudaSuccess;
 }
 
@@ -2897,7 +3087,7 @@ Extent extent(int64_t batch) {
 }
 
 int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
-    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State0));
+    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State0) + sizeof(State1));
 }
 
 // Bytes for the states of every row, whichever accesses turn out to be possible.
@@ -2908,12 +3098,13 @@ extern "C" int64_t k2_row_stream_workspace(int64_t batch) {
     return wide > narrow ? wide : narrow;
 }
 
-extern "C" int k2_row_stream(const float* x0, const float* x1, const float* p0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t given0, int64_t given1, cudaStream_t stream) {
+extern "C" int k2_row_stream(const float* x0, const float* x1, const float* p0, const float* p1, const float* p2, const float* p3, const float* x2, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t given0, int64_t given1, cudaStream_t stream) {
     const Extent all = extent(batch);
     if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
     args.x0 = x0;
     args.x1 = x1;
+    args.x2 = x2;
     args.p0 = p0;
     args.p1 = p1;
     args.p2 = p2;
@@ -2929,6 +3120,7 @@ extern "C" int k2_row_stream(const float* x0, const float* x1, const float* p0, 
     args.between = args.middle * args.run * args.inner;
     args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
     args.scattered |= reinterpret_cast<uintptr_t>(x1) % 16 != 0;
+    args.scattered |= reinterpret_cast<uintptr_t>(x2) % 16 != 0;
     args.scattered |= reinterpret_cast<uintptr_t>(y2) % 16 != 0;
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
@@ -2982,9 +3174,9 @@ _fusegen_GLUE_SOURCE = r"""
 
 extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
-extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float* y1, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k1_row_stream(const float* p0, const float* x0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
 extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
-extern "C" int k2_row_stream(const float* x0, const float* x1, const float* p0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t given0, int64_t given1, cudaStream_t stream);
+extern "C" int k2_row_stream(const float* x0, const float* x1, const float* p0, const float* p1, const float* p2, const float* p3, const float* x2, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t given0, int64_t given1, cudaStream_t stream);
 extern "C" int64_t k2_row_stream_workspace(int64_t batch);
 
 namespace {
@@ -3078,7 +3270,7 @@ Tensor call_k0_contraction(
     return y0;
 }
 
-std::tuple<Tensor, Tensor> call_k1_row_stream(
+std::tuple<Tensor, Tensor, Tensor> call_k1_row_stream(
     const Tensor& p0_given,
     const Tensor& x0_given
 ) {
@@ -3094,11 +3286,12 @@ std::tuple<Tensor, Tensor> call_k1_row_stream(
     require(x0.size(1) == 48, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
     const Tensor y0 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
     const Tensor y1 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
+    const Tensor y2 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k1_row_stream_workspace(batch, depth, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(p0), data<const float>(x0), data<float>(y0), data<float>(y1), memory.workspace(), batch, depth, height, width, stream), "k1_row_stream");
-    return {y0, y1};
+    check(k1_row_stream(data<const float>(p0), data<const float>(x0), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, depth, height, width, stream), "k1_row_stream");
+    return {y0, y1, y2};
 }
 
 std::tuple<Tensor, Tensor, Tensor> call_k2_row_stream(
@@ -3108,6 +3301,7 @@ std::tuple<Tensor, Tensor, Tensor> call_k2_row_stream(
     const Tensor& p1_given,
     const Tensor& p2_given,
     const Tensor& p3_given,
+    const Tensor& x2_given,
     int64_t given0,
     int64_t given1
 ) {
@@ -3119,6 +3313,7 @@ std::tuple<Tensor, Tensor, Tensor> call_k2_row_stream(
     const Tensor p1 = operand(p1_given, "k2_row_stream: p1", device, aoti_torch_dtype_float32(), 1);
     const Tensor p2 = operand(p2_given, "k2_row_stream: p2", device, aoti_torch_dtype_float32(), 1);
     const Tensor p3 = operand(p3_given, "k2_row_stream: p3", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x2 = operand(x2_given, "k2_row_stream: x2", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 48, "k2_row_stream", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 1, "k2_row_stream", "x0 has another size on axis 2 than compiled for");
@@ -3133,32 +3328,37 @@ std::tuple<Tensor, Tensor, Tensor> call_k2_row_stream(
     require(p1.size(0) == 48, "k2_row_stream", "p1 has another size on axis 0 than compiled for");
     require(p2.size(0) == 48, "k2_row_stream", "p2 has another size on axis 0 than compiled for");
     require(p3.size(0) == 48, "k2_row_stream", "p3 has another size on axis 0 than compiled for");
+    require(x2.size(0) == batch, "k2_row_stream", "x2 has another size on axis 0 than compiled for");
+    require(x2.size(1) == 48, "k2_row_stream", "x2 has another size on axis 1 than compiled for");
+    require(x2.size(2) == 1, "k2_row_stream", "x2 has another size on axis 2 than compiled for");
+    require(x2.size(3) == 1, "k2_row_stream", "x2 has another size on axis 3 than compiled for");
+    require(x2.size(4) == 1, "k2_row_stream", "x2 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({48}, aoti_torch_dtype_float32(), device);
     const Tensor y1 = allocate({48}, aoti_torch_dtype_float32(), device);
     const Tensor y2 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k2_row_stream_workspace(batch);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k2_row_stream(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, given0, given1, stream), "k2_row_stream");
+    check(k2_row_stream(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<const float>(x2), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, given0, given1, stream), "k2_row_stream");
     return {y0, y1, y2};
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c7739df7a5e74f35, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_72a96f1f59e3b564, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_stream(Tensor p0, Tensor x0) -> (Tensor, Tensor)");
-    m.def("k2_row_stream(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor p2, Tensor p3, int given0, int given1) -> (Tensor, Tensor, Tensor)");
+    m.def("k1_row_stream(Tensor p0, Tensor x0) -> (Tensor, Tensor, Tensor)");
+    m.def("k2_row_stream(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor p2, Tensor p3, Tensor x2, int given0, int given1) -> (Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c7739df7a5e74f35, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_72a96f1f59e3b564, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c7739df7a5e74f35"
+_fusegen_NAMESPACE = "fusegen_72a96f1f59e3b564"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -3294,10 +3494,10 @@ def _fusegen_fake_k1_row_stream(p0, x0):
     depth = x0.shape[2]
     height = x0.shape[3]
     width = x0.shape[4]
-    return (p0.new_empty([batch, 48, 1, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([batch, 48, 1, 1, 1], dtype=_fusegen_torch.float32))
+    return (p0.new_empty([batch, 48, 1, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([batch, 48, 1, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([batch, 48, 1, 1, 1], dtype=_fusegen_torch.float32))
 
 
-def _fusegen_fake_k2_row_stream(x0, x1, p0, p1, p2, p3, given0, given1):
+def _fusegen_fake_k2_row_stream(x0, x1, p0, p1, p2, p3, x2, given0, given1):
     batch = x0.shape[0]
     return (x0.new_empty([48], dtype=_fusegen_torch.float32), x0.new_empty([48], dtype=_fusegen_torch.float32), x0.new_empty([batch, 48, 1, 1, 1], dtype=_fusegen_torch.float32))
 
@@ -3355,8 +3555,8 @@ def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_
     x0_3 = v_x.shape[3]
     x0_4 = v_x.shape[4]
     v_conv_transpose3d_r2 = ops[0](v_x, v_p_conv_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (2, 2, 2), (0, 0, 0), (1, 1, 1), True, (0, 0, 0), 1))
-    v__native_batch_norm_legit_functional_r1, v__native_batch_norm_legit_functional_1_r1 = ops[1](v_p_conv_bias, v_conv_transpose3d_r2)
-    v__native_batch_norm_legit_functional_11, v__native_batch_norm_legit_functional_17, v_adaptive_avg_pool3d = ops[2](v__native_batch_norm_legit_functional_r1, v__native_batch_norm_legit_functional_1_r1, v_b_norm_running_mean, v_b_norm_running_var, v_p_norm_weight, v_p_norm_bias, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
+    v__native_batch_norm_legit_functional_r1, v__native_batch_norm_legit_functional_1_r1, v_adaptive_avg_pool3d_r3 = ops[1](v_p_conv_bias, v_conv_transpose3d_r2)
+    v__native_batch_norm_legit_functional_11, v__native_batch_norm_legit_functional_17, v_adaptive_avg_pool3d = ops[2](v__native_batch_norm_legit_functional_r1, v__native_batch_norm_legit_functional_1_r1, v_b_norm_running_mean, v_b_norm_running_var, v_p_norm_weight, v_p_norm_bias, v_adaptive_avg_pool3d_r3, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
     v_b_norm_num_batches_tracked.add_(1)
     _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v__native_batch_norm_legit_functional_11, v__native_batch_norm_legit_functional_17])
     return v_adaptive_avg_pool3d

@@ -138,14 +138,16 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
             continue
         unit = {node.name}
         pending = [name for name in node.inputs if name not in group.members]
-        while pending:  # small values that only parameters and scalars go into
+        while pending:  # what parameters and scalars alone go into, or nothing else reads
             producer = grouping.by_name[pending.pop()]
             if ops.is_leaf(producer.op) or producer.name in operands:
                 continue
             if not isinstance(producer.op, (PointwiseOp, ReshapeOp, SliceOp)) or producer.name not in free:
                 break
+            if group.members & set(producer.inputs) and not set(grouping.users[producer.name]) <= unit:
+                break
             unit.add(producer.name)
-            pending.extend(producer.inputs)
+            pending.extend(name for name in producer.inputs if name not in group.members)
         else:
             related = any(name in group.members for name in node.inputs) or isinstance(node.op, ReduceOp)
             candidate = group.plus(unit)

@@ -47,6 +47,20 @@ def _variance(m: Match, x: Node, inner: tuple[int, ...], outer: tuple[int, ...])
     return m.add(PointwiseOp(fn="add"), _reduce(m, "mean", within, outer), between)
 
 
+def _distance(m: Match, x: Node, mean: Node, inner: tuple[int, ...], outer: tuple[int, ...]) -> Node:
+    """How far the ``mean`` of ``x`` over ``inner`` is from the one over ``inner`` and ``outer``.
+
+    Means that lie close together differ by little more than they are rounded by, and a norm makes that large: so
+    what rounding took from them is added to their difference, whose own mean then leaves nothing common in it.
+    """
+    if not outer:
+        return m.add(PointwiseOp(fn="sub"), mean, mean)
+    lost = _reduce(m, "mean", m.add(PointwiseOp(fn="sub"), x, mean), inner)
+    apart = m.add(PointwiseOp(fn="sub"), mean, _reduce(m, "mean", mean, outer))
+    apart = m.add(PointwiseOp(fn="add"), apart, lost)
+    return m.add(PointwiseOp(fn="sub"), apart, _reduce(m, "mean", apart, outer))
+
+
 # --- mean(normalize(x)) ---------------------------------------------------------------------------
 
 
@@ -71,7 +85,7 @@ def _from_moments(m: Match) -> Node:
     others = tuple(axis for axis in norm.axes if axis not in shared)
     distance = mean = _reduce(m, "mean", x, shared)
     if norm.center:
-        distance = m.add(PointwiseOp(fn="sub"), mean, _reduce(m, "mean", mean, others))
+        distance = _distance(m, x, mean, shared, others)
         power = _variance(m, x, shared, others)
     else:
         power = _reduce(m, "mean", _reduce(m, "mean", m.add(PointwiseOp(fn="square"), x), shared), others)

@@ -74,7 +74,7 @@ class Reduction(Frozen):
     """``name = fn over the row of value``; ``value`` is C++ text in element scope.
 
     Two results have ``exponentials``: the maximum, and in ``second`` the sum of exp(value - maximum); and ``var``: the
-    variance, and in ``second`` the mean.
+    variance, and in ``second`` the mean. Of that, ``rest`` is what rounding it to a float took away.
 
     Where several blocks share a row: a ``partial`` result covers the block's own elements only, and a
     sum of exponentials with a ``shift`` (a partial maximum, subtracted in each block) is brought to
@@ -86,6 +86,7 @@ class Reduction(Frozen):
     value: str
     comment: str
     second: str = ""
+    rest: str = ""
     partial: bool = False
     shift: str | None = None
 

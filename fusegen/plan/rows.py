@@ -89,6 +89,7 @@ class DraftReduction:
     operand: Value
     comment: str
     second: Value | None = None
+    rest: Value | None = None
     partial: bool = False
     shift: Value | None = None
 
@@ -122,6 +123,16 @@ class RowLowering:
     def product(self, sizes: list[Dim]) -> str:
         return dims.cpp(self.sizes.product(sizes))
 
+    def groups(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The template's names for positions, and the base axes that each runs along."""
+        space = self.space
+        return (
+            (self.style.outer, space.outer_axes),
+            ("l", space.row_axes),
+            ("middle", space.middle_axes),
+            ("inner", space.inner_axes),
+        )
+
     def index(self, order: list[int]) -> tuple[str, bool]:
         """C++ offset into a contiguous tensor whose axes are these base axes, in this order.
 
@@ -129,12 +140,7 @@ class RowLowering:
         """
         shape = self.space.shape
         terms: list[str] = []
-        groups = (
-            (self.style.outer, self.space.outer_axes),
-            ("l", self.space.row_axes),
-            ("middle", self.space.middle_axes),
-            ("inner", self.space.inner_axes),
-        )
+        groups = self.groups()
         done: set[int] = set()
         for position, axis in enumerate(order):
             if axis in done:

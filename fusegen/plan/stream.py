@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusegen.dims import Dim
-from fusegen.ir import Node, ReduceOp
+from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
@@ -59,17 +59,44 @@ class StreamLowering(RowLowering):
         self.special += 1
         return self.pair("exponentials", x, comment)
 
-    def pair(self, fn: Literal["var", "exponentials"], x: Value, comment: str) -> tuple[Value, Value]:
-        """A reduction with two results."""
+    def drafted(self, fn: Literal["var", "exponentials"], x: Value, comment: str) -> DraftReduction:
+        """A reduction with several results."""
         first = self.reduce(fn, x, comment)
         draft = next(d for d in self.drafts if d.value is first)
         assert isinstance(draft, DraftReduction)
-        draft.second = draft.second or Value(f"{first.name}s", False, first.phase)
-        return first, draft.second
+        return draft
+
+    def pair(self, fn: Literal["var", "exponentials"], x: Value, comment: str) -> tuple[Value, Value]:
+        """Two results of one reduction."""
+        draft = self.drafted(fn, x, comment)
+        draft.second = draft.second or Value(f"{draft.value.name}s", False, draft.value.phase)
+        return draft.value, draft.second
 
     def variance(self, x: Value, comment: str) -> tuple[Value, Value]:
         """(variance, mean) of the row."""
         return self.pair("var", x, comment)
+
+    def lost(self, node: Node, comment: str) -> Value:
+        """What rounding took from the mean of the row ``node``."""
+        x = self.values[node.name]
+        self.variance(x, comment)  # its sweep knows the mean to more digits
+        draft = self.drafted("var", x, comment)
+        draft.rest = draft.rest or Value(f"{draft.value.name}_lost", False, draft.value.phase)
+        return draft.rest
+
+    def centered(self, node: Node) -> Node | None:
+        """``x`` where ``node`` is ``x - mean(x)`` and all that is asked for is the mean of that."""
+        by_name, readers = self.body.by_name, [self.body.node(name).op for name in self.body.users()[node.name]]
+        if not isinstance(node.op, PointwiseOp) or node.op.fn != "sub" or node.name in self.body.outputs:
+            return None
+        x, mean = (by_name[name] for name in node.inputs)
+        means = [op for op in (mean.op, *readers) if isinstance(op, ReduceOp) and op.fn == "mean"]
+        alike = len(means) == len(readers) + 1 and all(op.axes == means[0].axes for op in means)
+        return x if alike and mean.inputs == (x.name,) else None
+
+    def pointwise(self, node: Node, fn: str) -> None:
+        if self.centered(node) is None:
+            super().pointwise(node, fn)
 
     def softmax(self, node: Node, log: bool) -> None:
         x = self.values[node.inputs[0]]
@@ -83,6 +110,9 @@ class StreamLowering(RowLowering):
             self.values[node.name] = self.draft("expf({0}) * {1}", shifted, norm, element=True, node=node)
 
     def reduction(self, node: Node, op: ReduceOp) -> None:
+        if (source := self.centered(self.body.node(node.inputs[0]))) is not None:
+            self.values[node.name] = self.lost(source, format_node(node))
+            return
         x = self.values[node.inputs[0]]
         if op.fn == "logsumexp":
             peak, total = self.exponentials(x, format_node(node))
@@ -90,13 +120,18 @@ class StreamLowering(RowLowering):
             self.values[node.name] = self.draft(template, peak, total, element=False, node=node)
         elif op.fn == "var":
             self.values[node.name] = self.variance(x, format_node(node))[0]
-        elif op.fn == "mean" and any(
-            isinstance(other.op, ReduceOp) and other.op.fn == "var" and other.inputs == node.inputs
-            for other in self.body.nodes
-        ):
+        elif op.fn == "mean" and self.has_state(node):
             self.values[node.name] = self.variance(x, format_node(node))[1]
         else:
             super().reduction(node, op)
+
+    def has_state(self, mean: Node) -> bool:
+        """Whether the row's variance, or what its mean is rounded by, is asked for besides ``mean``."""
+        return any(
+            (isinstance(node.op, ReduceOp) and node.op.fn == "var" and node.inputs == mean.inputs)
+            or (mean.name in node.inputs and self.centered(node) is not None)
+            for node in self.body.nodes
+        )
 
     # --- phases -------------------------------------------------------------------------------
 
@@ -124,6 +159,7 @@ class StreamLowering(RowLowering):
                     value=self.reference(draft.operand),
                     comment=draft.comment,
                     second=draft.second.name if draft.second else "",
+                    rest=draft.rest.name if draft.rest else "",
                 )
                 for draft in reductions
             ),
@@ -151,8 +187,9 @@ def plan(region: Region, name: str) -> KernelPlan:
     before = tuple(axis for axis in space.row_axes if axis < split)
     run = tuple(axis for axis in space.row_axes if axis >= split)
     inner = region.product(space.inner_axes)
-    passes = [set(phase.loads) for phase in rows.phases]
-    kept = [o.name for o in rows.operands if o.vector == "source" and sum(o.name in loads for loads in passes) > 1]
+    first, *later = (phase.loads for phase in rows.phases if phase.loads)
+    again = {name for loads in later for name in loads}.intersection(first)  # the first sweep fills shared memory
+    kept = [o.name for o in rows.operands if o.vector == "source" and o.name in again]
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),

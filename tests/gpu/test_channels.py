@@ -60,7 +60,7 @@ def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.Monke
     generated = load_generated(tmp_path / "generated.py")().cuda()
     generated.load_state_dict(reference.state_dict())
     leading = (shape[0], *[1] * (len(shape) - 1))
-    for batch, offset in ((2, 0.0), (3, 5.0), (33, 0.5)):
+    for batch, offset in ((2, 0.0), (3, 5.0), (33, 0.5), (3, 300.0)):
         x = torch.randn(batch, *shape, device="cuda") * 3 + offset * torch.randn(batch, *leading, device="cuda")
         r = _values(copy.deepcopy(reference).double(), x.double())
         e, y, again = (_values(model, x) for model in (reference, generated, generated))
@@ -69,5 +69,5 @@ def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.Monke
             assert torch.equal(one, four)
             found = compare(f"value {i}", one, two, three, five)
             assert found.wrong_specials == 0, found
-            assert found.max_generated <= 1.25 * found.max_allowed, found
+            assert found.max_generated <= found.max_allowed, found
             assert three.numel() < 1024 or found.passed, found
