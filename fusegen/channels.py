@@ -52,24 +52,39 @@ def _fixed(graph: Graph, name: str, found: set[str]) -> bool:
     return True
 
 
+def _normed(graph: Graph, conv: Node, available: set[str]) -> tuple[Node, set[str], set[str]] | None:
+    """The value after ``conv`` that has statistics, all that leads to it, and what of that follows from parameters."""
+    after: dict[str, set[str]] = {conv.name: set()}
+    value = None
+    for node in graph.nodes:
+        if is_over_channels(node, conv.type.rank) and node.inputs[0] in after:
+            value = graph.node(node.inputs[0])
+            break
+        if node.name in available and isinstance(node.op, PointwiseOp) and node.type == conv.type:
+            fixed: set[str] = set()
+            data = [name for name in node.inputs if name in after]
+            if data and all(name in after or _fixed(graph, name, fixed) for name in node.inputs):
+                after[node.name] = fixed
+    if value is None:
+        return None
+    inside = {value.name}
+    for node in reversed(graph.nodes):
+        if node.name in inside and node is not conv:
+            inside |= after.keys() & set(node.inputs)
+    return value, inside, set[str]().union(*(after[name] for name in inside))
+
+
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
     """(nodes, copied nodes) of a kernel that computes ``conv`` and what a norm after it needs of every channel."""
     users, available = graph.users(), set(free)
-    inside, copies = {conv.name}, set[str]()
-    value = conv
-    while True:
-        readers = [graph.node(name) for name in dict.fromkeys(users[value.name])]
-        if any(is_over_channels(node, value.type.rank) for node in readers):
-            break
-        after = readers[0] if len(readers) == 1 and value.name not in graph.results else None
-        if after is None or after.name not in available:
-            return None
-        if not isinstance(after.op, PointwiseOp) or after.type != value.type:
-            return None
-        if not all(name == value.name or _fixed(graph, name, copies) for name in after.inputs):
-            return None
-        value = after
-        inside.add(value.name)
+    found = _normed(graph, conv, available)
+    if found is None:
+        return None
+    value, inside, copies = found
+    hidden = inside - {value.name}
+    if hidden & set(graph.results) or any(not inside.issuperset(users[name]) for name in hidden):
+        return None
+    readers = [graph.node(name) for name in dict.fromkeys(users[value.name])]
     known = {node.name for node in readers if is_over_channels(node, value.type.rank) and node.name in available}
     if len(known) == len(readers) or not known:
         return None

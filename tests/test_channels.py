@@ -99,6 +99,26 @@ def test_short_channels_before_a_pooling_are_found_too() -> None:
     assert _found(_program(model, (32, 64, 64, 64)))
 
 
+class _Gated(nn.Module):
+    """The activation reads the convolution's result more than once."""
+
+    def __init__(self, outside: bool) -> None:
+        super().__init__()
+        self.head, self.norm, self.outside = nn.Conv2d(64, 64, 3), nn.BatchNorm2d(64), outside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.head(x)
+        gated = self.norm(y * torch.sigmoid(y + 1))
+        return gated + y if self.outside else gated
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_what_leads_to_the_norm_may_branch_within_the_kernel(outside: bool) -> None:
+    with torch.device("meta"):
+        program = _program(_Gated(outside))
+    assert bool(_found(program)) != outside
+
+
 class _Pooled(nn.Module):
     """What the activation gives is pooled, before the norm or beside it."""
 

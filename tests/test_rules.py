@@ -526,6 +526,7 @@ MONOTONE = {
 TRANSCENDENTAL = {
     "softmax(x) over a size-1 axis = x - x + 1",
     "normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b",
+    "x tanh(softplus(x)) = mish(x)",
     *ELEMENTWISE,
     *MONOTONE,
 }
@@ -598,6 +599,26 @@ def test_elementwise_rules_leave_what_does_something(chain: str) -> None:
         draw.graph(_functions(draw, draw.leaf(len(SPECIAL)), chain)), tuple(RULES[name] for name in ELEMENTWISE)
     )
     assert outcome.applied == ()
+
+
+def _spelt_out(first: bool, beta: float, threshold: float, same: bool = True) -> Graph:
+    """``x tanh(softplus(x))``, its factors in either order, or of two different factors."""
+    draw = Draw(0)
+    x, one, limit = draw.leaf(len(SPECIAL)), draw.add(ConstOp(value=beta)), draw.add(ConstOp(value=threshold))
+    inner = draw.add(PointwiseOp(fn="softplus"), x if same else draw.add(PointwiseOp(fn="neg"), x), one, limit)
+    factors = (x, draw.add(PointwiseOp(fn="tanh"), inner))
+    return draw.graph(draw.add(PointwiseOp(fn="mul"), *(factors if first else factors[::-1])))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_mish_that_is_spelt_out(first: bool) -> None:
+    _agree(_spelt_out(first, 1.0, 20.0), RULES["x tanh(softplus(x)) = mish(x)"], SPECIAL)
+
+
+@pytest.mark.parametrize(("beta", "threshold", "same"), [(2.0, 20.0, True), (1.0, 5.0, True), (1.0, 20.0, False)])
+def test_what_is_no_mish_stays(beta: float, threshold: float, same: bool) -> None:
+    rule = RULES["x tanh(softplus(x)) = mish(x)"]
+    assert rewrite(_spelt_out(True, beta, threshold, same), (rule,)).applied == ()
 
 
 @pytest.mark.parametrize("chain", INCREASING)

@@ -112,6 +112,19 @@ def _is_zero(m: Match) -> str | None:
     return None if positive and m["x"].type == m.root.type else ""
 
 
+# --- other spellings ----------------------------------------------------------------------------
+
+
+def _mish(m: Match) -> Node:
+    return m.add(PointwiseOp(fn="mish"), m["x"])
+
+
+def _is_mish(m: Match) -> str | None:
+    """From 20 on a softplus may be its operand: the tangent is one there."""
+    beta, threshold = _number(m["beta"]), _number(m["threshold"])
+    return None if m["x"] is m["same"] and beta == 1 and threshold is not None and threshold >= 20 else ""
+
+
 _SHIFT = ("add", "sub")
 _EVEN = ("abs", "square", "cos")
 
@@ -165,6 +178,29 @@ RULES = (
         _raise_relu,
         Numerics.EXACT,
         _positive_bound,
+    ),
+    Rule(
+        "x tanh(softplus(x)) = mish(x)",
+        op(
+            PointwiseOp,
+            anything("x"),
+            op(
+                PointwiseOp,
+                op(
+                    PointwiseOp,
+                    anything("same"),
+                    op(ConstOp, name="beta"),
+                    op(ConstOp, name="threshold"),
+                    fn="softplus",
+                ),
+                fn="tanh",
+            ),
+            fn="mul",
+            commutative=True,
+        ),
+        _mish,
+        Numerics.REASSOCIATES,
+        _is_mish,
     ),
     Rule(
         "-(-x) = x",
