@@ -61,7 +61,10 @@ def split(body: Graph) -> ConvPool:
         raise NotFusable(f"the windows of {pool.name} overlap, have gaps, or reach past the result of {conv.name}")
     if any(name not in body.by_name or body.node(name).op.kind != "input" for name in conv.inputs):
         raise NotFusable(f"an operand of {conv.name} is computed before it")
-    spaces = (elementwise(before, conv.name, 2), elementwise(after, pool.name, 2))
+    spaces = (
+        elementwise(before, conv.name, conv.type.shape, _CHANNELS + 1),
+        elementwise(after, pool.name, pool.type.shape, _CHANNELS + 1),
+    )
     for part, space in zip((before, after), spaces, strict=True):
         _check_operands(part, space)
     rows = tuple(with_rows(RowSpace(s.shape, s.source, (), s.axes), (_CHANNELS,)) for s in spaces)

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from fusegen import dims
-from fusegen.dims import Dim
+from fusegen.dims import Dim, Dims
 from fusegen.ir import AdaptivePoolOp, ConstOp, DType, Graph, InputOp, Node, PointwiseOp, PoolOp
 from fusegen.pointwise import POINTWISE
-from fusegen.rowspace import NotFusable, RowSpace, analyze
+from fusegen.rowspace import AxisMap, NotFusable, RowSpace, analyze
 
 MAX_REPEATED = 64
 """Operations per element that overlapping windows may repeat: about what writing and reading it again costs."""
@@ -19,17 +19,14 @@ _SPECIAL = 4
 
 @dataclass(frozen=True)
 class PlaneSpace(RowSpace):
-    """Elementwise, with the axes before the pooled ones (``planes`` of them) apart from those within a plane."""
+    """Elementwise, with the base axes that each pooled axis is made of apart from those of the planes before them."""
 
-    planes: int = 1
+    pooled: AxisMap = ()
 
     @property
     def outer_axes(self) -> tuple[int, ...]:
-        return tuple(range(self.planes))
-
-    @property
-    def inner_axes(self) -> tuple[int, ...]:
-        return tuple(range(self.planes, len(self.shape)))
+        inside = {axis for axes in self.pooled for axis in axes}
+        return tuple(axis for axis in range(len(self.shape)) if axis not in inside)
 
 
 @dataclass(frozen=True)
@@ -64,18 +61,21 @@ def output_size(op: PoolOp | AdaptivePoolOp, axis: int, size: Dim) -> Dim:
     return dims.minimum(dims.add(dims.floordiv(dims.add(spare, stride - 1), stride), 1), begin_inside)
 
 
-def elementwise(part: Graph, source: str, planes: int) -> PlaneSpace:
-    """The space of a chain whose result has the shape of ``source``. Raises ``NotFusable``."""
+def elementwise(part: Graph, source: str, shape: Dims, planes: int) -> PlaneSpace:
+    """The space of a chain from ``source`` to a result of this ``shape`` that lies in memory alike.
+
+    ``planes``: the axes of the result before those that are pooled. Raises ``NotFusable``.
+    """
     space = analyze(part, source)
     if space.row_axes:
         raise NotFusable("a reduction reads the pooling")
-    shape, result = part.node(source).type.shape, part.node(part.outputs[0])
-    whole = tuple((axis,) if size != 1 else () for axis, size in enumerate(shape))
-    if space.shape != shape or result.type.shape != shape or space.axes[result.name] != whole:
+    result = part.node(part.outputs[0])
+    whole = tuple(axis for axis, size in enumerate(space.shape) if size != 1)
+    if result.type.shape != shape or space.base_axes(result.name) != whole:
         raise NotFusable(f"{result.name} does not have the axes of the pooling")
     if result.type.dtype is not DType.FLOAT32:
         raise NotFusable(f"{result.name} is {result.type.dtype.value}")
-    return PlaneSpace(space.shape, space.source, (), space.axes, planes)
+    return PlaneSpace(space.shape, space.source, (), space.axes, space.axes[result.name][planes:])
 
 
 def _repeated(op: PoolOp | AdaptivePoolOp) -> float:
@@ -115,15 +115,21 @@ def split(body: Graph) -> PoolRegion:
     assert isinstance(pool.op, (PoolOp, AdaptivePoolOp))
     (pooled,) = pool.inputs
     shape = before.node(pooled).type.shape
-    inputs = [node for node in before.nodes if isinstance(node.op, InputOp) and node.type.shape == shape]
+    size = dims.product(shape)
+    inputs = [n for n in before.nodes if isinstance(n.op, InputOp) and dims.product(n.type.shape) == size]
     if not inputs:
-        raise NotFusable(f"no operand has the shape of {pooled}")
+        raise NotFusable(f"no operand has the elements of {pooled}")
+    source = max(inputs, key=lambda node: node.type.shape == shape)
     planes = pool.type.rank - pool.op.rank
     rows = [POINTWISE[node.op.fn] for node in before.nodes if isinstance(node.op, PointwiseOp)]
     if sum(row.flops + _SPECIAL * row.special for row in rows) * (_repeated(pool.op) - 1) > MAX_REPEATED:
         raise NotFusable(f"{pooled} would be computed again for every window that it is in")
     return PoolRegion(
-        pool, before, after, elementwise(before, inputs[0].name, planes), elementwise(after, pool.name, planes)
+        pool,
+        before,
+        after,
+        elementwise(before, source.name, shape, planes),
+        elementwise(after, pool.name, pool.type.shape, planes),
     )
 
 

@@ -976,21 +976,20 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int row = static_cast<int>(out_line - slab * args.out_height);
     const int layer = static_cast<int>(slab - volume * args.out_depth);
 
-    // What the window gets of element v at position (z, y, c) of the volume.
-    auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int z, [[maybe_unused]] int y, [[maybe_unused]] int c) {
-
-        return v;
-    };
-
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W;
     float result = NOTHING;
     for (int d = 0; d < KERNEL_D; ++d) {
-        const int z = front + d * DILATION_D;
+        const int64_t z = front + d * DILATION_D;
         if (z < 0 || z >= args.in_depth) continue;
         for (int i = 0; i < KERNEL_H; ++i) {
-            const int y = top + i * DILATION_H;
+            const int64_t y = top + i * DILATION_H;
             if (y < 0 || y >= args.in_height) continue;
             const float* line = args.x0 + ((volume * args.in_depth + z) * args.in_height + y) * args.in_width;
+            // What the window gets of element v at position (z, y, x) of the volume.
+            auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
+
+                return v;
+            };
             float part = NOTHING;
 #pragma unroll 2
             for (int k = 0; k < KERNEL_W; k += VEC) {
@@ -999,14 +998,14 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
                 float run[VEC] = {};
                 if (inside) load_run<VEC>(run, line + c);
 #pragma unroll
-                for (int e = 0; e < VEC; ++e) part = nan_max(part, element(run[e], inside, z, y, c + e));
+                for (int e = 0; e < VEC; ++e) part = nan_max(part, element(run[e], inside, c + e));
             }
             result = nan_max(result, part);
         }
     }
 
-    // What becomes of a pooled value at (y, x) of the result's layer.
-    auto finish = [&](float result, [[maybe_unused]] int y, [[maybe_unused]] int x) {
+    // What becomes of a pooled value at (z, y, x) of the result.
+    auto finish = [&](float result, [[maybe_unused]] int64_t y, [[maybe_unused]] int64_t x) {
         const float pooled = result;
 
         return pooled;
@@ -1366,20 +1365,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a38700b26c1a8b8a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2d71997aa0a3926f, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a38700b26c1a8b8a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_2d71997aa0a3926f, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a38700b26c1a8b8a"
+_fusegen_NAMESPACE = "fusegen_2d71997aa0a3926f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

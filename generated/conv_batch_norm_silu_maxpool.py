@@ -2086,22 +2086,12 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const float v_p0 = __ldg(args.p0 + (plane % 72));   // %_native_batch_norm_legit_functional_17: float32[72, 1, 1]
     const float v_p1 = __ldg(args.p1 + (plane % 72));   // %_native_batch_norm_legit_functional_18: float32[72, 1, 1]
 
-    // What the window gets of element v at position (z, y, c) of the volume.
-    auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int z, [[maybe_unused]] int y, [[maybe_unused]] int c) {
-        const float t0 = v - v_x1;   // %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 72, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-        const float t1 = t0 * v_x2;   // %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-        const float t2 = t1 * v_p0;   // %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-        const float t3 = t2 + v_p1;   // %_native_batch_norm_legit_functional_19: float32[x0_0, 72, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-        const float t4 = (t3 * sigmoid(t3));   // %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%_native_batch_norm_legit_functional_19)
-        return t4;
-    };
-
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W - T::LEAD;
     const float* corner = args.x0 + ((volume * args.in_depth + front) * args.in_height + top) * args.in_width + left;
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
-    auto row_inside = [&](int z, int y) { return y < args.in_height; };
-    auto inside_row = [&](int c) { return true; };
+    auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
+    auto inside_row = [&](int64_t c) { return true; };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -2109,7 +2099,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
         for (int a = 0; a < T::ACROSS; ++a) results[r][a] = NOTHING;
 #pragma unroll
     for (int d = 0; d < KERNEL_D; ++d, corner += DILATION_D * layer_size) {
-        const int z = front + d * DILATION_D;
+        [[maybe_unused]] const int64_t z = front + d * DILATION_D;
         float lines[T::ROWS][(T::SPAN + VEC - 1) / VEC * VEC] = {};
         const float* p = corner;
 #pragma unroll
@@ -2127,14 +2117,24 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
         for (int i = 0; i < T::ROWS; ++i) {
             if (!T::reads_row(i)) continue;
-            const bool inside = row_inside(z, top + i);
+            [[maybe_unused]] const int64_t y = top + i;
+            const bool inside = row_inside(z, y);
+            // What the window gets of element v at position (z, y, x) of the volume.
+            auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
+                const float t0 = v - v_x1;   // %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 72, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
+                const float t1 = t0 * v_x2;   // %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
+                const float t2 = t1 * v_p0;   // %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
+                const float t3 = t2 + v_p1;   // %_native_batch_norm_legit_functional_19: float32[x0_0, 72, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
+                const float t4 = (t3 * sigmoid(t3));   // %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%_native_batch_norm_legit_functional_19)
+                return t4;
+            };
             float part[T::ACROSS];
 #pragma unroll
             for (int a = 0; a < T::ACROSS; ++a) part[a] = NOTHING;
 #pragma unroll
             for (int e = 0; e < T::SPAN; ++e) {
                 if (!T::reads(e)) continue;
-                const float value = element(lines[i][e], inside && inside_row(left + e), z, top + i, left + e);
+                const float value = element(lines[i][e], inside && inside_row(left + e), left + e);
 #pragma unroll
                 for (int a = 0; a < T::ACROSS; ++a)
                     if (T::has(a, e)) part[a] = nan_max(part[a], value);
@@ -2147,8 +2147,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
         }
     }
 
-    // What becomes of a pooled value at (y, x) of the result's layer.
-    auto finish = [&](float result, [[maybe_unused]] int y, [[maybe_unused]] int x) {
+    // What becomes of a pooled value at (z, y, x) of the result.
+    auto finish = [&](float result, [[maybe_unused]] int64_t y, [[maybe_unused]] int64_t x) {
         const float pooled = result;
 
         return pooled;
@@ -2381,18 +2381,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fbe08bf733462e15, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_528c242705076c63, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fbe08bf733462e15, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_528c242705076c63, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fbe08bf733462e15"
+_fusegen_NAMESPACE = "fusegen_528c242705076c63"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

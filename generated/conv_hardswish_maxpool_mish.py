@@ -1685,20 +1685,12 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const float v_p0 = __ldg(args.p0 + (plane % 128));   // %conv2d_r1: float32[128, 1, 1]
     const float v_p1 = __ldg(args.p1 + (plane % 128));   // %p_scale: float32[128, 1, 1]
 
-    // What the window gets of element v at position (z, y, c) of the volume.
-    auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int z, [[maybe_unused]] int y, [[maybe_unused]] int c) {
-        const float t0 = v + v_p0;   // %conv2d: float32[x0_0, 128, x0_2 - 2, x0_3 - 2] = add(%conv2d_r2, %conv2d_r1)
-        const float t1 = (t0 * nan_min(nan_max(t0 + 3.0f, 0.0f), 6.0f) * 0x1.555556p-3f);   // %hardswish: float32[x0_0, 128, x0_2 - 2, x0_3 - 2] = hardswish(%conv2d)
-        const float t2 = t1 * v_p1;   // %mul: float32[x0_0, 128, x0_2 - 2, x0_3 - 2] = mul(%hardswish, %p_scale)
-        return t2;
-    };
-
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W - T::LEAD;
     const float* corner = args.x0 + ((volume * args.in_depth + front) * args.in_height + top) * args.in_width + left;
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
-    auto row_inside = [&](int z, int y) { return y < args.in_height; };
-    auto inside_row = [&](int c) { return true; };
+    auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
+    auto inside_row = [&](int64_t c) { return true; };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -1706,7 +1698,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
         for (int a = 0; a < T::ACROSS; ++a) results[r][a] = NOTHING;
 #pragma unroll
     for (int d = 0; d < KERNEL_D; ++d, corner += DILATION_D * layer_size) {
-        const int z = front + d * DILATION_D;
+        [[maybe_unused]] const int64_t z = front + d * DILATION_D;
         float lines[T::ROWS][(T::SPAN + VEC - 1) / VEC * VEC] = {};
         const float* p = corner;
 #pragma unroll
@@ -1724,14 +1716,22 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
         for (int i = 0; i < T::ROWS; ++i) {
             if (!T::reads_row(i)) continue;
-            const bool inside = row_inside(z, top + i);
+            [[maybe_unused]] const int64_t y = top + i;
+            const bool inside = row_inside(z, y);
+            // What the window gets of element v at position (z, y, x) of the volume.
+            auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
+                const float t0 = v + v_p0;   // %conv2d: float32[x0_0, 128, x0_2 - 2, x0_3 - 2] = add(%conv2d_r2, %conv2d_r1)
+                const float t1 = (t0 * nan_min(nan_max(t0 + 3.0f, 0.0f), 6.0f) * 0x1.555556p-3f);   // %hardswish: float32[x0_0, 128, x0_2 - 2, x0_3 - 2] = hardswish(%conv2d)
+                const float t2 = t1 * v_p1;   // %mul: float32[x0_0, 128, x0_2 - 2, x0_3 - 2] = mul(%hardswish, %p_scale)
+                return t2;
+            };
             float part[T::ACROSS];
 #pragma unroll
             for (int a = 0; a < T::ACROSS; ++a) part[a] = NOTHING;
 #pragma unroll
             for (int e = 0; e < T::SPAN; ++e) {
                 if (!T::reads(e)) continue;
-                const float value = element(lines[i][e], inside && inside_row(left + e), z, top + i, left + e);
+                const float value = element(lines[i][e], inside && inside_row(left + e), left + e);
 #pragma unroll
                 for (int a = 0; a < T::ACROSS; ++a)
                     if (T::has(a, e)) part[a] = nan_max(part[a], value);
@@ -1744,8 +1744,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
         }
     }
 
-    // What becomes of a pooled value at (y, x) of the result's layer.
-    auto finish = [&](float result, [[maybe_unused]] int y, [[maybe_unused]] int x) {
+    // What becomes of a pooled value at (z, y, x) of the result.
+    auto finish = [&](float result, [[maybe_unused]] int64_t y, [[maybe_unused]] int64_t x) {
         const float pooled = result;
         const float t0 = mish(pooled);   // %mish: float32[x0_0, 128, (x0_2 // 2) - 1, (x0_3 // 2) - 1] = mish(%max_pool2d)
         return t0;
@@ -1965,16 +1965,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2bd2566ed8349d62, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_586eef7f28607253, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_2bd2566ed8349d62, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_586eef7f28607253, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_2bd2566ed8349d62"
+_fusegen_NAMESPACE = "fusegen_586eef7f28607253"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -351,18 +351,12 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int row = static_cast<int>(out_line - slab * args.by_rows.divisor) * T::RESULTS;
     const int layer = static_cast<int>(slab - volume * args.out_depth);
 
-    // What the window gets of element v at position (z, y, c) of the volume.
-    auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int z, [[maybe_unused]] int y, [[maybe_unused]] int c) {
-
-        return v;
-    };
-
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W - T::LEAD;
     const float* corner = args.x0 + ((volume * args.in_depth + front) * args.in_height + top) * args.in_width + left;
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
-    auto row_inside = [&](int z, int y) { return y < args.in_height; };
-    auto inside_row = [&](int c) { return true; };
+    auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
+    auto inside_row = [&](int64_t c) { return true; };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -370,7 +364,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
         for (int a = 0; a < T::ACROSS; ++a) results[r][a] = NOTHING;
 #pragma unroll
     for (int d = 0; d < KERNEL_D; ++d, corner += DILATION_D * layer_size) {
-        const int z = front + d * DILATION_D;
+        [[maybe_unused]] const int64_t z = front + d * DILATION_D;
         float lines[T::ROWS][(T::SPAN + VEC - 1) / VEC * VEC] = {};
         const float* p = corner;
 #pragma unroll
@@ -388,14 +382,20 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
         for (int i = 0; i < T::ROWS; ++i) {
             if (!T::reads_row(i)) continue;
-            const bool inside = row_inside(z, top + i);
+            [[maybe_unused]] const int64_t y = top + i;
+            const bool inside = row_inside(z, y);
+            // What the window gets of element v at position (z, y, x) of the volume.
+            auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
+
+                return v;
+            };
             float part[T::ACROSS];
 #pragma unroll
             for (int a = 0; a < T::ACROSS; ++a) part[a] = NOTHING;
 #pragma unroll
             for (int e = 0; e < T::SPAN; ++e) {
                 if (!T::reads(e)) continue;
-                const float value = element(lines[i][e], inside && inside_row(left + e), z, top + i, left + e);
+                const float value = element(lines[i][e], inside && inside_row(left + e), left + e);
 #pragma unroll
                 for (int a = 0; a < T::ACROSS; ++a)
                     if (T::has(a, e)) part[a] += value;
@@ -408,8 +408,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
         }
     }
 
-    // What becomes of a pooled value at (y, x) of the result's layer.
-    auto finish = [&](float result, [[maybe_unused]] int y, [[maybe_unused]] int x) {
+    // What becomes of a pooled value at (z, y, x) of the result.
+    auto finish = [&](float result, [[maybe_unused]] int64_t y, [[maybe_unused]] int64_t x) {
         const float pooled = result * 0x1p-3f;   // divided by 8
 
         return pooled;
@@ -1897,18 +1897,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7c908e1c13795cb5, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9d699205d773d771, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7c908e1c13795cb5, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9d699205d773d771, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7c908e1c13795cb5"
+_fusegen_NAMESPACE = "fusegen_9d699205d773d771"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

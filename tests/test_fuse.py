@@ -10,7 +10,7 @@ from fusegen import dims, plan
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
-from fusegen.plan.details import ContractionPlan, RowStreamPlan
+from fusegen.plan.details import ContractionPlan, PoolPlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
 from fusegen.plan.types import EagerStep, KernelStep, Program
@@ -125,6 +125,29 @@ def test_what_one_sweep_computes_the_next_computes_again(tmp_path: Path) -> None
         assert not any(statement.array for statement in phase.elements)
 
 
+def test_only_what_the_first_sweep_reads_is_kept(tmp_path: Path) -> None:
+    """It fills shared memory; what a later one reads first stays in memory."""
+    body = "return self.n(self.n(x) + x.cumsum(0))"
+    detail = streamed(program(tmp_path, body, "self.n = nn.GroupNorm(2, 8)"))
+    data = {operand.name for operand in detail.rows.operands if operand.vector == "source"}
+    loads = [data.intersection(phase.loads) for phase in detail.rows.phases]
+    assert set(detail.kept) == loads[0]
+    assert loads[0] < loads[1] == loads[2] == data
+
+
+@pytest.mark.parametrize("norm", ["BatchNorm2d(8)", "GroupNorm(2, 8)"])
+def test_a_mean_that_others_are_subtracted_from_keeps_what_rounding_took(norm: str, tmp_path: Path) -> None:
+    """Means that a norm compares differ by little more than they are rounded by; one sweep finds both."""
+    found = program(tmp_path, "return self.n(x).mean((2, 3))", f"self.n = nn.{norm}", "torch.rand(4, 8, 64, 65)")
+    first = next(step.plan.detail for step in found.steps if isinstance(step, KernelStep))
+    assert isinstance(first, RowStreamPlan)
+    (reduction,) = [reduction for phase in first.rows.phases for reduction in phase.reductions]
+    assert reduction.fn == "var"
+    assert {store.value for store in first.rows.stores} == {
+        f"row.{name}[i]" for name in (reduction.name, reduction.second, reduction.rest)
+    }
+
+
 def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> None:
     found = program(tmp_path, "return (x.relu() + 1).permute(0, 2, 3, 1)")
     assert templates(found) == ["pointwise", "torch"]
@@ -156,14 +179,38 @@ def test_a_lone_bias_is_added_by_the_product(init: str, body: str, expected: lis
         ("return F.avg_pool2d(F.max_pool2d(x, 2), 3, 1)", ["pool", "pool"]),
         ("return F.max_pool2d(x, 2).softmax(1)", ["pool", "row_reduce"]),
         ("return F.adaptive_avg_pool2d(x, (3, 4)).relu()", ["pool"]),
-        ("return F.max_pool1d(x[0], 2, ceil_mode=True)", ["torch", "torch", "pool"]),
-        ("return F.avg_pool3d(x.unsqueeze(1), 2)", ["torch", "pool"]),
+        ("return F.max_pool1d(x[0], 2, ceil_mode=True)", ["torch", "pool"]),  # its data's views are free
+        ("return F.avg_pool3d(x.unsqueeze(1), 2)", ["pool"]),
         ("return F.max_pool2d(self.c(x).relu(), 2)", ["contraction", "pool"]),
     ],
 )
 def test_what_shares_a_kernel_with_a_pooling(body: str, expected: list[str], tmp_path: Path) -> None:
     init = "self.s = nn.Parameter(torch.ones(8, 1, 1))\nself.c = nn.Conv2d(8, 12, 3, 2)"
     assert templates(program(tmp_path, body, init, "torch.rand(4, 8, 12, 17)")) == expected
+
+
+@pytest.mark.parametrize(
+    ("init", "body", "statistics"),
+    [
+        ("nn.GroupNorm(2, 8)", "F.max_pool2d(self.n(x) * 2, 2)", "row_stream"),
+        ("nn.InstanceNorm2d(8)", "F.avg_pool2d(self.n(x).tanh(), 2)", "row_stream"),
+        ("nn.LayerNorm(64)", "F.avg_pool2d(self.n(x), 2)", "row_reduce"),
+    ],
+)
+def test_a_pooling_normalises_what_it_reads(init: str, body: str, statistics: str, tmp_path: Path) -> None:
+    """The normalised tensor is never written: one kernel finds the statistics, the pooling applies them."""
+    found = program(tmp_path, f"return {body}", f"self.n = {init}", "torch.rand(4, 8, 32, 64)")
+    assert templates(found) == [statistics, "pool"]
+    first, second = found.steps
+    assert isinstance(first, KernelStep)
+    assert all(dims.numel(found.after.shape(name), found.after.sizes) < 4 * 8 * 32 * 64 / 32 for name in first.outputs)
+    assert isinstance(second, KernelStep)
+    detail = second.plan.detail
+    assert isinstance(detail, PoolPlan)
+    roots = [s.name for phase in detail.before.phases for s in phase.scalars if "rsqrt" in s.expr]
+    assert roots
+    assert set(roots) <= set(detail.of_row if "Layer" in init else detail.of_plane)  # not once for every element
+    assert bool(detail.of_column) == ("Layer" in init)  # its scale and shift
 
 
 def test_bias_and_activation_run_along_the_channels(tmp_path: Path) -> None:

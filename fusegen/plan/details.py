@@ -313,7 +313,7 @@ class PoolPlan(Frozen):
     """Maximum or mean over windows, with the chains before and after it.
 
     ``before`` runs on every element read, ``after`` on every result; their texts are over ``plane``, the
-    position along the axes before the pooled ones, and ``inner``, the position within a plane.
+    position along the axes before the pooled ones, and ``z``, ``y`` and ``x``, those along the pooled axes.
     """
 
     template: Literal["pool"] = "pool"
@@ -335,8 +335,12 @@ class PoolPlan(Frozen):
     source: str
     before: RowProgram
     after: RowProgram
-    plane_operands: tuple[str, ...]
-    """Operands of ``before`` with one value for a plane."""
+    of_plane: tuple[str, ...]
+    """Values of ``before``, operands and what follows from them, that are the same all over a plane,"""
+    of_row: tuple[str, ...]
+    """along a row of it,"""
+    of_column: tuple[str, ...]
+    """and, operands only, at a place of any row: where a thread reads rows in whole."""
 
 
 class ConvPoolPlan(Frozen):

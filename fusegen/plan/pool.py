@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from fusegen import dims
 from fusegen.dims import Dim
@@ -36,11 +37,32 @@ def _axis(parts: PoolRegion, axis: int, size: Dim, output: Dim) -> PoolAxis:
     )
 
 
+class _Lowering(RowLowering):
+    """Indices over the positions along each of the pooled axes."""
+
+    def groups(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        assert isinstance(self.space, PlaneSpace)
+        pooled = self.space.pooled
+        return ((self.style.outer, self.space.outer_axes), *zip("zyx"[-len(pooled) :], pooled, strict=True))
+
+
 def _lower(region: Region, part: Graph, space: PlaneSpace, source: str, output: OutputArg) -> RowProgram:
     style = Style("{}", "{}", outer="plane", moves_rows=True)
-    return RowLowering(part, space, region.args, region.sizes, style, source).program(
+    return _Lowering(part, space, region.args, region.sizes, style, source).program(
         (output.replace(node=part.outputs[0]),)
     )
+
+
+def _varying(chain: RowProgram) -> dict[str, set[str]]:
+    """What each value of ``chain`` varies along: some of ``plane``, ``z``, ``y``, ``x``. The source along all."""
+    positions = {"plane", "z", "y", "x"}
+    found = {chain.source: positions}
+    texts = [(operand.name, operand.index) for operand in chain.operands]
+    texts += [(s.name, s.expr) for phase in chain.phases for s in (*phase.elements, *phase.scalars)]
+    for name, text in texts:
+        words = set(re.findall(r"\w+", text))
+        found[name] = (words & positions).union(*(found[word] for word in words if word in found))
+    return found
 
 
 def _span(axis: PoolAxis, outputs: int) -> int:
@@ -106,6 +128,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     vectors = _vectors(axes[2], unrolled, adaptive)
     outputs = tuple(_outputs(axes, vector, below) if unrolled else 1 for vector in vectors)
     chain = _lower(region, parts.before, parts.before_space, "v", region.outputs[0])
+    varying = {name: {"y"} if along == {"plane"} and op.rank == 1 else along for name, along in _varying(chain).items()}
+    column = {o.name for o in chain.operands if unrolled and varying[o.name] == {"x"}}
     detail = PoolPlan(
         fn=op.fn,
         adaptive=adaptive,
@@ -120,6 +144,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         source=region.args[parts.before_space.source].name,
         before=chain,
         after=_lower(region, parts.after, parts.after_space, "pooled", region.outputs[0]),
-        plane_operands=tuple(o.name for o in chain.operands if op.rank > 1 and "inner" not in o.index),
+        of_plane=tuple(name for name, along in varying.items() if along <= {"plane"}),
+        of_row=tuple(name for name, along in varying.items() if not along <= {"plane"} and "x" not in along),
+        of_column=tuple(o.name for o in chain.operands if o.name in column),
     )
     return region.plan(f"{name}_pool", detail)
