@@ -91,8 +91,7 @@ def hopper_refusal(body: Graph, conv: Node) -> str | None:
     """Why the tensor cores of sm_90a have no kernel for a convolution, or None."""
     assert isinstance(conv.op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
-    precise = not allows_tf32(body, conv)
-    return hopper.refusal(conv.op, ops.conv_channels(conv.op, x, w), ops.kernel_size(w), precise)
+    return hopper.refusal(conv.op, ops.conv_channels(conv.op, x, w), not allows_tf32(body, conv))
 
 
 def library_seconds(body: Graph, node: Node, machine: Machine) -> float:

@@ -39,8 +39,6 @@ _FOLD = 4e-13
 """Seconds of a result that is pooled instead of stored, beside its products."""
 _LEAST_CHANNELS = 8
 """Depth of one product."""
-_MOST_STEPS = 9
-"""Products one after the other into the same sum, in full fp32: tensor cores truncate what they add."""
 _HALVES = 2
 """Columns of a product for each result in full fp32: the weights' high and low halves."""
 _SCALED = 1.3
@@ -139,15 +137,11 @@ def window_refusal(conv: ConvOp, windows: Windows) -> str | None:
     return None
 
 
-def refusal(conv: ConvOp, channels: tuple[int, int], kernel: tuple[int, ...], precise: bool) -> str | None:
+def refusal(conv: ConvOp, channels: tuple[int, int], precise: bool) -> str | None:
     """Why a convolution of (input, output) ``channels`` has no kernel, or None."""
     inputs, outputs = (count // conv.groups for count in channels)
     if (inputs < _LEAST_CHANNELS and not precise) or outputs < _LEAST_CHANNELS:
         return f"groups of fewer than {_LEAST_CHANNELS} channels would mostly multiply zeros"
-    stride = conv.stride if conv.transposed else (1,) * conv.rank
-    steps = -(-inputs // 8) * prod(-(-size // step) for size, step in zip(kernel, stride, strict=True))
-    if precise and steps > _MOST_STEPS:
-        return f"sums of {steps} products would lose digits of full fp32"
     return None
 
 
@@ -162,6 +156,7 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     lengths = zip(body.shape(x.name)[2:], body.shape(node.name)[2:], strict=True)
     slots = body.shape(x.name)[0] * prod(axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True))
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
+    depth = 4 if precise and inputs <= 4 else depth  # two taps to a product
     halves = _HALVES if precise else 1
     columns = min(_COLUMNS, halves * width * prod(axis.phases for axis in taps))
     products = 2 * slots * prod(axis.products for axis in taps) * depth * halves * width * conv.groups

@@ -409,7 +409,7 @@ constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neigh
 constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
 
 // Staging of the results, so that a warp stores whole runs of an output row.
-constexpr int SLICE = 8;                    // channels at a time
+constexpr int SLICE = 16;                    // channels at a time
 constexpr int BUFFERS = 2;
 constexpr int ROW_PITCH = 64 * PHASES_X + (PHASES_Y == 1 ? 0 : PHASES_X == 2 ? 16 : 8);   // of an output row; free of bank conflicts
 constexpr int CHANNEL_PITCH = PHASES == 4 ? PHASES_Y * ROW_PITCH : PHASES == 2 ? PHASES_Y * ROW_PITCH | 8 : 68;
@@ -1144,20 +1144,23 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                         for (int i = 0; i < 2; ++i)
                             asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 8 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
                     named_sync(8 + warpgroup, 128);
+                    float t[SLICE / 4][PHASES_Y][WINDOWS];
 #pragma unroll
                     for (int n = 0; n < SLICE / 4; ++n) {
-                        float t[PHASES_Y][WINDOWS];
 #pragma unroll
                         for (int u = 0; u < PHASES_Y; ++u)
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k)
-                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[n][u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                    }
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
                         const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
 #pragma unroll
                         for (int u = 0; u < PHASES_Y; ++u)
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k)
-                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[u][k];
+                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[n][u][k];
                         to += 16 * positions;
                     }
                 }
@@ -2450,18 +2453,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0d12a02681fc56ca, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ee27e37807492f34, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0d12a02681fc56ca, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ee27e37807492f34, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0d12a02681fc56ca"
+_fusegen_NAMESPACE = "fusegen_ee27e37807492f34"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -282,7 +282,7 @@ constexpr int THREADS = 128 * (WARPGROUPS + 1);
 constexpr int CHUNK = 8;           // input channels of a stage
 constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
 constexpr int RINGS = 1;           // of stages: one that all warpgroups read, or one for each
-constexpr int STAGES = 7;          // of a ring
+constexpr int STAGES = 5;          // of a ring
 constexpr int SLOTS = 794;          // slots of a stage
 constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
 constexpr int RING = 0;            // weight slots of that ring
@@ -295,7 +295,7 @@ constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neigh
 constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
 
 // Staging of the results, so that a warp stores whole runs of an output row.
-constexpr int SLICE = 8;                    // channels at a time
+constexpr int SLICE = 32;                    // channels at a time
 constexpr int BUFFERS = 2;
 constexpr int ROW_PITCH = 64 * PHASES_X + (PHASES_Y == 1 ? 0 : PHASES_X == 2 ? 16 : 8);   // of an output row; free of bank conflicts
 constexpr int CHANNEL_PITCH = PHASES == 4 ? PHASES_Y * ROW_PITCH : PHASES == 2 ? PHASES_Y * ROW_PITCH | 8 : 68;
@@ -1768,16 +1768,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7d015e05e5d16e0b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_03b495132cdbc540, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7d015e05e5d16e0b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_03b495132cdbc540, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7d015e05e5d16e0b"
+_fusegen_NAMESPACE = "fusegen_03b495132cdbc540"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

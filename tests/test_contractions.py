@@ -49,12 +49,10 @@ def test_expected_times_lead_to_the_faster_of_both(convolutions: ModuleType) -> 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "kernel", "asynchronous"),
-    [(8, 64, 3, True), (64, 64, 3, True), (8, 16, 3, False), (3, 64, 7, False), (12, 64, 3, False)],
+    [(8, 64, 3, True), (64, 64, 3, True), (8, 16, 3, False), (12, 64, 3, True)],
 )
-def test_full_fp32_runs_where_it_is_faster_and_as_accurate(
-    inputs: int, outputs: int, kernel: int, asynchronous: bool
-) -> None:
-    """Few outputs leave the time of the input's grid and scales; long sums are the portable kernel's."""
+def test_full_fp32_runs_where_it_is_faster(inputs: int, outputs: int, kernel: int, asynchronous: bool) -> None:
+    """Few outputs leave the time of the input's grid and scales."""
     with torch.device("meta"):
         model = nn.Sequential(nn.Conv2d(inputs, outputs, kernel), nn.Mish())
         graph = trace(model, (torch.empty(64, inputs, 192, 192),), Path(__file__)).graph

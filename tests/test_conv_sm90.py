@@ -18,7 +18,7 @@ from fusegen.emit.render import environment
 from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_sm90
-from fusegen.plan.details import ContractionAxis, HopperConvPlan
+from fusegen.plan.details import ContractionAxis, HopperConvPlan, TapResidue
 from fusegen.plan.rowprogram import RowProgram, Store
 from fusegen.plan.types import KernelPlan, KernelStep
 from fusegen.trace import trace
@@ -171,13 +171,34 @@ def test_halves_of_the_weights_are_columns_side_by_side() -> None:
     assert (plan.columns, plan.width, plan.channel_tiles) == (64, 128, 2)
 
 
-@pytest.mark.parametrize(("channels", "kernel", "products"), [((8, 64), 9, None), ((8, 64), 10, 10), ((9, 64), 5, 10)])
-def test_sums_that_truncation_would_spoil_are_refused(
-    channels: tuple[int, int], kernel: int, products: int | None
-) -> None:
+@pytest.mark.parametrize(
+    ("channels", "kernel", "promotes"),
+    [((8, 64), 9, False), ((8, 64), 10, True), ((9, 64), 5, True), ((4, 64), 17, False)],
+)
+def test_long_sums_leave_the_tensor_cores(channels: tuple[int, int], kernel: int, promotes: bool) -> None:
     plan = _full_fp32(channels, kernel)
-    assert isinstance(plan, HopperConvPlan) == (products is None)
-    assert products is None or f"sums of {products} products" in str(plan)
+    assert isinstance(plan, HopperConvPlan)
+    assert plan.promotes == promotes
+
+
+@pytest.mark.parametrize("taps", [(0, 1), (0, 1, 2), (0, 3, 4, 7), (0, 2, 4, 6, 8)])
+def test_taps_of_few_channels_go_in_pairs(taps: tuple[int, ...]) -> None:
+    """Every tap meets its own weights once, and the zeros lie beside one that is met twice."""
+    residue = TapResidue(at=(0, 0, 0), first_row=0, rows=1, taps=taps)
+    tiles, met = residue.tiles(4), []
+    for step in residue.steps(4):
+        assert step.tap in taps
+        assert step.tap + step.apart in taps
+        for at, tile in ((step.tap, step.tile), (step.tap + step.apart, step.tile + 1)):
+            assert tiles[tile] in (at, -1)
+            met.append((at, tiles[tile]))
+    assert sorted(tap for tap, own in met if own >= 0) == list(taps)
+    assert len(met) == len(tiles)
+
+
+def test_steps_of_more_channels_cover_a_stage() -> None:
+    residue = TapResidue(at=(0, 0, 0), first_row=0, rows=1, taps=(0, 1, 2))
+    assert [(s.tap, s.quad, s.tile) for s in residue.steps(16)] == [(t, q, t) for t in (0, 1, 2) for q in (0, 2)]
 
 
 class _Softmax(nn.Module):

@@ -27,6 +27,8 @@ MAX_WARPS = 16
 """Of consumers. Each has a value of every channel to take statistics about."""
 RING = 4
 """Tap rows of streamed weights in shared memory."""
+CHAIN = 9
+"""Products one after the other into the same sum in full fp32."""
 MAX_TAP_ROWS = 128
 MAX_SLOTS = 1024
 MAX_ROW = 64
@@ -133,6 +135,7 @@ class Geometry:
     """Columns of the product."""
     split: int
     operand_bytes: int
+    precise: bool
 
     def span(self, block: int, one_row: bool) -> int:
         """Slots of a stage that holds the tap rows of a residue, or one of them."""
@@ -158,18 +161,37 @@ class Geometry:
         them in step.
         """
         taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
-        sizes = (32, 16, 8) if taps < 3 else (16, 8)
-        chunks = sorted(sizes, key=lambda size: (round_up(self.depth, size), -size))  # least padding first
-        rows = sum(residue.rows for residue in self.residues)
-        by_row = self.span(64, False) * len(self.residues) > 2 * 64 * rows  # less to load than all rows at once
+        chunks = self.chunks((32, 16, 8) if taps < 3 else (16, 8))
+        by_row = self.span(64, False) * len(self.residues) > 2 * 64 * self.rows  # less to load than all rows at once
         yield from ((False, True, False, chunk) for chunk in chunks)
+        if self.precise and by_row:
+            yield from ((False, True, True, chunk) for chunk in chunks)
         yield from ((False, False, row, chunk) for row in ((True,) if by_row else (False, True)) for chunk in chunks)
         yield from ((True, True, row, chunk) for chunk in chunks for row in (False, True))
+
+    @property
+    def rows(self) -> int:
+        return sum(residue.rows for residue in self.residues)
+
+    def chunks(self, sizes: tuple[int, ...]) -> list[int]:
+        """Channels that a stage may hold, least padding first. Taps go in pairs where four are enough."""
+        if self.precise and self.depth <= 4 and all(len(residue.taps) > 1 for residue in self.residues):
+            return [4]
+        return sorted(sizes, key=lambda size: (round_up(self.depth, size), -size))
 
     @property
     def warpgroups(self) -> tuple[int, ...]:
         """A fourth one hides more latency, where its accumulators leave registers for the epilogue."""
         return (4, 3) if self.width <= 96 else (3,)
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Channels that a warpgroup stages at a time."""
+        lanes = 4 // (self.phases[0] * self.phases[1])
+        channels = self.columns // (self.phases[0] * self.phases[1])
+        if self.precise and lanes == 4:
+            return tuple(size for size in (32, 16, 8) if channels % size == 0)
+        return {1: (4,), 2: (8, 4), 4: (8,)}[lanes]
 
     @property
     def item_stages(self) -> int:
@@ -186,22 +208,24 @@ class Geometry:
     def memories(self) -> dict[str, _Memory]:
         """What fits, by label, best first."""
         found: dict[str, _Memory] = {}
-        lanes = 4 // (self.phases[0] * self.phases[1])
-        slices = {1: (4,), 2: (8, 4), 4: (8,)}[lanes]
-        taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
         for (stream, together, one_row, chunk), count, size, buffers in product(
-            self.ways(), self.warpgroups, slices, (2, 1)
+            self.ways(), self.warpgroups, self.slices, (2, 1)
         ):
             depth, rings = round_up(self.depth, chunk), 1 if together else count
             if stream and rings > 3:
                 continue  # the fourth of the producers' warps brings the weights
-            kept = RING * max(len(residue.taps) for residue in self.residues) * chunk if stream else taps * depth
+            tiles = [len(residue.tiles(chunk)) for residue in self.residues]
+            taps = sum(residue.rows * count for residue, count in zip(self.residues, tiles, strict=True))
+            kept = RING * max(tiles) * chunk if stream else taps * depth
             slots = self.span(64 * count // rings, one_row)
-            wanted = 3 if stream or rings > 1 else depth // chunk * self.item_stages
+            item = depth // chunk * (self.rows if one_row else self.item_stages)
+            ahead = together and one_row and not stream  # stages are small: some of the next tile's fit too
+            wanted = 3 if stream or rings > 1 else 3 * item // 2 if ahead else item
             exchange = (self.split - 1) * 2 * 4 * 16 * self.phases[0] * self.phases[1] * 4
             free = SHARED_BYTES - _BARRIERS - self.operand_bytes - kept * self.width * 4
             free -= count * (exchange + buffers * self.staging(size))
-            stages = min(free // (self.stage_bytes(slots, chunk) * rings), max(wanted, 8))
+            most = 2 * item if ahead else max(wanted, 8)
+            stages = min(free // (self.stage_bytes(slots, chunk) * rings), most)
             if stages >= wanted and self.holds(slots, 64 * count // rings):
                 memory = _Memory(count, stream, rings, chunk, slots, stages, size, buffers, not one_row)
                 found.setdefault(memory.label, memory)
@@ -233,7 +257,7 @@ def plan(
     residues, tap_rows = _residues(taps)
     if len(tap_rows) > MAX_TAP_ROWS:
         return f"{len(tap_rows)} tap rows are too many for its tables"
-    if reason := hopper.refusal(conv, channels, tuple(axis.kernel for axis in axes), precise):
+    if reason := hopper.refusal(conv, channels, precise):
         return reason
     inputs, outputs = (count // conv.groups for count in channels)
     phases, outer_phases = _phases(taps, outputs, reduces)
@@ -259,6 +283,7 @@ def plan(
         split,
         (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
         + (MAX_WARPS * block * 4 if statistics else 0),
+        precise,
     )
     patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None
     memories = (patches or geometry).memories()
@@ -309,6 +334,7 @@ def plan(
         slots=memory.slots,
         stream=memory.stream,
         ring=RING if memory.stream else 0,
+        chain=CHAIN,
         consumer_registers=consumer,
         producer_registers=producer,
         window=pooling.plan(patches, taps, block_slots) if pooling and patches else None,

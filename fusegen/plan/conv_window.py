@@ -71,7 +71,7 @@ class PatchGeometry(Geometry):
         return channels * staged_pitch(self.windows.within, self.patch) * 4
 
     def ways(self) -> Iterator[tuple[bool, bool, bool, int]]:
-        sizes = sorted((16, 8), key=lambda size: (round_up(self.depth, size), -size))
+        sizes = self.chunks((16, 8))
         rows, columns = self.patch
         alone, beside = (covered((rows, count * columns), *self.lengths) for count in (1, self.warpgroups[0]))
         together = (True, False) if self.parts == 1 and beside <= 1.1 * alone else (False, True)

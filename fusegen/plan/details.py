@@ -126,6 +126,18 @@ class ContractionAxis(Frozen):
     output: Dim
 
 
+class TapStep(Frozen):
+    """A product 16 bytes of a slot deep and as much of another: of the next channels, or of another tap."""
+
+    tap: int
+    """Slots from the base to the first."""
+    quad: int
+    apart: int
+    """Slots to the other, of another tap; 0: it is of the next channels."""
+    tile: int
+    """Of the weights, [channels of a stage][columns] each."""
+
+
 class TapResidue(Frozen):
     """Taps of a convolution that read the same residue of its strides: ``rows`` tap rows, ``taps`` along x in each."""
 
@@ -133,6 +145,26 @@ class TapResidue(Frozen):
     first_row: int
     rows: int
     taps: tuple[int, ...]
+
+    def tiles(self, chunk: int) -> tuple[int, ...]:
+        """The taps of the tiles of a row's weights. -1 has zeros, beside the last tap where taps go in pairs."""
+        if chunk > 4 or len(self.taps) % 2 == 0:
+            return self.taps
+        return (*self.taps[:-1], -1, self.taps[-1])
+
+    def steps(self, chunk: int) -> tuple[TapStep, ...]:
+        """The products of a row."""
+        if chunk > 4:
+            return tuple(
+                TapStep(tap=tap, quad=quad, apart=0, tile=i)
+                for i, tap in enumerate(self.taps)
+                for quad in range(0, chunk // 4, 2)
+            )
+        firsts = [min(i, len(self.taps) - 2) for i in range(0, len(self.taps), 2)]
+        return tuple(
+            TapStep(tap=self.taps[i], quad=0, apart=self.taps[i + 1] - self.taps[i], tile=2 * n)
+            for n, i in enumerate(firsts)
+        )
 
 
 class StatisticsPlan(Frozen):
@@ -240,6 +272,8 @@ class HopperConvPlan(Frozen):
     slots: int
     stream: bool
     ring: int
+    chain: int
+    """Products one after the other into the same sum, in full fp32: tensor cores truncate what they add."""
     consumer_registers: int
     producer_registers: int
     window: WindowPlan | None = None
@@ -257,11 +291,17 @@ class HopperConvPlan(Frozen):
 
     @property
     def max_taps(self) -> int:
-        return max(len(residue.taps) for residue in self.residues)
+        return max(len(residue.tiles(self.chunk)) for residue in self.residues)
 
     @property
     def kind_taps(self) -> int:
-        return sum(residue.rows * len(residue.taps) for residue in self.residues)
+        return sum(residue.rows * len(residue.tiles(self.chunk)) for residue in self.residues)
+
+    @property
+    def promotes(self) -> bool:
+        """Sums of products are so long that they leave the tensor cores in between."""
+        chunks = -(-self.inputs // self.chunk)
+        return self.precise and self.chain < chunks * sum(r.rows * len(r.steps(self.chunk)) for r in self.residues)
 
 
 class ContractionPlan(Frozen):
