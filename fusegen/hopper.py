@@ -24,7 +24,7 @@ from fusegen.machines import Machine
 
 _GRID = 1.5
 """Times over that the traffic of writing the input as a grid counts."""
-_STORE = 0.8
+STORE = 0.8
 """Likewise that of the results."""
 _NARROW = 0.11
 """Loss of a product of 64 columns, which waits for its operand from shared memory, against one of 128."""
@@ -48,6 +48,11 @@ _TILE = 2.7e-7
 """Seconds of a multiprocessor that a tile of 64 base slots takes after its products in full fp32, which hide behind."""
 _TILE_COLUMN = 1.05e-8
 """For each of its columns of results."""
+_TILE_ROW = 4.5e-8
+"""For each of its tap rows, where they do not fit a stage together."""
+_STAGE_SLOTS = 1024
+_BLOCK_SLOTS = 192
+"""Slots that a stage holds, and base slots of a block."""
 # Fitted to benchmarks/results/convolutions-h200.json: within a tenth on average, at most a third.
 
 
@@ -154,7 +159,8 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     structure = zip(ops.kernel_size(w.type), conv.stride, conv.padding, conv.dilation, strict=True)
     taps = [Taps(*axis, conv.transposed) for axis in structure]
     lengths = zip(body.shape(x.name)[2:], body.shape(node.name)[2:], strict=True)
-    slots = body.shape(x.name)[0] * prod(axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True))
+    pitches = [axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True)]
+    slots = body.shape(x.name)[0] * prod(pitches)
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
     depth = 4 if precise and inputs <= 4 else depth  # two taps to a product
     halves = _HALVES if precise else 1
@@ -167,8 +173,20 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     tensor = products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
     if precise:
         each = width * prod(axis.phases for axis in taps)
-        return max(tensor, _tile_seconds(slots * conv.groups, each, machine)) + _scaled_seconds(body, x, grid, machine)
-    return tensor + (_GRID * grid + _STORE * results) / machine.bandwidth + _LAUNCHES * machine.launch
+        tiles = _tile_seconds(slots * conv.groups, each, machine)
+        tiles += slots * conv.groups / 64 * _rows_apart(taps, pitches) * _TILE_ROW / machine.multiprocessors
+        return max(tensor, tiles) + _scaled_seconds(body, x, grid, machine)
+    return tensor + (_GRID * grid + STORE * results) / machine.bandwidth + _LAUNCHES * machine.launch
+
+
+def _rows_apart(taps: list[Taps], pitches: list[int]) -> int:
+    """Tap rows, where a stage does not hold all that a block reads of the input; else 0."""
+    reached = 0
+    for axis, pitch in zip(taps, pitches, strict=True):
+        reached = reached * pitch + axis.reach
+    if _BLOCK_SLOTS + reached <= _STAGE_SLOTS:
+        return 0
+    return prod(sum(map(len, axis.shifts.values())) for axis in taps[:-1]) * len(taps[-1].shifts)
 
 
 def _tile_seconds(slots: int, columns: int, machine: Machine) -> float:
@@ -216,4 +234,4 @@ def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, 
     if precise:
         work = max(tensor, _tile_seconds(results * conv.groups, width, machine) + folds)
         return work + _scaled_seconds(body, x, grid, machine)
-    return tensor + folds + (_GRID * grid + _STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch
+    return tensor + folds + (_GRID * grid + STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch
