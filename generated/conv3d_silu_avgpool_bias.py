@@ -37,7 +37,7 @@
 #   return %add
 #
 # Steps:
-#   k0_conv_pool: generated conv_pool kernel, 94.6 MB, 65.6 GFLOP
+#   k0_conv_pool: generated conv_apart kernel, 94.6 MB, 65.6 GFLOP
 #
 # Memory traffic: 736 MB before, 94.6 MB after.
 # Arithmetic: 65.5 GFLOP before, 65.6 GFLOP after.

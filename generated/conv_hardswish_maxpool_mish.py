@@ -49,7 +49,7 @@
 #   where 128*x0_0 - 128*x0_0*(x0_2 // 2) - 128*x0_0*(x0_3 // 2) + 128*x0_0*(x0_2 // 2)*(x0_3 // 2) >= 2
 #
 # Steps:
-#   k0_conv_pool: generated conv_pool kernel, 200 MB, 75.7 GFLOP
+#   k0_conv_pool: generated conv_apart kernel, 200 MB, 75.7 GFLOP
 #
 # Memory traffic: 1.89 GB before, 200 MB after.
 # Arithmetic: 75.7 GFLOP before, 75.7 GFLOP after.

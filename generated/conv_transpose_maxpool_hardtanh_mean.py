@@ -45,7 +45,7 @@
 #   return %tanh
 #
 # Steps:
-#   k0_conv_pool: generated conv_pool kernel, 101 MB, 19.4 GFLOP
+#   k0_conv_pool: generated conv_apart kernel, 101 MB, 19.4 GFLOP
 #   k1_row_stream: generated row_stream kernel, 33.6 MB, 25.2 MFLOP
 #
 # Memory traffic: 537 MB before, 134 MB after.
