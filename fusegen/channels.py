@@ -7,7 +7,7 @@ begins with that tensor's mean and variance.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fusegen import dims, ops
 from fusegen.ir import (
@@ -52,35 +52,38 @@ def _fixed(graph: Graph, name: str, found: set[str]) -> bool:
     return True
 
 
-def _normed(graph: Graph, conv: Node, available: set[str]) -> tuple[Node, set[str], set[str]] | None:
-    """The value after ``conv`` that has statistics, all that leads to it, and what of that follows from parameters."""
+def leading(
+    graph: Graph, conv: Node, available: set[str], is_statistic: Callable[[Node, int], bool]
+) -> tuple[Node, set[str], set[str]] | None:
+    """The first statistic of values after ``conv``, what leads to it, and what of that follows from parameters."""
     after: dict[str, set[str]] = {conv.name: set()}
-    value = None
+    statistic = None
     for node in graph.nodes:
-        if is_over_channels(node, conv.type.rank) and node.inputs[0] in after:
-            value = graph.node(node.inputs[0])
+        if is_statistic(node, conv.type.rank) and node.inputs[0] in after:
+            statistic = node
             break
         if node.name in available and isinstance(node.op, PointwiseOp) and node.type == conv.type:
             fixed: set[str] = set()
             data = [name for name in node.inputs if name in after]
             if data and all(name in after or _fixed(graph, name, fixed) for name in node.inputs):
                 after[node.name] = fixed
-    if value is None:
+    if statistic is None:
         return None
-    inside = {value.name}
+    inside = set(statistic.inputs)
     for node in reversed(graph.nodes):
         if node.name in inside and node is not conv:
             inside |= after.keys() & set(node.inputs)
-    return value, inside, set[str]().union(*(after[name] for name in inside))
+    return statistic, inside, set[str]().union(*(after[name] for name in inside))
 
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
     """(nodes, copied nodes) of a kernel that computes ``conv`` and what a norm after it needs of every channel."""
     users, available = graph.users(), set(free)
-    found = _normed(graph, conv, available)
+    found = leading(graph, conv, available, is_over_channels)
     if found is None:
         return None
-    value, inside, copies = found
+    statistic, inside, copies = found
+    value = graph.node(statistic.inputs[0])
     hidden = inside - {value.name}
     if hidden & set(graph.results) or any(not inside.issuperset(users[name]) for name in hidden):
         return None

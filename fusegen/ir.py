@@ -303,7 +303,9 @@ class RegionOp(Frozen):
     """
 
     kind: Literal["region"] = "region"
-    template: Literal["window_sum", "contraction", "conv_pool", "pool", "row_reduce", "row_stream", "pointwise"]
+    template: Literal[
+        "window_sum", "contraction", "conv_pool", "conv_reduce", "pool", "row_reduce", "row_stream", "pointwise"
+    ]
     body: Graph
 
 

@@ -697,11 +697,7 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
 // A lane keeps one channel of every SHARED of its values; SHARED lanes hold other pixels of the same channels.
 constexpr int SHARED = 8 * PHASES, OWN = (VALUES + SHARED - 1) / SHARED;
 
-// What a warp knows of the channels of its tiles: sums of distances from `origins`, and of their squares.
-struct Moments {
-    float* origins;      // by channel of the tile, in shared memory
-    float count = 0.0f, sums[OWN] = {}, squares[OWN] = {};
-
+struct Lanes {
     __device__ __forceinline__ static int channel(int j) { return j / 2 * (2 * LANES) + threadIdx.x % 4 / PHASES * 2 + j % 2; }
     __device__ __forceinline__ static int own(int k) { return k * SHARED + threadIdx.x % 32 / 4 * PHASES + threadIdx.x % PHASES; }   // as a value
 
@@ -721,6 +717,14 @@ struct Moments {
             return sum_pixels<WIDTH / 2>(a);
         }
     }
+};
+
+// What a warp knows of the channels of its tiles: sums of distances from `origins`, and of their squares.
+struct Moments : Lanes {
+    float* origins;      // by channel of the tile, in shared memory
+    float count = 0.0f, sums[OWN] = {}, squares[OWN] = {};
+
+    __device__ __forceinline__ explicit Moments(float* origins) : origins(origins) {}
     // value(j, first, second) sets what is to be added up of value j; the sums of the lane's own one are returned.
     template <typename Value>
     __device__ __forceinline__ static float2 totals(int begin, Value value) {
@@ -885,7 +889,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             if (STREAM && SHARE == 1 && lane == 0) barrier_arrive(ring_free + i * 8);
             if (STREAM && SHARE > 1 && lane < SHARE) barrier_arrive_remote(remote(ring_free + i * 8, lane));
         };
-        Moments moments = {reinterpret_cast<float*>(shared + AT_ORIGINS) + warp * CHANNELS};
+        Moments moments(reinterpret_cast<float*>(shared + AT_ORIGINS) + warp * CHANNELS);
         if (turns && warpgroup == WARPGROUPS - 1) named_arrive(1, 256);
 
         for (int item = begin; item < end; ++item, advance_item()) {
@@ -1015,20 +1019,23 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                         for (int i = 0; i < 2; ++i)
                             asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 8 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
                     named_sync(8 + warpgroup, 128);
+                    float t[SLICE / 4][PHASES_Y][WINDOWS];
 #pragma unroll
                     for (int n = 0; n < SLICE / 4; ++n) {
-                        float t[PHASES_Y][WINDOWS];
 #pragma unroll
                         for (int u = 0; u < PHASES_Y; ++u)
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k)
-                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[n][u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                    }
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
                         const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
 #pragma unroll
                         for (int u = 0; u < PHASES_Y; ++u)
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k)
-                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[u][k];
+                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[n][u][k];
                         to += 16 * positions;
                     }
                 }
@@ -1060,6 +1067,8 @@ static int64_t axis_slots(int axis, int64_t in, int64_t out) {
     return bases + reach(axis) - shared;
 }
 
+static int64_t state_bytes(int64_t) { return int64_t(multiprocessors() + KINDS * CLUSTER) * WARPS * (STATE * CHANNELS) * 4; }
+
 struct Layout { int64_t sample_slots, samples, plane, steps, weight_bytes, bytes; int64_t slots[3]; };
 
 // The workspace holds the weights and the grid of as many samples as fit the limits.
@@ -1073,7 +1082,7 @@ static Layout layout(int64_t batch, const int64_t (&in)[3], const int64_t (&out)
     l.steps = (l.samples * l.sample_slots + TILE * SHARE - 1) / (TILE * SHARE);
     l.plane = l.steps * SHARE * TILE + (reach(0) * l.slots[1] + reach(1)) * l.slots[2] + reach(2);
     l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
-    l.bytes = l.weight_bytes + SLOT_BYTES * l.plane + int64_t(multiprocessors() + KINDS * CLUSTER) * WARPS * (STATE * CHANNELS) * 4;
+    l.bytes = l.weight_bytes + SLOT_BYTES * l.plane + state_bytes(batch);
     return l;
 }
 
@@ -1110,7 +1119,7 @@ static int launch(Args args, const Tail& tail, int64_t batch, const int64_t (&in
     const Layout l = layout(batch, in, out);
     args.weights = static_cast<float*>(workspace);
     args.grid = args.weights + l.weight_bytes / 4;
-    args.states = args.grid + (l.bytes - l.weight_bytes) / 4 - int64_t(multiprocessors() + KINDS * CLUSTER) * WARPS * (STATE * CHANNELS);
+    args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + l.bytes - state_bytes(batch));
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
@@ -2381,18 +2390,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_528c242705076c63, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_46b9c082cd6fd560, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_528c242705076c63, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_46b9c082cd6fd560, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_528c242705076c63"
+_fusegen_NAMESPACE = "fusegen_46b9c082cd6fd560"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -816,20 +816,23 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                         for (int i = 0; i < 2; ++i)
                             asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 8 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
                     named_sync(8 + warpgroup, 128);
+                    float t[SLICE / 4][PHASES_Y][WINDOWS];
 #pragma unroll
                     for (int n = 0; n < SLICE / 4; ++n) {
-                        float t[PHASES_Y][WINDOWS];
 #pragma unroll
                         for (int u = 0; u < PHASES_Y; ++u)
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k)
-                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[n][u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                    }
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
                         const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
 #pragma unroll
                         for (int u = 0; u < PHASES_Y; ++u)
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k)
-                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[u][k];
+                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[n][u][k];
                         to += 16 * positions;
                     }
                 }
@@ -2411,18 +2414,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4c994e93f4f83cc2, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_792b23186f511fb8, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4c994e93f4f83cc2, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_792b23186f511fb8, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4c994e93f4f83cc2"
+_fusegen_NAMESPACE = "fusegen_792b23186f511fb8"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

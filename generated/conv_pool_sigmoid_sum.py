@@ -1768,20 +1768,23 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                         for (int i = 0; i < 2; ++i)
                             asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 8 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
                     named_sync(8 + warpgroup, 128);
+                    float t[SLICE / 4][PHASES_Y][WINDOWS];
 #pragma unroll
                     for (int n = 0; n < SLICE / 4; ++n) {
-                        float t[PHASES_Y][WINDOWS];
 #pragma unroll
                         for (int u = 0; u < PHASES_Y; ++u)
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k)
-                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[n][u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                    }
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
                         const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
 #pragma unroll
                         for (int u = 0; u < PHASES_Y; ++u)
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k)
-                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[u][k];
+                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[n][u][k];
                         to += 16 * positions;
                     }
                 }
@@ -3228,20 +3231,20 @@ Tensor call_k2_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e3f77e7628039fc8, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ea67b50a9199dfc7, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor x0, Tensor x1, int tf32) -> Tensor");
     m.def("k2_row_stream(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e3f77e7628039fc8, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ea67b50a9199dfc7, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e3f77e7628039fc8"
+_fusegen_NAMESPACE = "fusegen_ea67b50a9199dfc7"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -13,7 +13,7 @@ from fusegen import channels
 from fusegen.compiler import optimise
 from fusegen.interpret import input_shapes, run
 from fusegen.ir import Graph, ReduceOp, RegionOp
-from fusegen.plan.details import ContractionPlan, ConvPoolPlan, HopperConvPlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep, Program
 from fusegen.trace import trace
 from fusegen.tuning import choices
@@ -137,7 +137,7 @@ def test_a_kernel_pools_its_results_or_finds_their_statistics(beside: bool) -> N
     with torch.device("meta"):
         program = _program(_Pooled(beside))
     assert bool(_found(program)) == beside
-    pooled = [step for step in _kernels(program) if isinstance(step.plan.detail, ConvPoolPlan)]
+    pooled = [step for step in _kernels(program) if isinstance(step.plan.detail, ConvApartPlan)]
     assert bool(pooled) != beside
     for step in _kernels(program):
         hopper = step.plan.hopper
@@ -147,7 +147,7 @@ def test_a_kernel_pools_its_results_or_finds_their_statistics(beside: bool) -> N
 def test_a_pooling_of_normalised_results_stays_apart() -> None:
     """Whoever finds the statistics: the norm needs results that a pooling in the epilogue would not store."""
     program = _program(_chain("pool"), statistics_of_conv2d_by="a pass of their own")
-    assert not any(isinstance(step.plan.detail, ConvPoolPlan) for step in _kernels(program))
+    assert not any(isinstance(step.plan.detail, ConvApartPlan) for step in _kernels(program))
 
 
 def test_a_pinned_choice_wins() -> None:

@@ -10,7 +10,7 @@ import pytest
 from fusegen import hopper
 from fusegen.compiler import Compiled, compile_file
 from fusegen.hopper import Taps, Windows
-from fusegen.plan.details import ConvPoolPlan, HopperConvPlan
+from fusegen.plan.details import ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 from tests.models import write
 
@@ -92,9 +92,9 @@ def test_windows_lie_in_patches_or_are_computed_in_parts(
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("F.mish(F.max_pool2d(F.hardswish(self.c(x)) * self.s, 2))", ["conv_pool"]),
-        ("F.avg_pool2d(F.silu(self.c(x)), 4)", ["conv_pool"]),
-        ("F.max_pool2d(F.silu(self.c(x)), 2).mean((2, 3))", ["conv_pool", "row_stream"]),
+        ("F.mish(F.max_pool2d(F.hardswish(self.c(x)) * self.s, 2))", ["conv_apart"]),
+        ("F.avg_pool2d(F.silu(self.c(x)), 4)", ["conv_apart"]),
+        ("F.max_pool2d(F.silu(self.c(x)), 2).mean((2, 3))", ["conv_apart", "row_stream"]),
         # windows that overlap, reach past the result, or an operand with values of its own for every position
         ("F.max_pool2d(F.silu(self.c(x)), 3, 2)", ["contraction", "pool"]),
         ("F.max_pool2d(F.silu(self.c(x)), 2, 2, 1)", ["contraction", "pool"]),
@@ -123,7 +123,7 @@ def test_a_tuning_file_may_pin_either(tmp_path: Path) -> None:
 def test_one_kernel_on_hopper_and_two_elsewhere(tmp_path: Path) -> None:
     compiled = _compiled(tmp_path, "F.max_pool2d(F.silu(self.c(x)), 2)")
     plan = _plan(compiled)
-    assert isinstance(plan.detail, ConvPoolPlan)
+    assert isinstance(plan.detail, ConvApartPlan)
     assert [part.detail.template for part in plan.parts] == ["contraction", "pool"]
     assert all(part.hopper is None for part in plan.parts)
     assert isinstance(plan.hopper, HopperConvPlan)
@@ -134,7 +134,7 @@ def test_one_kernel_on_hopper_and_two_elsewhere(tmp_path: Path) -> None:
 def test_few_channels_are_pooled_in_full_fp32(tmp_path: Path) -> None:
     compiled = _compiled(tmp_path, "F.max_pool2d(F.silu(self.c(x)), 2)", "nn.Conv2d(8, 64, 3)", "64, 8, 130, 130")
     plan = _plan(compiled)
-    assert isinstance(plan.detail, ConvPoolPlan)
+    assert isinstance(plan.detail, ConvApartPlan)
     assert isinstance(plan.hopper, HopperConvPlan)
     assert plan.detail.conv.precise
     assert plan.hopper.precise
@@ -168,4 +168,4 @@ def test_other_machines_pool_apart(tmp_path: Path) -> None:
         "torch.empty(64, 64, 66, 66)",
     )
     compiled = compile_file(path, target="sm_80")
-    assert "conv_pool" not in _templates(compiled)
+    assert "conv_apart" not in _templates(compiled)

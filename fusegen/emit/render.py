@@ -26,7 +26,7 @@ from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
 from fusegen.ir import ConstOp, DType, EagerOp, Graph
 from fusegen.literals import hex_float
-from fusegen.plan.details import ContractionPlan, ConvPoolPlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
 
 
@@ -147,7 +147,7 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     """The argument that says whether a kernel may compute in TF32, where it has one."""
     if plan.tf32 is None:
         return []
-    detail = plan.detail.conv if isinstance(plan.detail, ConvPoolPlan) else plan.detail
+    detail = plan.detail.conv if isinstance(plan.detail, ConvApartPlan) else plan.detail
     if not isinstance(detail, ContractionPlan) or plan.tf32 != "conv":
         return [f"_fusegen_tf32_{plan.tf32}()"]
     if detail.precise:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import channels, contractions, convpool, ops, poolspace
+from fusegen import channels, contractions, convpool, convreduce, ops, poolspace
 from fusegen.ir import (
     AdaptivePoolOp,
     ConstOp,
@@ -37,7 +37,9 @@ from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
 from fusegen.rowspace import NotFusable, analyze
 
-Template = Literal["window_sum", "contraction", "conv_pool", "pool", "row_reduce", "row_stream", "pointwise"]
+Template = Literal[
+    "window_sum", "contraction", "conv_pool", "conv_reduce", "pool", "row_reduce", "row_stream", "pointwise"
+]
 _POOLS = (PoolOp, AdaptivePoolOp)
 _WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp, *_POOLS)
 _JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp, SliceOp, *_POOLS)
@@ -66,6 +68,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return None if len(body.outputs) == 1 else _SHARED
         if template == "conv_pool":
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
+        if template == "conv_reduce":
+            return "its convolution has a kernel of its own"
         space = analyze(body)
     except NotFusable as error:
         return str(error)
@@ -162,8 +166,11 @@ def _template(body: Graph) -> Template:
     if any(isinstance(node.op, WindowSumOp) for node in body.nodes):
         return "window_sum"
     pools = any(isinstance(node.op, _POOLS) for node in body.nodes)
-    if pools and any(isinstance(node.op, ConvOp) for node in body.nodes):
+    conv = next((node for node in body.nodes if isinstance(node.op, ConvOp)), None)
+    if pools and conv:
         return "conv_pool"
+    if conv and any(convreduce.is_over_positions(node, conv.type.rank) for node in body.nodes):
+        return "conv_reduce"
     if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
         return "contraction"
     if pools:
@@ -201,6 +208,22 @@ def _with_statistics(grouping: Grouping, conv: Node, free: set[str], machine: Ma
     return group if reason is None and channels.pays(grouping.graph, body, machine) else None
 
 
+def _reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
+    """The region of a convolution that reduces its results over all positions instead of writing them."""
+    found = convreduce.members(grouping.graph, conv, free)
+    if found is None:
+        return None
+    group = Group(*map(frozenset, found))
+    body, _ = grouping.body(group)
+    try:
+        reason = convreduce.refusal(body, machine)
+    except NotFusable as error:
+        reason = str(error)
+    if reason:
+        refused[conv.name] = f"with {body.outputs[0]}: {reason}"
+    return None if reason else group
+
+
 def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """%m = reduce.max(%x); %e = exp(%m)  ->  %e = region(%x) { the same nodes }."""
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
@@ -209,7 +232,11 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     grouping = Grouping(graph)
     refused: dict[str, str] = {}
     for node in graph.nodes:  # first, for a norm's kernel would take the statistics
-        if isinstance(node.op, ConvOp) and (group := _with_statistics(grouping, node, free, machine(target))):
+        if not isinstance(node.op, ConvOp) or node.name not in free:
+            continue
+        if group := _with_statistics(grouping, node, free, machine(target)) or _reduced(
+            grouping, node, free, refused, machine(target)
+        ):
             last = [n.name for n in graph.nodes if n.name in group.owned][-1]
             grouping.groups[last] = group
             free -= group.owned

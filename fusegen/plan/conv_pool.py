@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Literal
 
 from fusegen import convpool, ops
 from fusegen.convpool import ConvPool
 from fusegen.ir import ConvOp, Graph, InputOp, Node, ParamOp, RegionOp
 from fusegen.plan import contraction, conv_sm90, pool
 from fusegen.plan.conv_window import Pooling
-from fusegen.plan.details import ContractionPlan, ConvPoolPlan, HopperConvPlan
+from fusegen.plan.details import ContractionAxis, ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import RowLowering, Style
@@ -33,10 +34,10 @@ def _numbered(body: Graph, nodes: list[Node], outputs: tuple[str, ...]) -> Graph
     return body.replace(nodes=tuple(placed), outputs=outputs)
 
 
-def apart(graph: Graph, region: Node, parts: ConvPool) -> tuple[Region, Region]:
-    """The convolution alone, and the pooling with what precedes and follows it, as two regions."""
+def apart(graph: Graph, region: Node, conv: Node, template: Literal["pool", "row_stream"]) -> tuple[Region, Region]:
+    """The convolution alone, and everything that follows it (by ``template``), as two regions."""
     assert isinstance(region.op, RegionOp)
-    body, conv = region.op.body, parts.conv
+    body = region.op.body
     outside = dict(zip((node.name for node in body.inputs), region.inputs, strict=True))
     outside[conv.name] = f"{conv.name}_apart"
     first = _numbered(body, [*map(body.node, conv.inputs), conv], (conv.name,))
@@ -46,10 +47,10 @@ def apart(graph: Graph, region: Node, parts: ConvPool) -> tuple[Region, Region]:
     nodes = [
         n if isinstance(n.op, ParamOp) else n.replace(op=InputOp(position=i), inputs=()) for i, n in enumerate(leaves)
     ]
-    for own, template, name in ((first, "contraction", outside[conv.name]), (second, "pool", region.name)):
-        inputs = tuple(outside[node.name] for node in own.inputs)
-        result = own.node(own.outputs[0])
-        nodes.append(result.replace(name=name, op=RegionOp(template=template, body=own), inputs=inputs))
+    ops = (RegionOp(template="contraction", body=first), RegionOp(template=template, body=second))
+    for op, name in zip(ops, (outside[conv.name], region.name), strict=True):
+        inputs = tuple(outside[node.name] for node in op.body.inputs)
+        nodes.append(op.body.node(op.body.outputs[0]).replace(name=name, op=op, inputs=inputs))
     split = graph.replace(nodes=tuple(nodes), outputs=(region.name,), updates=())
     return Region(split, nodes[-2]), Region(split, nodes[-1])
 
@@ -79,19 +80,12 @@ def _hopper(region: Region, parts: ConvPool, conv: ContractionPlan) -> HopperCon
     return found
 
 
-def plan(graph: Graph, node: Node, name: str) -> KernelPlan:
-    """One kernel where Hopper's tensor cores compute the convolution, two elsewhere. Raises ``Unplanned``."""
-    region = Region(graph, node)
-    parts = convpool.split(region.body)
-    first, second = apart(graph, node, parts)
-    own = parts.conv
-    assert isinstance(own.op, ConvOp)
-    x, w = (region.body.node(operand) for operand in own.inputs)
-    axes = contraction.axes_of(region, own.op, own, x, w)
-    for axis, placed in enumerate(axes):
-        region.sizes.define(parts.op.size[axis], output_size(parts.op, axis, placed.output))
-    conv, pooled = contraction.plan(first, name, portable=True), pool.plan(second, name)
+def composed(
+    region: Region, own: Node, axes: tuple[ContractionAxis, ...], conv: KernelPlan, other: KernelPlan
+) -> ConvApartPlan:
+    """The two kernels ``conv`` and ``other`` in place of one for ``region``, whose convolution is ``own``."""
     assert isinstance(conv.detail, ContractionPlan)
+    x, w = (region.body.node(operand) for operand in own.inputs)
     detail = conv.detail.replace(
         source=region.args[x.name].name,
         weight=region.args[w.name].name,
@@ -99,13 +93,29 @@ def plan(graph: Graph, node: Node, name: str) -> KernelPlan:
         axes=axes,
     )
     sizes = []
-    for part in (conv, pooled):
+    for part in (conv, other):
         taken = [part.args[b.arg].type.shape[b.axis] for b in part.bindings] + [given.size for given in part.given]
         sizes.append(tuple(map(region.sizes.local, taken)))
+    return ConvApartPlan(conv=detail, elements=region.sizes.product(own.type.shape), sizes=(sizes[0], sizes[1]))
+
+
+def plan(graph: Graph, node: Node, name: str) -> KernelPlan:
+    """One kernel where Hopper's tensor cores compute the convolution, two elsewhere. Raises ``Unplanned``."""
+    region = Region(graph, node)
+    parts = convpool.split(region.body)
+    first, second = apart(graph, node, parts.conv, "pool")
+    own = parts.conv
+    assert isinstance(own.op, ConvOp)
+    x, w = (region.body.node(operand) for operand in own.inputs)
+    axes = contraction.axes_of(region, own.op, own, x, w)
+    for axis, placed in enumerate(axes):
+        region.sizes.define(parts.op.size[axis], output_size(parts.op, axis, placed.output))
+    conv, pooled = contraction.plan(first, name, portable=True), pool.plan(second, name)
+    detail = composed(region, own, axes, conv, pooled)
     return region.plan(
         f"{name}_conv_pool",
-        ConvPoolPlan(conv=detail, elements=region.sizes.product(own.type.shape), sizes=(sizes[0], sizes[1])),
-        hopper=_hopper(region, parts, detail),
+        detail,
+        hopper=_hopper(region, parts, detail.conv),
         workspace=True,
         tf32="conv",
         parts=(conv, pooled),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fusegen import dims, hopper
 from fusegen.dims import Dim
@@ -29,6 +29,8 @@ RING = 4
 """Tap rows of streamed weights in shared memory."""
 CHAIN = 9
 """Products one after the other into the same sum in full fp32."""
+AVERAGED_CHAIN = 3
+"""The same where results are averaged: what truncation takes from each does not average out."""
 MAX_TAP_ROWS = 128
 MAX_SLOTS = 1024
 MAX_ROW = 64
@@ -243,11 +245,13 @@ def plan(
     precise: bool,
     pooling: Pooling | None = None,
     statistics: StatisticsPlan | None = None,
+    reduced: Literal["mean", "sum"] | None = None,
 ) -> HopperConvPlan | str:
     """The plan, or why there is none.
 
     ``traced``: (input, output) lengths at the traced sizes, by axis; ``channels``: in and out;
-    ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program.
+    ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program; ``reduced``:
+    what is stored is a reduction of its results over all positions.
     """
     if pooling and statistics:
         return "statistics are of results that are stored, and pooled ones are not"
@@ -334,12 +338,13 @@ def plan(
         slots=memory.slots,
         stream=memory.stream,
         ring=RING if memory.stream else 0,
-        chain=CHAIN,
+        chain=AVERAGED_CHAIN if reduced else CHAIN,
         consumer_registers=consumer,
         producer_registers=producer,
         window=pooling.plan(patches, taps, block_slots) if pooling and patches else None,
         rows=rows,
         statistics=statistics,
+        reduced=reduced,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fusegen import dims, gemm, ops
 from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
-from fusegen.plan.details import ContractionPlan, ConvPoolPlan, GemmPlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 
 
@@ -56,7 +56,7 @@ def _flop_rate(program: Program, step: Step, rates: Machine) -> float:
     """The rate of a step's arithmetic: TF32 tensor cores for convolutions, split TF32 where eager is fp32."""
     if isinstance(step, KernelStep):
         detail = step.plan.detail
-        detail = detail.conv if isinstance(detail, ConvPoolPlan) else detail
+        detail = detail.conv if isinstance(detail, ConvApartPlan) else detail
         if not isinstance(detail, ContractionPlan):
             return rates.flops
         return rates.tensor_flops / (_SPLIT if detail.precise or detail.head == "matmul" else 1)

@@ -279,6 +279,8 @@ class HopperConvPlan(Frozen):
     window: WindowPlan | None = None
     rows: RowProgram
     statistics: StatisticsPlan | None = None
+    reduced: Literal["mean", "sum"] | None = None
+    """Results are not stored, but reduced over all positions; the store of ``rows`` takes a value for each channel."""
 
     @property
     def columns(self) -> int:
@@ -383,10 +385,10 @@ class PoolPlan(Frozen):
     """and, operands only, at a place of any row: where a thread reads rows in whole."""
 
 
-class ConvPoolPlan(Frozen):
-    """A convolution, then a pooling of what it wrote to the workspace: the ``parts`` of the kernel's plan."""
+class ConvApartPlan(Frozen):
+    """A convolution, then a kernel that reduces what it wrote to the workspace: the ``parts`` of the kernel's plan."""
 
-    template: Literal["conv_pool"] = "conv_pool"
+    template: Literal["conv_apart"] = "conv_apart"
     conv: ContractionPlan
     elements: Dim
     """Of the convolution's result, over binding names."""
@@ -463,7 +465,7 @@ Detail: TypeAlias = Annotated[
     | PoolPlan
     | WindowSumPlan
     | ContractionPlan
-    | ConvPoolPlan
+    | ConvApartPlan
     | HopperConvPlan
     | GemmPlan
     | HalfGemmPlan

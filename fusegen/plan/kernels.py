@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fusegen import dims, ops, windows
 from fusegen.dims import Dim
 from fusegen.ir import HALVES, ConvOp, Graph, Node, RegionOp, WindowSumOp
-from fusegen.plan import contraction, conv_pool, pool, stream
+from fusegen.plan import contraction, conv_pool, conv_reduce, pool, stream
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand
@@ -160,9 +160,16 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
 }
 
 
+def _rows(region: Region, name: str) -> KernelPlan:
+    """Rows in registers where they fit, else streamed."""
+    return _row_reduce(region, name, region.space) if region.space.on_chip else stream.plan(region, name)
+
+
 def plan_region(graph: Graph, node: Node, number: int) -> KernelPlan:
     """The kernel plan of a region node; ``number`` makes its name unique in the module."""
     assert isinstance(node.op, RegionOp)
     if node.op.template == "conv_pool":
         return conv_pool.plan(graph, node, f"k{number}")
+    if node.op.template == "conv_reduce":
+        return conv_reduce.plan(graph, node, f"k{number}", _rows)
     return _BUILDERS[node.op.template](Region(graph, node), f"k{number}")

@@ -63,7 +63,7 @@ def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ..
     init = f"self.m = {module}\nself.s = nn.Parameter(torch.randn(60, 1, 1))"
     path = write(tmp_path, f"return {body}", init, f"torch.rand(4, {', '.join(map(str, shape))})")
     compiled = compile_file(path)
-    assert [step.plan.detail.template for step in compiled.program.steps if step.kind == "kernel"] == ["conv_pool"]
+    assert [step.plan.detail.template for step in compiled.program.steps if step.kind == "kernel"] == ["conv_apart"]
     generated = tmp_path / "generated.py"
     write_atomic(generated, compiled.source)
     torch.manual_seed(0)

@@ -1,0 +1,82 @@
+"""Convolutions that reduce their results over all positions, compiled here and now: every kind of structure."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen import contractions, convreduce
+from fusegen.compiler import compile_file
+from fusegen.emit import write_atomic
+from fusegen.plan.details import HopperConvPlan
+from fusegen.plan.types import KernelStep
+from fusegen.subject import load_generated
+from fusegen.trace import load_model_file
+from tests.gpu.cases import agrees
+from tests.models import write
+
+pytestmark = pytest.mark.gpu
+
+MODELS = {
+    "conv": ("nn.Conv2d(64, 40, 3, padding=1)", "F.relu(self.m(x)).mean((2, 3))", (64, 21, 33)),
+    "sum": ("nn.Conv2d(64, 64, 3)", "F.gelu(self.m(x)).sum((2, 3), keepdim=True)", (64, 17, 40)),
+    "tiles": ("nn.Conv2d(64, 272, 3)", "F.silu(self.m(x)).mean((2, 3))", (64, 17, 19)),
+    "streamed": ("nn.Conv2d(64, 128, 3)", "F.adaptive_avg_pool2d(F.silu(self.m(x)), 1)", (64, 20, 31)),
+    "groups": ("nn.Conv2d(128, 160, 3, 2, 1, groups=2)", "F.elu(self.m(x)).mean((2, 3))", (128, 23, 30)),
+    "branches": ("nn.Conv3d(64, 24, 3)", "(self.m(x) * torch.sigmoid(self.m(x))).mean((2, 3, 4))", (64, 7, 9, 12)),
+    "two_phases": ("nn.ConvTranspose1d(64, 40, 4, 2, 1)", "F.gelu(self.m(x)).mean(2)", (64, 301)),
+    "four_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", "torch.tanh(self.m(x)).mean((2, 3))", (64, 14, 19)),
+    "nine_kinds": ("nn.ConvTranspose2d(64, 24, 4, 3)", "F.relu(self.m(x)).sum((2, 3))", (64, 11, 10)),
+    "idle_taps": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", "self.m(x).sigmoid().mean((2, 3, 4))", (64, 5, 6, 7)),
+    "precise": ("nn.Conv2d(8, 64, 3)", "F.gelu(self.m(x)).mean((2, 3))", (8, 41, 33)),
+    "after": ("nn.Conv2d(8, 24, 3, 2)", "(F.relu(self.m(x)).mean((2, 3)) * 2 + 1).softmax(1)", (8, 41, 33)),
+}
+"""By name: the module ``self.m``, what the forward returns, the shape of one sample."""
+
+
+def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+    """The reference and the generated module, with the same parameters, and the shape of a sample."""
+    module, body, shape = MODELS[name]
+    path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")
+    compiled = compile_file(path)
+    plans = [step.plan.hopper for step in compiled.program.steps if isinstance(step, KernelStep)]
+    assert any(isinstance(plan, HopperConvPlan) and plan.reduced for plan in plans)
+    write_atomic(tmp_path / "generated.py", compiled.source)
+    torch.manual_seed(0)
+    reference = load_model_file(path).model_class().cuda()
+    model = load_generated(tmp_path / "generated.py")().cuda()
+    model.load_state_dict(reference.state_dict())
+    return reference, model, shape
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
+    monkeypatch.setattr(convreduce, "choose", lambda *_: None)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    reference, model, shape = pair(name, tmp_path)
+    offset = torch.randn(1, shape[0], *[1] * (len(shape) - 1), device="cuda")
+    for batch in (1, 2, 33, 300):  # samples of less than a tile to shares of a sample
+        x = torch.randn(batch, *shape, device="cuda") * 3 + offset
+        agrees(reference, model, x)
+        with torch.no_grad():
+            assert torch.equal(model(x), model(x))
+    agrees(reference, model, torch.randn(3, shape[0], *(3 * size + 5 for size in shape[1:]), device="cuda"))
+
+    # NaN and infinities come out where they do in float64, and a sample's result depends on nothing else.
+    x = torch.randn(4, *shape, device="cuda")
+    middle = tuple(size // 2 for size in shape[1:])
+    with torch.no_grad():
+        before = model(x)
+        x[(1, 1, *middle)], x[(2, 1, *middle)] = torch.inf, torch.nan
+        y, r = model(x), copy.deepcopy(reference).double()(x.double())
+    assert torch.equal(y[[0, 3]], before[[0, 3]])
+    for specials in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(specials(y), specials(r))
