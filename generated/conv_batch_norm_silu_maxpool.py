@@ -697,6 +697,7 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
 // A lane keeps one channel of every SHARED of its values; SHARED lanes hold other pixels of the same channels.
 constexpr int SHARED = 8 * PHASES, OWN = (VALUES + SHARED - 1) / SHARED;
 
+// Which values a lane holds, and sums of values over the pixels of its warp.
 struct Lanes {
     __device__ __forceinline__ static int channel(int j) { return j / 2 * (2 * LANES) + threadIdx.x % 4 / PHASES * 2 + j % 2; }
     __device__ __forceinline__ static int own(int k) { return k * SHARED + threadIdx.x % 32 / 4 * PHASES + threadIdx.x % PHASES; }   // as a value
@@ -2390,18 +2391,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_46b9c082cd6fd560, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_446dcad16fa0e7fb, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_46b9c082cd6fd560, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_446dcad16fa0e7fb, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_46b9c082cd6fd560"
+_fusegen_NAMESPACE = "fusegen_446dcad16fa0e7fb"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

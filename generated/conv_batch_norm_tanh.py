@@ -798,6 +798,7 @@ __device__ __forceinline__ void mend(float (&v)[2][VALUES], Compute compute) {
 // A lane keeps one channel of every SHARED of its values; SHARED lanes hold other pixels of the same channels.
 constexpr int SHARED = 8 * PHASES, OWN = (VALUES + SHARED - 1) / SHARED;
 
+// Which values a lane holds, and sums of values over the pixels of its warp.
 struct Lanes {
     __device__ __forceinline__ static int channel(int j) { return j / 2 * (2 * LANES) + threadIdx.x % 4 / PHASES * 2 + j % 2; }
     __device__ __forceinline__ static int own(int k) { return k * SHARED + threadIdx.x % 32 / 4 * PHASES + threadIdx.x % PHASES; }   // as a value
@@ -2459,18 +2460,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6ff713cb4592b82e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b156a1662457c8fa, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6ff713cb4592b82e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b156a1662457c8fa, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6ff713cb4592b82e"
+_fusegen_NAMESPACE = "fusegen_b156a1662457c8fa"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

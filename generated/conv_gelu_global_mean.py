@@ -609,7 +609,6 @@ __global__ void __launch_bounds__(SUM_CHANNELS * SUM_PARTS) finish_sums(const __
     args.y0[int64_t(sample) * (GROUPS * OUT) + channel] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
 }
 
-
 // ---- The product ---------------------------------------------------------------------------------------------
 struct Pixel { int sample, base[3]; bool in; };   // a base slot, taken apart
 
@@ -674,6 +673,7 @@ __device__ __forceinline__ void mend(float (&v)[2][VALUES], Compute compute) {
 // A lane keeps one channel of every SHARED of its values; SHARED lanes hold other pixels of the same channels.
 constexpr int SHARED = 8 * PHASES, OWN = (VALUES + SHARED - 1) / SHARED;
 
+// Which values a lane holds, and sums of values over the pixels of its warp.
 struct Lanes {
     __device__ __forceinline__ static int channel(int j) { return j / 2 * (2 * LANES) + threadIdx.x % 4 / PHASES * 2 + j % 2; }
     __device__ __forceinline__ static int own(int k) { return k * SHARED + threadIdx.x % 32 / 4 * PHASES + threadIdx.x % PHASES; }   // as a value
@@ -2451,16 +2451,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c0b77e137fafcee3, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c842a6b07fbada0e, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c0b77e137fafcee3, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c842a6b07fbada0e, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c0b77e137fafcee3"
+_fusegen_NAMESPACE = "fusegen_c842a6b07fbada0e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
