@@ -201,3 +201,10 @@ QUICK: dict[str, str] = {
     "hardsigmoid": f"(nan_min(nan_max({{0}} + 3.0f, 0.0f), 6.0f) * {hex_float(1 / 6)})",
 }
 """CUDA texts for operands that carry TF32 error: absolute errors of 1e-6 drown in theirs."""
+
+DOUBLE: dict[str, str] = {
+    **{fn: POINTWISE[fn].cuda for fn in ("add", "sub", "mul", "div", "neg", "square")},
+    "sqrt": "sqrt({0})",
+    "rsqrt": "rsqrt({0})",
+}
+"""CUDA texts for operands that are doubles."""

@@ -224,16 +224,6 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     }
 }
 
-// As store_vector, for data that is not read again soon.
-template <int VEC>
-__device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
-    if constexpr (VEC == 4) {
-        __stcs(reinterpret_cast<float4*>(p), make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]));
-    } else {
-        __stcs(p, v[0]);
-    }
-}
-
 // Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
 [[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
     unsigned r;
@@ -1531,6 +1521,7 @@ namespace k2_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
+// Data are statistics of more data: few enough to be computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -1566,18 +1557,18 @@ struct Args {
 // Combines r[] over the threads of a row; all of them get the result. One barrier each, since
 // successive reductions alternate between two buffers.
 template <int VEC, typename Combine>
-__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
+__device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double* buffer, Combine combine) {
     using S = Shape<VEC>;
     if constexpr (STRIDED) {
         if constexpr (S::PARTS == 1) return;
         const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
-        float* slot = buffer + lane * VEC;
-        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
+        double* slot = buffer + lane * VEC;
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) slot[part * S::BLOCK_ROWS + i] = r[i];
         __syncthreads();
 #pragma unroll 4
         for (int p = 0; p < S::PARTS; ++p) {
-            float other[VEC];
-            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
+            const double* other = slot + p * S::BLOCK_ROWS;
 #pragma unroll
             for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
         }
@@ -1586,7 +1577,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
         for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
             r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
         if constexpr (S::PARTS > WARP) {
-            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
+            double* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
             if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
             __syncthreads();
             r[0] = slot[threadIdx.x % S::ROW_WARPS];
@@ -1599,7 +1590,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
     using S = Shape<VEC>;
-    __shared__ __align__(16) float buffers[2][S::BLOCK_ROWS * S::ROW_WARPS];
+    __shared__ __align__(16) double buffers[2][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
     const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
     const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
@@ -1622,14 +1613,16 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return EVEN || position(j) < LENGTH;
     };
 
-    float v[S::ROWS][S::VALUES] = {};
+    double v[S::ROWS][S::VALUES] = {};
     {
         const float* p = args.x + first;
 #pragma unroll
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+#pragma unroll
+            for (int e = 0; e < VEC; ++e)
+                if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
-    float r0[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
+    double r0[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
@@ -1640,26 +1633,26 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         }
     }
     reduce_row<VEC>(r0, buffers[0], [](auto a, auto b) { return a + b; });
-    float t1[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
+    double t1[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t1[i] = r0[i] / 8.0f;
-    float t2[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    double t2[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t2[i] = r0[i] / 8.0f;
-    float r5[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    double r5[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r5[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
-            const float t3 = v[i][j] - t2[i];   // distance from the mean
-            const float t4 = t3 * t3;   // its square
+            const double t3 = v[i][j] - t2[i];   // distance from the mean
+            const double t4 = t3 * t3;   // its square
             if (live(j)) r5[i] += t4;
         }
     }
     reduce_row<VEC>(r5, buffers[1], [](auto a, auto b) { return a + b; });
-    float t6[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    double t6[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t6[i] = r5[i] / 8.0f;
 
@@ -1706,6 +1699,7 @@ namespace k3_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
+// Data are statistics of more data: few enough to be computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -1740,18 +1734,18 @@ struct Args {
 // Combines r[] over the threads of a row; all of them get the result. One barrier each, since
 // successive reductions alternate between two buffers.
 template <int VEC, typename Combine>
-__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
+__device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double* buffer, Combine combine) {
     using S = Shape<VEC>;
     if constexpr (STRIDED) {
         if constexpr (S::PARTS == 1) return;
         const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
-        float* slot = buffer + lane * VEC;
-        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
+        double* slot = buffer + lane * VEC;
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) slot[part * S::BLOCK_ROWS + i] = r[i];
         __syncthreads();
 #pragma unroll 4
         for (int p = 0; p < S::PARTS; ++p) {
-            float other[VEC];
-            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
+            const double* other = slot + p * S::BLOCK_ROWS;
 #pragma unroll
             for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
         }
@@ -1760,7 +1754,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
         for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
             r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
         if constexpr (S::PARTS > WARP) {
-            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
+            double* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
             if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
             __syncthreads();
             r[0] = slot[threadIdx.x % S::ROW_WARPS];
@@ -1773,7 +1767,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
     using S = Shape<VEC>;
-    __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
+    __shared__ __align__(16) double buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
     const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
     const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
@@ -1796,14 +1790,16 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return EVEN || position(j) < LENGTH;
     };
 
-    float v[S::ROWS][S::VALUES] = {};
+    double v[S::ROWS][S::VALUES] = {};
     {
         const float* p = args.x + first;
 #pragma unroll
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+#pragma unroll
+            for (int e = 0; e < VEC; ++e)
+                if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
-    float r0[S::ROWS];   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
+    double r0[S::ROWS];   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
@@ -1814,7 +1810,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         }
     }
     reduce_row<VEC>(r0, buffers[0], [](auto a, auto b) { return a + b; });
-    float t1[S::ROWS];   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
+    double t1[S::ROWS];   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t1[i] = r0[i] / 8.0f;
 
@@ -1861,6 +1857,7 @@ namespace k4_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
+// Data are statistics of more data: few enough to be computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -1898,18 +1895,18 @@ struct Args {
 // Combines r[] over the threads of a row; all of them get the result. One barrier each, since
 // successive reductions alternate between two buffers.
 template <int VEC, typename Combine>
-__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
+__device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double* buffer, Combine combine) {
     using S = Shape<VEC>;
     if constexpr (STRIDED) {
         if constexpr (S::PARTS == 1) return;
         const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
-        float* slot = buffer + lane * VEC;
-        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
+        double* slot = buffer + lane * VEC;
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) slot[part * S::BLOCK_ROWS + i] = r[i];
         __syncthreads();
 #pragma unroll 4
         for (int p = 0; p < S::PARTS; ++p) {
-            float other[VEC];
-            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
+            const double* other = slot + p * S::BLOCK_ROWS;
 #pragma unroll
             for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
         }
@@ -1918,7 +1915,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
         for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
             r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
         if constexpr (S::PARTS > WARP) {
-            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
+            double* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
             if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
             __syncthreads();
             r[0] = slot[threadIdx.x % S::ROW_WARPS];
@@ -1931,7 +1928,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
     using S = Shape<VEC>;
-    __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
+    __shared__ __align__(16) double buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
     const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
     const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
@@ -1954,19 +1951,21 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return EVEN || position(j) < LENGTH;
     };
 
-    float v[S::ROWS][S::VALUES] = {};
+    double v[S::ROWS][S::VALUES] = {};
     {
         const float* p = args.x + first;
 #pragma unroll
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+#pragma unroll
+            for (int e = 0; e < VEC; ++e)
+                if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
-    float v_x1[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1]
+    double v_x1[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1]
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
         v_x1[i] = in ? __ldg(args.x1 + outer) : 0.0f;
     }
-    float r3[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
+    double r3[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r3[i] = 0.0f;
 #pragma unroll
@@ -1976,23 +1975,25 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
             if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_x2_at, args.x2 + outer * 8 + l);
-            const float v_x2 = v_x2_at[j % S::ELEMENT];
-            const float t0 = v_x2;   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = input(2)
-            const float t1 = v[i][j] - v_x1[i];   // %mean_r1_r5: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r4)
-            const float t2 = t1 + t0;   // %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r5, %mean_r1_r3)
+            const double v_x2 = v_x2_at[j % S::ELEMENT];
+            const double t0 = v_x2;   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = input(2)
+            const double t1 = v[i][j] - v_x1[i];   // %mean_r1_r5: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r4)
+            const double t2 = t1 + t0;   // %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r5, %mean_r1_r3)
             if (live(j)) r3[i] += t2;
             v[i][j] = t2;
         }
     }
     reduce_row<VEC>(r3, buffers[0], [](auto a, auto b) { return a + b; });
-    float t4[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
+    double t4[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t4[i] = r3[i] / 8.0f;
 
     float* p = args.y0 + first;
 #pragma unroll
     for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-        if (in && live(j)) store_streaming<VEC>(p, &v[0][j], STRIDED ? S::VALUES : 1);
+#pragma unroll
+        for (int e = 0; e < VEC; ++e)
+            if (in && live(j)) p[e] = static_cast<float>(v[STRIDED ? e : 0][STRIDED ? j : j + e]);
 
     if (in && part == 0) {
 #pragma unroll
@@ -2049,6 +2050,7 @@ namespace k5_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
+// Data are statistics of more data: few enough to be computed in double, which rounds once, at the store.
 constexpr int LENGTH = 32;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -2088,18 +2090,18 @@ struct Args {
 // Combines r[] over the threads of a row; all of them get the result. One barrier each, since
 // successive reductions alternate between two buffers.
 template <int VEC, typename Combine>
-__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
+__device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double* buffer, Combine combine) {
     using S = Shape<VEC>;
     if constexpr (STRIDED) {
         if constexpr (S::PARTS == 1) return;
         const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
-        float* slot = buffer + lane * VEC;
-        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
+        double* slot = buffer + lane * VEC;
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) slot[part * S::BLOCK_ROWS + i] = r[i];
         __syncthreads();
 #pragma unroll 4
         for (int p = 0; p < S::PARTS; ++p) {
-            float other[VEC];
-            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
+            const double* other = slot + p * S::BLOCK_ROWS;
 #pragma unroll
             for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
         }
@@ -2108,7 +2110,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
         for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
             r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
         if constexpr (S::PARTS > WARP) {
-            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
+            double* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
             if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
             __syncthreads();
             r[0] = slot[threadIdx.x % S::ROW_WARPS];
@@ -2121,7 +2123,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
     using S = Shape<VEC>;
-    __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
+    __shared__ __align__(16) double buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
     const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
     const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
@@ -2144,14 +2146,16 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return EVEN || position(j) < LENGTH;
     };
 
-    float v[S::ROWS][S::VALUES] = {};
+    double v[S::ROWS][S::VALUES] = {};
     {
         const float* p = args.x + first;
 #pragma unroll
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+#pragma unroll
+            for (int e = 0; e < VEC; ++e)
+                if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
-    float r7[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
+    double r7[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r7[i] = 0.0f;
 #pragma unroll
@@ -2162,24 +2166,24 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; ++j) {
             const int l = position(j);
             if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p0_at, args.p0 + l);
-            const float v_p0 = v_p0_at[j % S::ELEMENT];
+            const double v_p0 = v_p0_at[j % S::ELEMENT];
             if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p1_at, args.p1 + l);
-            const float v_p1 = v_p1_at[j % S::ELEMENT];
-            const float v_x1 = in && live(j) ? __ldg(args.x1 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1]
-            const float v_x2 = in && live(j) ? __ldg(args.x2 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1]
-            const float v_x3 = in && live(j) ? __ldg(args.x3 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1]
-            const float t0 = v[i][j] - v_x1;   // %mean_r1_r8: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r6, %mean_r1_r7)
-            const float t1 = v_x2 + v_x3;   // %mean_r1_r13: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r12, %mean_r1_r11)
-            const float t2 = t1 + 0x1.4f8b58p-17f;   // %mean_r1_r15: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r13, %mean_r1_r14)
-            const float t3 = rsqrtf(t2);   // %mean_r1_r16: float32[x0_0, 4, 1, 1, 1, 1] = rsqrt(%mean_r1_r15)
-            const float t4 = t0 * t3;   // %mean_r1_r17: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r8, %mean_r1_r16)
-            const float t5 = t4 * v_p0;   // %mean_r1_r18: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r17, %group_norm_1)
-            const float t6 = t5 + v_p1;   // %mean_r1_r19: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r18, %group_norm_2)
+            const double v_p1 = v_p1_at[j % S::ELEMENT];
+            const double v_x1 = in && live(j) ? __ldg(args.x1 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1]
+            const double v_x2 = in && live(j) ? __ldg(args.x2 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1]
+            const double v_x3 = in && live(j) ? __ldg(args.x3 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1]
+            const double t0 = v[i][j] - v_x1;   // %mean_r1_r8: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r6, %mean_r1_r7)
+            const double t1 = v_x2 + v_x3;   // %mean_r1_r13: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r12, %mean_r1_r11)
+            const double t2 = t1 + 0x1.4f8b58p-17f;   // %mean_r1_r15: float32[x0_0, 4, 1, 1, 1, 1] = add(%mean_r1_r13, %mean_r1_r14)
+            const double t3 = rsqrt(t2);   // %mean_r1_r16: float32[x0_0, 4, 1, 1, 1, 1] = rsqrt(%mean_r1_r15)
+            const double t4 = t0 * t3;   // %mean_r1_r17: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r8, %mean_r1_r16)
+            const double t5 = t4 * v_p0;   // %mean_r1_r18: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r17, %group_norm_1)
+            const double t6 = t5 + v_p1;   // %mean_r1_r19: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r18, %group_norm_2)
             if (live(j)) r7[i] += t6;
         }
     }
     reduce_row<VEC>(r7, buffers[0], [](auto a, auto b) { return a + b; });
-    float t8[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
+    double t8[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t8[i] = r7[i] / 32.0f;
 
@@ -2483,7 +2487,7 @@ Tensor call_k5_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6fb49b9e11e93f8a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_66f4a3abffc1fc12, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> (Tensor, Tensor)");
@@ -2492,7 +2496,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6fb49b9e11e93f8a, m) {
     m.def("k5_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6fb49b9e11e93f8a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_66f4a3abffc1fc12, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2502,7 +2506,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_6fb49b9e11e93f8a, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6fb49b9e11e93f8a"
+_fusegen_NAMESPACE = "fusegen_66f4a3abffc1fc12"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

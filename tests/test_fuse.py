@@ -10,7 +10,7 @@ from fusegen import dims, plan
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
-from fusegen.plan.details import ContractionPlan, PoolPlan, RowStreamPlan
+from fusegen.plan.details import ContractionPlan, PoolPlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
 from fusegen.plan.types import EagerStep, KernelStep, Program
@@ -133,6 +133,26 @@ def test_only_what_the_first_sweep_reads_is_kept(tmp_path: Path) -> None:
     loads = [data.intersection(phase.loads) for phase in detail.rows.phases]
     assert set(detail.kept) == loads[0]
     assert loads[0] < loads[1] == loads[2] == data
+
+
+@pytest.mark.parametrize(
+    ("body", "double"),
+    [
+        ("self.n(x).mean((2, 3))", True),
+        ("centered(x.mean((2, 3)))", True),
+        ("x.mean((2, 3)).softmax(1)", False),  # more than arithmetic
+        ("centered(x)", False),  # of data
+        ("centered(F.max_pool2d(x, 8))", False),  # pooled data
+    ],
+)
+def test_arithmetic_on_statistics_is_in_double(body: str, double: bool, tmp_path: Path) -> None:
+    """It costs nothing, and sums over channels may leave little of their terms."""
+    forward = f"def centered(v): return v - v.mean(1, keepdim=True)\nreturn {body}"
+    found = program(tmp_path, forward, "self.n = nn.GroupNorm(2, 8)", "torch.rand(4, 8, 64, 64)")
+    details = [step.plan.detail for step in found.steps if isinstance(step, KernelStep)]
+    rows = [detail for detail in details if isinstance(detail, RowReducePlan)]
+    assert rows
+    assert all(detail.double == double for detail in rows)
 
 
 @pytest.mark.parametrize("norm", ["BatchNorm2d(8)", "GroupNorm(2, 8)"])

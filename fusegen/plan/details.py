@@ -90,6 +90,8 @@ class RowReducePlan(Frozen):
     """Rows side by side in a block, likewise."""
     resident: int
     """Resident threads of a multiprocessor to leave registers for."""
+    double: bool
+    """Values are kept and computed in double."""
     rows: RowProgram
 
 

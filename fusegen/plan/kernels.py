@@ -6,15 +6,32 @@ from collections.abc import Callable
 
 from fusegen import dims, ops, windows
 from fusegen.dims import Dim
-from fusegen.ir import HALVES, ConvOp, Graph, Node, RegionOp, WindowSumOp
+from fusegen.ir import (
+    HALVES,
+    ConstOp,
+    ConvOp,
+    GetItemOp,
+    Graph,
+    InputOp,
+    Node,
+    ParamOp,
+    PointwiseOp,
+    ReduceOp,
+    RegionOp,
+    ReshapeOp,
+    WindowSumOp,
+)
 from fusegen.plan import contraction, conv_pool, conv_reduce, pool, stream
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand
 from fusegen.plan.rows import Style
 from fusegen.plan.types import KernelPlan
+from fusegen.pointwise import DOUBLE
 from fusegen.rowspace import RowSpace, with_rows
 
+_FEW = 32
+"""Elements of the data for each of a statistic."""
 _ABSENT_AXIS = WindowAxis(
     kernel=1, step=1, windows=(WindowBounds(start=0, stop=1),), tap_window=(0,), full=True, size=1, least=1
 )
@@ -88,9 +105,34 @@ def _split(length: int, strided: bool, wide: bool) -> tuple[int, int]:
     return parts, max(1, 128 // parts)
 
 
+def _is_statistic(graph: Graph, name: str) -> bool:
+    """Whether a value has few elements beside the data of its kernel, or follows from such values alone."""
+    node = graph.node(name)
+    made = graph.node(node.inputs[0]) if isinstance(node.op, GetItemOp) else node
+    if not isinstance(made.op, RegionOp) or not made.op.template.startswith("row"):
+        return False
+    data = [operand for operand in made.inputs if not isinstance(graph.node(operand).op, ParamOp)]
+    least = _FEW * dims.numel(node.type.shape, graph.sizes)
+    return all(_is_statistic(graph, operand) for operand in data) or any(
+        dims.numel(graph.shape(operand), graph.sizes) >= least for operand in data
+    )
+
+
+def _in_double(region: Region) -> bool:
+    """Whether ``region`` is arithmetic on statistics: double costs nothing there, and what is left may be small."""
+    data = [arg.node for arg in region.args.values() if not isinstance(region.graph.node(arg.node).op, ParamOp)]
+    arithmetic = all(
+        isinstance(node.op, (InputOp, ConstOp, ReshapeOp))
+        or (isinstance(node.op, PointwiseOp) and node.op.fn in DOUBLE)
+        or (isinstance(node.op, ReduceOp) and node.op.fn in ("sum", "mean", "var"))
+        for node in region.body.nodes
+    )
+    return arithmetic and bool(data) and all(_is_statistic(region.graph, name) for name in data)
+
+
 def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
     inner = region.product(space.inner_axes)
-    strided = inner != 1
+    strided, double = inner != 1, _in_double(region)
     splits = [_split(space.length, strided, wide) for wide in (False, True)]
     detail = RowReducePlan(
         source=region.args[space.source].name,
@@ -100,7 +142,8 @@ def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
         parts=(splits[0][0], splits[1][0]),
         lanes=(splits[0][1], splits[1][1]),
         resident=512,
-        rows=region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True), "v"),
+        double=double,
+        rows=region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, double=double), "v"),
     )
     return region.plan(f"{name}_row_reduce", detail)
 

@@ -22,7 +22,7 @@ class Region:
 
     def __init__(self, graph: Graph, node: Node):
         assert isinstance(node.op, RegionOp)
-        self.node, self.body = node, node.op.body
+        self.graph, self.node, self.body = graph, node, node.op.body
         self.head, self.tail = split(self.body) if node.op.template == "contraction" else (self.body, None)
         counts = {"p": 0, "x": 0}
         self.args: dict[str, TensorArg] = {}

@@ -29,7 +29,7 @@ from fusegen.ir import (
 from fusegen.literals import hex_float
 from fusegen.plan.rowprogram import Operand, OutputArg, Phase, Reduction, RowProgram, Statement, Store, TensorArg
 from fusegen.plan.sizes import Sizes
-from fusegen.pointwise import POINTWISE, QUICK
+from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
 from fusegen.rowspace import AxisMap, RowSpace
 
@@ -58,6 +58,8 @@ class Style:
     """Elements carry TF32 error already: exponentials of the special-function unit are exact enough."""
     split: bool = False
     """Several blocks share a row."""
+    double: bool = False
+    """Values are doubles."""
 
 
 @dataclass
@@ -249,6 +251,7 @@ class RowLowering:
         self.helpers.update(row.helpers)
         self.special += row.special
         text = QUICK.get(fn, row.cuda) if self.style.quick and element else row.cuda
+        text = DOUBLE[fn] if self.style.double else text
         return self.draft(text, *operands, element=element, node=node)
 
     def pointwise(self, node: Node, fn: str) -> None:
