@@ -330,7 +330,7 @@ constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over t
 constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
 constexpr int TILE = 64 * WARPGROUPS;
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
-constexpr int CHAIN = 3;           // products one after the other into the same sums: tensor cores truncate what they add
+[[maybe_unused]] constexpr int CHAIN = 3;           // products one after the other into the same sums: tensor cores truncate what they add
 constexpr int CHUNK = 8;           // input channels of a stage
 constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
 constexpr int RINGS = 1;           // of stages: one that all warpgroups read, or one for each
@@ -2451,16 +2451,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c842a6b07fbada0e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7107515a2403282b, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c842a6b07fbada0e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7107515a2403282b, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c842a6b07fbada0e"
+_fusegen_NAMESPACE = "fusegen_7107515a2403282b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

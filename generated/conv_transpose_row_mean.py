@@ -1109,7 +1109,7 @@ constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over t
 constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
 constexpr int TILE = 64 * WARPGROUPS;
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
-constexpr int CHAIN = 9;           // products one after the other into the same sums: tensor cores truncate what they add
+[[maybe_unused]] constexpr int CHAIN = 9;           // products one after the other into the same sums: tensor cores truncate what they add
 constexpr int CHUNK = 32;           // input channels of a stage
 constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
 constexpr int RINGS = 1;           // of stages: one that all warpgroups read, or one for each
@@ -2678,14 +2678,14 @@ Tensor call_k3_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c74c1a54f9e3da4e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f4c7feebc68e8d55, m) {
     m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> Tensor");
     m.def("k2_pointwise(Tensor x0, int given0) -> Tensor");
     m.def("k3_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c74c1a54f9e3da4e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f4c7feebc68e8d55, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pointwise", TORCH_BOX(&call_k2_pointwise));
@@ -2693,7 +2693,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_c74c1a54f9e3da4e, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c74c1a54f9e3da4e"
+_fusegen_NAMESPACE = "fusegen_f4c7feebc68e8d55"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
