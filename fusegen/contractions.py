@@ -46,7 +46,7 @@ _LIBRARY_LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 _CLEARLY = 0.85
 """A convolution that nothing follows leaves the library only for a kernel expected to take less than this share."""
-_LEAST_OUTPUTS = 8
+LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
 
 
@@ -129,7 +129,7 @@ def _is_alone(body: Graph, node: Node) -> bool:
     return node.name == body.outputs[0] or _only_adds_bias(body, node)
 
 
-def _library_share(body: Graph, node: Node, machine: Machine) -> float:
+def library_share(body: Graph, node: Node, machine: Machine) -> float:
     """What a kernel may take: the library's time, and that of a pass over its result for what follows."""
     seconds = library_seconds(body, node, machine)
     if node.name != body.outputs[0]:  # also a bias is a pass
@@ -161,10 +161,10 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     if isinstance(node.op, MatmulOp) and _is_alone(body, node):
         return "nothing follows it that could share its kernel"
     groups = node.op.groups if isinstance(node.op, ConvOp) else 1
-    if groups > 1 and int(node.type.shape[1]) < _LEAST_OUTPUTS * groups:
-        return f"groups of fewer than {_LEAST_OUTPUTS} output channels would mostly multiply zeros"
+    if groups > 1 and int(node.type.shape[1]) < LEAST_OUTPUTS * groups:
+        return f"groups of fewer than {LEAST_OUTPUTS} output channels would mostly multiply zeros"
     ours = kernel_seconds(body, node, bool(space.row_axes), machine)
-    library = _library_share(body, node, machine)
+    library = library_share(body, node, machine)
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
     return kernel_or_library(node.name, ours, library, reason)
 

@@ -304,7 +304,15 @@ class RegionOp(Frozen):
 
     kind: Literal["region"] = "region"
     template: Literal[
-        "window_sum", "contraction", "conv_pool", "conv_reduce", "pool", "row_reduce", "row_stream", "pointwise"
+        "window_sum",
+        "contraction",
+        "conv_direct",
+        "conv_pool",
+        "conv_reduce",
+        "pool",
+        "row_reduce",
+        "row_stream",
+        "pointwise",
     ]
     body: Graph
 

@@ -93,20 +93,31 @@ def cut(body: Graph) -> tuple[Node, Graph, Graph]:
     if len(pools) != 1:
         raise NotFusable("two poolings that do not compose")
     (pool,) = pools
-    pooled = pool.inputs[0]
-    needed = {pooled}
-    for node in reversed(body.nodes):
-        if node.name in needed:
-            needed.update(node.inputs)
-    before = body.replace(name=pooled, nodes=tuple(n for n in body.nodes if n.name in needed), outputs=(pooled,))
-    as_input = pool.replace(op=InputOp(position=0), inputs=())
-    rest = [as_input if n is pool else n for n in body.nodes if n is pool or n.name not in needed or _leaf(n)]
-    read = {name for node in rest for name in node.inputs} | {pool.name}
+    return pool, *around(body, pool)
+
+
+def around(body: Graph, node: Node) -> tuple[Graph, Graph]:
+    """What ``node`` slides over, and what follows it: there it is an input. Raises ``NotFusable``."""
+    source = node.inputs[0]
+    needed = {source}
+    for other in reversed(body.nodes):
+        if other.name in needed:
+            needed.update(other.inputs)
+    before = body.replace(name=source, nodes=tuple(n for n in body.nodes if n.name in needed), outputs=(source,))
+    as_input = node.replace(op=InputOp(position=0), inputs=())
+    rest = [as_input if n is node else n for n in body.nodes if n is node or n.name not in needed or _leaf(n)]
+    read = {name for n in rest for name in n.inputs} | {node.name}
     after = body.replace(nodes=tuple(n for n in rest if n.name in read or not _leaf(n)))
-    for node in after.nodes:
-        if any(name not in after.by_name for name in node.inputs):
-            raise NotFusable(f"{node.name} reads what {pool.name} pools")
-    return pool, before, after
+    for n in after.nodes:
+        if any(name not in after.by_name for name in n.inputs):
+            raise NotFusable(f"{n.name} reads what {node.name} slides over")
+    return before, after
+
+
+def operations(part: Graph) -> int:
+    """Of the elementwise functions of a chain, for one element."""
+    rows = [POINTWISE[node.op.fn] for node in part.nodes if isinstance(node.op, PointwiseOp)]
+    return sum(row.flops + _SPECIAL * row.special for row in rows)
 
 
 def split(body: Graph) -> PoolRegion:
@@ -121,8 +132,7 @@ def split(body: Graph) -> PoolRegion:
         raise NotFusable(f"no operand has the elements of {pooled}")
     source = max(inputs, key=lambda node: node.type.shape == shape)
     planes = pool.type.rank - pool.op.rank
-    rows = [POINTWISE[node.op.fn] for node in before.nodes if isinstance(node.op, PointwiseOp)]
-    if sum(row.flops + _SPECIAL * row.special for row in rows) * (_repeated(pool.op) - 1) > MAX_REPEATED:
+    if operations(before) * (_repeated(pool.op) - 1) > MAX_REPEATED:
         raise NotFusable(f"{pooled} would be computed again for every window that it is in")
     return PoolRegion(
         pool,

@@ -101,8 +101,12 @@ class Chain:
 def convolution(c: Chain) -> None:
     r, rank = c.rng, c.rng.choice((1, 2, 2, 2, 3))
     transposed = r.random() < 0.5
-    groups = r.choice((1, 1, 1, 2))
-    inputs, outputs = (groups * -(-r.choice(CHANNELS) // groups) for _ in range(2))
+    groups = r.choice((1, 1, 1, 2, 0))
+    if groups:
+        inputs, outputs = (groups * -(-r.choice(CHANNELS) // groups) for _ in range(2))
+    else:  # few channels in each
+        groups = r.choice(CHANNELS)
+        inputs, outputs = (groups * r.choice((1, 1, 1, 2, 3)) for _ in range(2))
     sizes = [r.choice(SPATIAL[rank]) for _ in range(rank)]
     kernel, stride, dilation = r.choice((1, 2, 3, 3, 3, 5)), r.choice((1, 1, 2, 3)), r.choice((1, 1, 1, 2))
     reach = dilation * (kernel - 1)

@@ -177,7 +177,7 @@ def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> No
     ("init", "body", "expected"),
     [
         ("self.c = nn.Conv2d(8, 16, 3)", "return self.c(x)", ["contraction"]),
-        ("self.c = nn.Conv2d(8, 16, 3, groups=4)", "return self.c(x)", ["torch"]),  # too narrow for tensor cores
+        ("self.c = nn.Conv2d(8, 16, 3, groups=4)", "return self.c(x)", ["conv_direct"]),  # too narrow for tensor cores
         ("self.l = nn.Linear(5, 7)", "return self.l(x)", ["torch"]),
         ("self.l = nn.Linear(5, 7)", "return self.l(x).relu()", ["torch", "pointwise"]),
         ("self.b = nn.Parameter(torch.ones(1))\nself.l = nn.Linear(5, 7, bias=False)", "return self.l(x) + self.b",

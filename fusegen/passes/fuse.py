@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import channels, contractions, convpool, convreduce, ops, poolspace
+from fusegen import channels, contractions, convpool, convreduce, direct, ops, poolspace
 from fusegen.ir import (
     AdaptivePoolOp,
     ConstOp,
@@ -38,7 +38,15 @@ from fusegen.passes.rewrite import Outcome
 from fusegen.rowspace import NotFusable, analyze
 
 Template = Literal[
-    "window_sum", "contraction", "conv_pool", "conv_reduce", "pool", "row_reduce", "row_stream", "pointwise"
+    "window_sum",
+    "contraction",
+    "conv_direct",
+    "conv_pool",
+    "conv_reduce",
+    "pool",
+    "row_reduce",
+    "row_stream",
+    "pointwise",
 ]
 _POOLS = (PoolOp, AdaptivePoolOp)
 _WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp, *_POOLS)
@@ -66,6 +74,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if template == "pool":
             poolspace.split(body)
             return None if len(body.outputs) == 1 else _SHARED
+        if template == "conv_direct":
+            return direct.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template == "conv_pool":
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template == "conv_reduce":
@@ -171,6 +181,8 @@ def _template(body: Graph) -> Template:
         return "conv_pool"
     if conv and any(convreduce.is_over_positions(node, conv.type.rank) for node in body.nodes):
         return "conv_reduce"
+    if any(direct.takes(body, node) for node in body.nodes):
+        return "conv_direct"
     if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
         return "contraction"
     if pools:

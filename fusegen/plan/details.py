@@ -340,6 +340,40 @@ class ContractionPlan(Frozen):
     statistics: StatisticsPlan | None = None
 
 
+class DirectTile(Frozen):
+    """Results of a thread along z, y, x; aligned accesses to the input read ``vector`` elements."""
+
+    vector: int
+    results: tuple[int, int, int]
+    threads: int
+    """Of a block."""
+    blocks: int
+    """Of a multiprocessor, to leave registers for."""
+
+
+class DirectConvPlan(Frozen):
+    """A convolution of groups of few channels in plain fp32, with elementwise chains before and after it.
+
+    In both chains ``sample`` is the sample, ``l`` the channel, ``inner`` the flattened position.
+    """
+
+    template: Literal["conv_direct"] = "conv_direct"
+    transposed: bool
+    rank: int
+    axes: tuple[ContractionAxis, ContractionAxis, ContractionAxis]
+    batch: Dim
+    groups: int
+    inputs: int
+    outputs: int
+    """Channels of a group."""
+    source: str
+    weight: str
+    tiles: tuple[DirectTile, ...]
+    """One for each width of an access, the widest first."""
+    before: RowProgram
+    after: RowProgram
+
+
 class PoolAxis(Frozen):
     """One pooled axis; ``size`` and ``output`` are its lengths over binding names."""
 
@@ -468,6 +502,7 @@ Detail: TypeAlias = Annotated[
     | WindowSumPlan
     | ContractionPlan
     | ConvApartPlan
+    | DirectConvPlan
     | HopperConvPlan
     | GemmPlan
     | HalfGemmPlan

@@ -21,7 +21,7 @@ from fusegen.ir import (
     ReshapeOp,
     WindowSumOp,
 )
-from fusegen.plan import contraction, conv_pool, conv_reduce, pool, stream
+from fusegen.plan import contraction, conv_direct, conv_pool, conv_reduce, pool, stream
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand
@@ -196,6 +196,7 @@ def _pointwise(region: Region, name: str) -> KernelPlan:
 _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "window_sum": _window_sum,
     "contraction": contraction.plan,
+    "conv_direct": conv_direct.plan,
     "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
     "row_stream": stream.plan,

@@ -1,0 +1,58 @@
+"""Plans of convolutions whose groups are too narrow for tensor cores."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fusegen import direct
+from fusegen.ir import Graph
+from fusegen.plan.contraction import axes_of
+from fusegen.plan.details import ContractionAxis, DirectConvPlan, DirectTile
+from fusegen.plan.region import Region
+from fusegen.plan.rowprogram import RowProgram
+from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.types import KernelPlan
+from fusegen.rowspace import RowSpace
+
+_ABSENT = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_padding=0, size=1, output=1)
+
+
+class _Lowering(RowLowering):
+    """Tensors laid out like the result are read as it is stored, several elements at once."""
+
+    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
+        return "source" if tuple(order) == self.space.base_axes(self.space.source) else ""
+
+
+def _lower(region: Region, part: Graph, space: RowSpace, source: str) -> RowProgram:
+    style = Style("{}", "{}", outer="sample", moves_rows=True)
+    output = region.outputs[0].replace(node=part.outputs[0])
+    return _Lowering(part, space, region.args, region.sizes, style, source).program((output,))
+
+
+def plan(region: Region, name: str) -> KernelPlan:
+    """One kernel for such a convolution and the elementwise chains around it."""
+    parts = direct.split(region.body)
+    conv = parts.conv
+    before = region.body.node(conv.inputs[0])
+    present = axes_of(region, parts.op, conv, before, region.body.node(conv.inputs[1]))
+    first, second, third = [*[_ABSENT] * (3 - parts.op.rank), *present]
+    inputs, outputs = direct.of_group(region.body, conv)
+    detail = DirectConvPlan(
+        transposed=parts.op.transposed,
+        rank=parts.op.rank,
+        axes=(first, second, third),
+        batch=region.sizes.local(before.type.shape[0]),
+        groups=parts.op.groups,
+        inputs=inputs,
+        outputs=outputs,
+        source=region.args[parts.before_space.source].name,
+        weight=region.args[conv.inputs[1]].name,
+        tiles=tuple(
+            DirectTile(vector=tile.vector, results=tile.results, threads=tile.threads, blocks=tile.blocks)
+            for tile in direct.region_tiles(region.body, conv)
+        ),
+        before=_lower(region, parts.before, parts.before_space, "v"),
+        after=_lower(region, parts.after, parts.after_space, "sum"),
+    )
+    return region.plan(f"{name}_conv_direct", detail)

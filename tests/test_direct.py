@@ -1,0 +1,128 @@
+"""Convolutions of groups of few channels: which have the kernel, what shares it, and what its tiles read."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from fusegen import direct
+from fusegen.compiler import Compiled, compile_file
+from fusegen.ir import ConvOp
+from fusegen.plan.details import DirectConvPlan
+from fusegen.plan.types import KernelStep
+from fusegen.rowspace import NotFusable
+from tests.models import write
+
+DEPTHWISE = "\n".join(f"self.{name} = nn.Conv2d(16, 16, 3, padding=1, groups=16)" for name in "cd")
+
+
+def compiled(tmp_path: Path, body: str, init: str = DEPTHWISE, x: str = "torch.empty(32, 16, 64, 64)") -> Compiled:
+    return compile_file(write(tmp_path, body, f"{init}\nself.s = nn.Parameter(torch.randn(16, 1, 1))", x))
+
+
+def templates(found: Compiled) -> list[str]:
+    return [step.plan.detail.template if isinstance(step, KernelStep) else "torch" for step in found.program.steps]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return self.c(x)", ["conv_direct"]),
+        ("return F.hardswish(self.c(x)) * self.s + x", ["conv_direct"]),
+        ("return F.relu6(self.c(F.relu6(x * self.s + 1)))", ["conv_direct"]),  # chains on either side
+        (
+            "return self.c(F.gelu(F.mish(F.gelu(x)) * 2))",
+            ["pointwise", "conv_direct"],
+        ),  # costly to evaluate for every tile
+        ("y = x.relu()\nreturn self.c(y) + y", ["pointwise", "conv_direct"]),  # read by more than the convolution
+        ("return self.d(self.c(x).relu())", ["conv_direct", "conv_direct"]),
+        ("return self.c(x).softmax(1)", ["conv_direct", "row_reduce"]),
+        ("return self.c(x).relu().amax((2, 3))", ["conv_direct", "row_stream"]),
+        ("return F.max_pool2d(self.c(x), 2)", ["conv_direct", "pool"]),
+        ("y = self.c(x)\nreturn y, y.relu()", ["conv_direct", "pointwise"]),
+    ],
+)
+def test_what_shares_a_kernel_with_a_depthwise_convolution(body: str, expected: list[str], tmp_path: Path) -> None:
+    assert templates(compiled(tmp_path, body)) == expected
+
+
+def test_statistics_of_a_batch_norm_read_the_result(tmp_path: Path) -> None:
+    """A kernel for them and for what they are applied to, as after any other convolution."""
+    init = f"{DEPTHWISE}\nself.n = nn.BatchNorm2d(16)"
+    found = templates(compiled(tmp_path, "return self.n(self.c(x)).relu()", init))
+    assert found == ["conv_direct", "torch", "row_stream"]
+
+
+@pytest.mark.parametrize(
+    ("module", "direct_"),
+    [
+        ("nn.Conv2d(16, 48, 3, groups=16)", True),
+        ("nn.Conv2d(16, 8, 3, groups=4)", True),
+        ("nn.ConvTranspose2d(16, 16, 4, 2, 1, groups=16)", True),
+        ("nn.Conv2d(16, 128, 3, groups=16)", False),  # eight outputs of a group are an operand of the tensor cores
+        ("nn.Conv2d(16, 4, 3)", False),
+        ("nn.Conv2d(16, 16, 51, padding=25, groups=16)", False),
+    ],
+)
+def test_which_convolutions_have_the_kernel(module: str, direct_: bool, tmp_path: Path) -> None:
+    assert ("conv_direct" in templates(compiled(tmp_path, "return self.c(x).relu()", f"self.c = {module}"))) == direct_
+
+
+def test_explain_names_both_times(tmp_path: Path) -> None:
+    choices = compiled(tmp_path, "return self.c(x).relu()").choices
+    (expected,) = (times for point, times in choices.items() if point.endswith(" by"))
+    assert list(expected) == ["kernel", "library"]  # the chosen first
+
+
+def test_a_tensor_laid_out_like_the_result_is_read_as_it_is_stored(tmp_path: Path) -> None:
+    (step,) = compiled(tmp_path, "return self.c(x) * self.s + x").program.steps
+    assert isinstance(step, KernelStep)
+    detail = step.plan.detail
+    assert isinstance(detail, DirectConvPlan)
+    assert {operand.arg: operand.vector for operand in detail.after.operands} == {"p0": "", "p2": "", "x0": "source"}
+
+
+def random_conv(rng: random.Random) -> tuple[ConvOp, tuple[int, ...], tuple[int, ...]]:
+    """A convolution, its kernel and the lengths of its result."""
+    rank, transposed = rng.randint(1, 3), rng.random() < 0.5
+    kernel, stride, dilation = (tuple(rng.randint(1, 4) for _ in range(rank)) for _ in range(3))
+    padding = tuple(rng.randint(0, d * (k - 1)) for k, d in zip(kernel, dilation, strict=True))
+    op = ConvOp(
+        transposed=transposed,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        output_padding=(0,) * rank,
+        groups=4,
+    )
+    return op, kernel, tuple(rng.randint(1, 40) for _ in range(rank))
+
+
+def test_tiles_span_exactly_what_their_windows_read() -> None:
+    """From the definition: the inputs of a tile's results lie within the lines that are counted."""
+    rng = random.Random(0)
+    for _ in range(500):
+        op, kernel, lengths = random_conv(rng)
+        try:
+            found = direct.tiles(op, kernel, rng.randint(1, 7), lengths)
+        except NotFusable:
+            continue
+        for tile, axis in product(found, range(op.rank)):
+            results = tile.results[3 - op.rank + axis]
+            assert results % op.stride[axis] == 0 or not op.transposed  # every tile begins in the same phase
+            reads = set()
+            for r, k in product(range(results), range(kernel[axis])):
+                if op.transposed:
+                    place, rest = divmod(r + op.padding[axis] - k * op.dilation[axis], op.stride[axis])
+                    reads |= set() if rest else {place}
+                else:
+                    reads.add(r * op.stride[axis] + k * op.dilation[axis])
+            spanned = direct.lines(op, kernel, axis, results)
+            assert not reads or max(reads) - min(reads) < spanned
+            if not op.transposed:
+                assert max(reads) + 1 == spanned
+        assert all(prod(tile.results) <= direct.MAX_RESULTS for tile in found)
