@@ -42,6 +42,8 @@ _LIBRARY_NARROW = {True: (128, 0.86), False: (64, 0.3)}
 """Output channels that fill its tiles, and the loss with half as many."""
 _LIBRARY_INPUTS = 64
 """Input channels to which it fills up a transposed convolution."""
+_LIBRARY_VOLUME = (64, 3.0)
+"""Taps up to which it transposes a convolution along three axes at that rate, and the times over that more take."""
 _LIBRARY_LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 _CLEARLY = 0.85
@@ -110,6 +112,9 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     products = flops / rate * (1 + loss * max(0.0, full / outputs - 1))
     if tf32 and node.op.transposed:
         products *= max(1.0, _LIBRARY_INPUTS / inputs)
+    most, times = _LIBRARY_VOLUME
+    if node.op.transposed and node.op.rank == 3 and prod(ops.kernel_size(w)) > most:
+        products *= times
     if prod(ops.kernel_size(w)) == 1:  # a matrix product where the data lies
         return products + moved + 2 * machine.launch
     return products + _LIBRARY_PASSES[tf32] * moved + _LIBRARY_LAUNCHES * machine.launch
