@@ -1712,7 +1712,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int64_t c) { return true; };
+    auto inside_row = [&](int c) { return true; };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -1990,16 +1990,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0d8ce5542a44781a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_017551de5b432995, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0d8ce5542a44781a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_017551de5b432995, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0d8ce5542a44781a"
+_fusegen_NAMESPACE = "fusegen_017551de5b432995"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

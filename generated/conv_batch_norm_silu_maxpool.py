@@ -2101,7 +2101,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int64_t c) { return true; };
+    auto inside_row = [&](int c) { return true; };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -2391,18 +2391,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_446dcad16fa0e7fb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fc07cfd5cedb6312, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_446dcad16fa0e7fb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_fc07cfd5cedb6312, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_446dcad16fa0e7fb"
+_fusegen_NAMESPACE = "fusegen_fc07cfd5cedb6312"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int64_t c) { return true; };
+    auto inside_row = [&](int c) { return true; };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -3231,20 +3231,20 @@ Tensor call_k2_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ea67b50a9199dfc7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_efb982591588ec23, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor x0, Tensor x1, int tf32) -> Tensor");
     m.def("k2_row_stream(Tensor p0, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ea67b50a9199dfc7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_efb982591588ec23, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
     m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ea67b50a9199dfc7"
+_fusegen_NAMESPACE = "fusegen_efb982591588ec23"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

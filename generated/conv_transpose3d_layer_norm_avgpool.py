@@ -1914,13 +1914,13 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int64_t c) { return true; };
+    auto inside_row = [&](int c) { return true; };
     float v_p2_at[T::SPAN] = {};   // %p_norm_weight: float32[48]
     float v_p3_at[T::SPAN] = {};   // %p_norm_bias: float32[48]
 #pragma unroll
     for (int e = 0; e < T::SPAN; ++e) {
         const int64_t x = left + e;
-        if (!T::reads(e) || !inside_row(x)) continue;
+        if (!T::reads(e) || !inside_row(left + e)) continue;
         v_p2_at[e] = __ldg(args.p2 + x);
         v_p3_at[e] = __ldg(args.p3 + x);
     }
@@ -2246,20 +2246,20 @@ Tensor call_k2_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_abed43f9291c0e9f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6345c175ae4c93c8, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> (Tensor, Tensor)");
     m.def("k2_pool(Tensor p0, Tensor x0, Tensor p1, Tensor x1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_abed43f9291c0e9f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6345c175ae4c93c8, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_abed43f9291c0e9f"
+_fusegen_NAMESPACE = "fusegen_6345c175ae4c93c8"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

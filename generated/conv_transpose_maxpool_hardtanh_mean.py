@@ -1696,7 +1696,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int64_t c) { return true; };
+    auto inside_row = [&](int c) { return true; };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -2497,18 +2497,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_216c6bf7e21329fe, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f40962b49ad0d1ef, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_216c6bf7e21329fe, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f40962b49ad0d1ef, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_216c6bf7e21329fe"
+_fusegen_NAMESPACE = "fusegen_f40962b49ad0d1ef"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

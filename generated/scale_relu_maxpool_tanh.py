@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height && y >= 0; };
-    auto inside_row = [&](int64_t c) { return c >= 0 && c < args.in_width; };
+    auto inside_row = [&](int c) { return c >= 0 && c < args.in_width; };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -422,16 +422,16 @@ Tensor call_k0_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1b44a540b7e05db8, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_236d052e40057c5a, m) {
     m.def("k0_pool(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_1b44a540b7e05db8, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_236d052e40057c5a, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_1b44a540b7e05db8"
+_fusegen_NAMESPACE = "fusegen_236d052e40057c5a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
