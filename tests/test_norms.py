@@ -98,3 +98,42 @@ def test_equal_values_are_computed_once(tmp_path: Path) -> None:
     _, stages = optimise(graph, "sm_90", False, lambda stage: None)
     after = next(stage.graph for stage in stages if stage.name == "statistics")
     assert sorted(node.op.fn for node in after.nodes if node.op.kind == "reduce") == ["mean", "var"]
+
+
+CENTRED = "normalize(x) - mean(normalize(x)) = (x - mean(x)) rsqrt(var of all + eps) w"
+
+
+@pytest.mark.parametrize(
+    ("norm", "body", "applied"),
+    [
+        ("nn.BatchNorm2d(8)", "return y - y.mean((2, 3), keepdim=True)", True),
+        ("nn.BatchNorm2d(8, affine=False)", "return torch.sub(y, torch.mean(y, dim=(0, 3), keepdim=True))", True),
+        ("nn.InstanceNorm2d(8, affine=True)", "return y - y.mean(3, keepdim=True)", True),
+        ("nn.RMSNorm((6, 5), elementwise_affine=False)", "return y - y.mean((2, 3), keepdim=True)", True),
+        ("nn.LayerNorm([6, 5])", "return y - y.mean((2, 3), keepdim=True)", False),  # its affine varies
+        ("nn.BatchNorm2d(8)", "return y - y.mean(1, keepdim=True)", False),  # each channel has a mean of its own
+        ("nn.BatchNorm2d(8)", "return y.mean((2, 3), keepdim=True) - y", False),
+        ("nn.BatchNorm2d(8)", "return y - y.mean((2, 3), keepdim=True), y", False),
+        ("nn.BatchNorm2d(8)", "return y - x.mean((2, 3), keepdim=True)", False),
+    ],
+)
+def test_a_norm_that_is_centred_again(norm: str, body: str, applied: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, f"y = self.n(x)\n{body}", f"self.n = {norm}", "torch.rand(4, 8, 6, 5)")
+    graph = agrees(path)
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    assert (CENTRED in [rewrite.identity for rewrite in program.rewrites]) == applied
+
+
+def test_a_shift_that_cancels_leaves_its_nan(tmp_path: Path) -> None:
+    body = "y = self.n(x)\nreturn y - y.mean((2, 3), keepdim=True)"
+    path = write(tmp_path, body, "self.n = nn.BatchNorm2d(8)", "torch.rand(4, 8, 6, 5)")
+    loaded = load_model_file(path)
+    program, _ = optimise(trace(*instantiate(loaded), loaded.path).graph, "sm_90", False, lambda stage: None)
+    model = loaded.model_class().double()
+    with torch.no_grad():
+        model.n.bias[:2] = torch.tensor([torch.inf, torch.nan])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(4, 8, 6, 5, dtype=torch.float64)
+    found = interpret.run(program.after, [x], state)[0]
+    torch.testing.assert_close(found, model(x), equal_nan=True)
+    assert found[:, :2].isnan().all()

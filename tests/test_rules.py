@@ -154,6 +154,14 @@ def _mean_of_norm(draw: Draw) -> Node:
     return draw.reduce(_norm(draw, shape, whole), tuple(sorted(axes)))
 
 
+def _centred_norm(draw: Draw) -> Node:
+    shape = draw.shape()
+    whole = draw.rng.randrange(len(shape))
+    norm = _norm(draw, shape, whole)
+    mean = draw.add(ReduceOp(fn="mean", axes=(whole,), keepdim=True), norm)
+    return draw.add(PointwiseOp(fn="sub"), norm, mean)
+
+
 def _mean_of_reshaped_norm(draw: Draw) -> Node:
     """Runs of axes are merged before the mean, or axes split and their parts averaged together."""
     groups = [[draw.rng.randint(2, 3) for _ in range(draw.rng.randint(1, 2))] for _ in range(draw.rng.randint(1, 3))]
@@ -418,6 +426,7 @@ def _chain(draw: Draw, *fns: str) -> Node:
 
 
 BUILDERS: dict[str, Callable[[Draw], Node]] = {
+    "normalize(x) - mean(normalize(x)) = (x - mean(x)) rsqrt(var of all + eps) w": _centred_norm,
     "mean(normalize(x)) = (mean(x) - mean of all) rsqrt(var of all + eps) w + b": (_mean_of_norm),
     "mean(reshape(normalize(x))) = reshape(mean(normalize(x))),  the reshape mixes no axes with others": (
         _mean_of_reshaped_norm
@@ -532,7 +541,7 @@ TRANSCENDENTAL = {
 }
 RULES: dict[str, Rule] = {
     rule.identity: rule
-    for rule in (*decompose.RULES, *simplify.RULES, *algebra.RULES, *moments.RULES, *statistics.RULES)
+    for rule in (*decompose.RULES, *simplify.RULES, *algebra.RULES, *moments.CENTRED, *moments.RULES, *statistics.RULES)
 }
 
 

@@ -133,6 +133,42 @@ def _before_reshape(m: Match) -> Node:
     return _like_root(m, _reduce(m, reduction(m).fn, m["norm"], axes))
 
 
+# --- normalize(x) - mean(normalize(x)) ---------------------------------------------------------------
+
+
+def _not_centred(m: Match) -> str | None:
+    norm, mean = m["norm"], m["mean"]
+    assert isinstance(norm.op, NormalizeOp)
+    assert isinstance(mean.op, ReduceOp)
+    affine = [m.graph.node(name) for name in norm.inputs[1:]]
+    if mean.inputs != (norm.name,) or not mean.op.keepdim or not set(mean.op.axes) <= set(norm.op.axes):
+        return ""
+    if any(not constant_along(operand, norm, mean.op.axes) for operand in affine):
+        return "the norm's scale or shift varies along the axes of the mean"
+    users = m.graph.users()
+    readers = {*users[norm.name], *users[mean.name]} - {mean.name}
+    if readers != {m.root.name} or {norm.name, mean.name} & set(m.graph.results):
+        return "the norm is read elsewhere too"
+    return None
+
+
+def _centred(m: Match) -> Node:
+    norm, mean = m["norm"].op, m["mean"].op
+    assert isinstance(norm, NormalizeOp)
+    assert isinstance(mean, ReduceOp)
+    x, *affine = (m.graph.node(name) for name in m["norm"].inputs)
+    distance = m.add(PointwiseOp(fn="sub"), x, _reduce(m, "mean", x, mean.axes))
+    power = (
+        _reduce(m, "var", x, norm.axes)
+        if norm.center
+        else _reduce(m, "mean", m.add(PointwiseOp(fn="square"), x), norm.axes)
+    )
+    y = scaled(m, norm, distance, power, affine[:1])
+    for shift in affine[1:]:  # zero, but for one that is infinite or NaN
+        y = m.add(PointwiseOp(fn="add"), y, m.add(PointwiseOp(fn="sub"), shift, shift))
+    return y
+
+
 # --- statistics over more axes than others -------------------------------------------------------------
 
 
@@ -153,6 +189,17 @@ def _in_two_steps(m: Match) -> Node:
         return _like_root(m, _variance(m, m["x"], inner, outer))
     return _like_root(m, _reduce(m, "mean", _reduce(m, "mean", m["x"], inner), outer))
 
+
+CENTRED = (
+    Rule(
+        "normalize(x) - mean(normalize(x)) = (x - mean(x)) rsqrt(var of all + eps) w",
+        op(PointwiseOp, op(NormalizeOp, name="norm"), op(ReduceOp, name="mean", fn="mean"), fn="sub"),
+        _centred,
+        Numerics.REASSOCIATES,
+        _not_centred,
+    ),
+)
+"""Before ``RULES``, which take the mean by itself."""
 
 RULES = (
     Rule(

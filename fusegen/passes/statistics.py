@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from fusegen.ir import EagerOp, GetItemOp, Graph, InputOp, Node, NormalizeOp, PointwiseOp, ReduceOp
+from fusegen.ir import (
+    EagerOp,
+    GetItemOp,
+    Graph,
+    InputOp,
+    Node,
+    NormalizeOp,
+    PointwiseOp,
+    ReduceOp,
+    RuleApplied,
+    RuleRefused,
+)
 from fusegen.passes import moments
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, op, rewrite
 
@@ -56,6 +67,11 @@ def merge(graph: Graph) -> Graph:
 
 def run(graph: Graph) -> Outcome:
     """%y = normalize(%x)  ->  %y = mul(sub(%x, reduce.mean(%x)), rsqrt(add(reduce.var(%x), eps)))."""
-    means = rewrite(graph, moments.RULES)  # first: a norm in parts is no longer seen as one
-    parts = rewrite(means.graph, RULES)
-    return Outcome(merge(parts.graph), (*means.applied, *parts.applied), (*means.refused, *parts.refused))
+    applied: list[RuleApplied] = []
+    refused: list[RuleRefused] = []
+    for rules in (moments.CENTRED, moments.RULES, RULES):  # a norm in parts is no longer seen as one
+        outcome = rewrite(graph, rules)
+        graph = outcome.graph
+        applied += outcome.applied
+        refused += outcome.refused
+    return Outcome(merge(graph), tuple(applied), tuple(refused))

@@ -31,6 +31,12 @@ MODELS = {
     "two_phases": ("nn.ConvTranspose1d(64, 40, 4, 2, 1)", 40, "return F.gelu(self.n(self.m(x)))", (64, 301)),
     "four_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", 32, "return self.n(self.m(x)).tanh()", (64, 14, 19)),
     "nine_kinds": ("nn.ConvTranspose2d(64, 24, 4, 3)", 24, "return F.silu(self.n(self.m(x)))", (64, 11, 10)),
+    "centred": (
+        "nn.ConvTranspose3d(64, 24, 3, 2, 1)",
+        24,
+        "y = self.n(self.m(x))\nreturn y - y.mean((2, 3, 4), keepdim=True)",
+        (64, 4, 9, 8),
+    ),
     "idle_taps": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", 24, "return self.n(self.m(x)).sigmoid()", (64, 5, 6, 7)),
 }
 """By name: the convolution, its channels, the forward, the shape of a sample."""

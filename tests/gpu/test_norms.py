@@ -40,6 +40,7 @@ BODIES = {
     "several_results": ("y = x.exp()\nreturn y, y.sum(1), y.mean((2, 3))", "nn.Identity()", IMAGES),
     "norm_of_sum": ("return self.n(self.n(x) + x.cumsum(0))", "nn.GroupNorm(2, 8)", IMAGES),
     "batch_mean": ("return self.n(x).mean((2, 3))", "nn.BatchNorm2d(8)", IMAGES[1:]),
+    "batch_centred": ("y = self.n(x)\nreturn y - y.mean((2, 3), keepdim=True)", "nn.BatchNorm2d(8)", IMAGES[1:]),
     "mean_of_means": ("m = x.mean((2, 3))\nreturn (m - m.mean(1, keepdim=True)) / 3", "nn.Identity()", IMAGES[1:]),
     "group_pool": ("return F.max_pool2d(self.n(x) * 2, 3, 2, 1)", "nn.GroupNorm(2, 8)", IMAGES),
     "group_wide_pool": ("return F.avg_pool2d(self.n(x), 7)", "nn.GroupNorm(2, 8)", IMAGES[1:4]),
