@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from fusegen import contractions, dims, hopper, ops
 from fusegen.ir import ConvOp, DType, Graph, Node, PoolOp
 from fusegen.machines import Machine
-from fusegen.poolspace import cut, elementwise
-from fusegen.rowspace import NotFusable, RowSpace, with_rows
+from fusegen.poolspace import CHANNELS, along_channels, cut
+from fusegen.rowspace import NotFusable, RowSpace
 from fusegen.tiling import TooLarge, tile_conv
 from fusegen.tuning import choose
-
-_CHANNELS = 1
-"""The axis of a result's channels."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +58,10 @@ def split(body: Graph) -> ConvPool:
         raise NotFusable(f"the windows of {pool.name} overlap, have gaps, or reach past the result of {conv.name}")
     if any(name not in body.by_name or body.node(name).op.kind != "input" for name in conv.inputs):
         raise NotFusable(f"an operand of {conv.name} is computed before it")
-    spaces = (
-        elementwise(before, conv.name, conv.type.shape, _CHANNELS + 1),
-        elementwise(after, pool.name, pool.type.shape, _CHANNELS + 1),
-    )
+    spaces = along_channels(before, conv.name), along_channels(after, pool.name)
     for part, space in zip((before, after), spaces, strict=True):
         _check_operands(part, space)
-    rows = tuple(with_rows(RowSpace(s.shape, s.source, (), s.axes), (_CHANNELS,)) for s in spaces)
-    return ConvPool(conv, pool, before, after, *rows)
+    return ConvPool(conv, pool, before, after, *spaces)
 
 
 def _check_operands(part: Graph, space: RowSpace) -> None:
@@ -80,7 +73,7 @@ def _check_operands(part: Graph, space: RowSpace) -> None:
             offset = node.type.rank - operand.type.rank
             sizes = enumerate(operand.type.shape)
             varies = {axis + offset for axis, size in sizes if size != 1}
-            if operand.name not in space.axes and not varies <= {_CHANNELS}:
+            if operand.name not in space.axes and not varies <= {CHANNELS}:
                 raise NotFusable(f"{operand.name} varies along other axes than the channels")
 
 

@@ -13,8 +13,8 @@ from math import gcd, prod
 from fusegen import contractions, dims, ops
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node
 from fusegen.machines import Machine
-from fusegen.poolspace import MAX_REPEATED, around, operations
-from fusegen.rowspace import NotFusable, RowSpace, analyze, with_rows
+from fusegen.poolspace import MAX_REPEATED, along_channels, around, operations
+from fusegen.rowspace import NotFusable, RowSpace
 from fusegen.tf32 import LEAST_CHANNELS
 from fusegen.tuning import kernel_or_library
 
@@ -137,19 +137,6 @@ def _read(op: ConvOp, kernel: tuple[int, ...], results: tuple[int, ...], lengths
     return prod(-(-lengths[axis] // own) * lines(op, kernel, axis, own) for axis, own in enumerate(results))
 
 
-def _elementwise(part: Graph, source: str) -> RowSpace:
-    """The space of a chain from ``source`` to a result laid out alike, rows along channels. Raises ``NotFusable``."""
-    space, shape, result = analyze(part, source), part.node(source).type.shape, part.node(part.outputs[0])
-    if space.row_axes:
-        raise NotFusable(f"a reduction reads {source}")
-    whole = tuple((axis,) if size != 1 else () for axis, size in enumerate(shape))
-    if space.shape != shape or result.type.shape != shape or space.axes[result.name] != whole:
-        raise NotFusable(f"{result.name} does not have the axes of {source}")
-    if result.type.dtype is not DType.FLOAT32:
-        raise NotFusable(f"{result.name} is {result.type.dtype.value}")
-    return with_rows(space, (1,))
-
-
 def split(body: Graph) -> DirectRegion:
     """The parts of a region with such a convolution. Raises ``NotFusable``."""
     products = [node for node in body.nodes if isinstance(node.op, (ConvOp, MatmulOp))]
@@ -166,7 +153,7 @@ def split(body: Graph) -> DirectRegion:
     source = next((node.name for node in before.inputs if node.type.shape == shape), None)
     if source is None:
         raise NotFusable(f"no operand has the shape of {x}")
-    return DirectRegion(conv, before, after, _elementwise(before, source), _elementwise(after, conv.name))
+    return DirectRegion(conv, before, after, along_channels(before, source), along_channels(after, conv.name))
 
 
 def of_group(body: Graph, conv: Node) -> tuple[int, int]:

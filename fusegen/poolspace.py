@@ -9,12 +9,14 @@ from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import AdaptivePoolOp, ConstOp, DType, Graph, InputOp, Node, PointwiseOp, PoolOp
 from fusegen.pointwise import POINTWISE
-from fusegen.rowspace import AxisMap, NotFusable, RowSpace, analyze
+from fusegen.rowspace import AxisMap, NotFusable, RowSpace, analyze, with_rows
 
 MAX_REPEATED = 64
 """Operations per element that overlapping windows may repeat: about what writing and reading it again costs."""
 _SPECIAL = 4
 """Operations in the time of one special function."""
+CHANNELS = 1
+"""The axis of a convolution's channels."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,22 @@ def elementwise(part: Graph, source: str, shape: Dims, planes: int) -> PlaneSpac
     if result.type.dtype is not DType.FLOAT32:
         raise NotFusable(f"{result.name} is {result.type.dtype.value}")
     return PlaneSpace(space.shape, space.source, (), space.axes, space.axes[result.name][planes:])
+
+
+def along_channels(part: Graph, source: str) -> RowSpace:
+    """The space of a chain from ``source`` to a result laid out alike, rows along channels. Raises ``NotFusable``.
+
+    No reshape may split axes: the channels of ``source`` are then no axis of the space.
+    """
+    space, shape, result = analyze(part, source), part.node(source).type.shape, part.node(part.outputs[0])
+    if space.row_axes:
+        raise NotFusable(f"a reduction reads {source}")
+    whole = tuple((axis,) if size != 1 else () for axis, size in enumerate(shape))
+    if space.shape != shape or result.type.shape != shape or space.axes[result.name] != whole:
+        raise NotFusable(f"{result.name} does not have the axes of {source}")
+    if result.type.dtype is not DType.FLOAT32:
+        raise NotFusable(f"{result.name} is {result.type.dtype.value}")
+    return with_rows(space, (CHANNELS,))
 
 
 def _repeated(op: PoolOp | AdaptivePoolOp) -> float:

@@ -18,9 +18,9 @@ from tests.models import write
 def _compiled(
     tmp_path: Path, body: str, module: str = "nn.Conv2d(64, 64, 3)", x: str = "64, 64, 66, 66", tuned: str | None = None
 ) -> Compiled:
-    init = (
-        f"self.c = {module}\nself.s = nn.Parameter(torch.randn(64, 1, 1))\nself.g = nn.Parameter(torch.randn(64, 64))"
-    )
+    shapes = {"s": "64, 1, 1", "g": "64, 64", "v": "8, 1, 1, 1"}
+    parameters = [f"self.{name} = nn.Parameter(torch.randn({shape}))" for name, shape in shapes.items()]
+    init = "\n".join([f"self.c = {module}", *parameters])
     path = write(tmp_path, f"return {body}", init, f"torch.empty({x})")
     if tuned:
         path.with_suffix(".tuned.json").write_text(tuned)
@@ -100,6 +100,11 @@ def test_windows_lie_in_patches_or_are_computed_in_parts(
         ("F.max_pool2d(F.silu(self.c(x)), 2, 2, 1)", ["contraction", "pool"]),
         ("F.max_pool2d(F.silu(self.c(x)), 2, ceil_mode=True)", ["contraction", "pool"]),
         ("F.max_pool2d(F.silu(self.c(x)) * self.g, 2)", ["contraction", "pool"]),
+        # one that a view pairs with groups of channels
+        (
+            "(F.max_pool2d(F.silu(self.c(x)), 2).unflatten(1, (8, -1)) * self.v).tanh().flatten(1, 2)",
+            ["contraction", "pool"],
+        ),
     ],
 )
 def test_what_a_convolution_pools_itself(body: str, expected: list[str], tmp_path: Path) -> None:
