@@ -24,7 +24,7 @@ from fusegen.ir import (
     SoftmaxOp,
 )
 from fusegen.machines import Machine
-from fusegen.tuning import choose
+from fusegen.tuning import faster
 
 _FUNCTIONS = ("mean", "var")
 _KEPT_ROW = 8 * (72 << 10)
@@ -148,7 +148,5 @@ def pays(graph: Graph, body: Graph, machine: Machine) -> bool:
     row = 4 * elements / dims.numel(value.type.shape[1:2], graph.sizes)
     alone = seconds if row > _KEPT_ROW or _apart(graph, value) else 0.0
     here = _EPILOGUE * seconds + _FINISH
-    answers = {"the convolution": True, "a pass of their own": False}
-    if alone < here:
-        answers = dict(reversed(answers.items()))
-    return choose(f"statistics of {value.name} by", answers, {"the convolution": here, "a pass of their own": alone})
+    answers = {"the convolution": (True, here), "a pass of their own": (False, alone)}
+    return faster(f"statistics of {value.name} by", answers)

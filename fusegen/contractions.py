@@ -22,8 +22,8 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
     if not isinstance(node.op, ConvOp):
         return True
     x, w = (graph.node(name).type for name in node.inputs[:2])
-    channels, _ = ops.conv_channels(node.op, x, w)
-    return not node.op.precise and in_tf32(node.op.transposed, channels // node.op.groups)
+    channels, _ = ops.group_channels(node.op, x, w)
+    return not node.op.precise and in_tf32(node.op.transposed, channels)
 
 
 _RESIDENT = 2
@@ -58,7 +58,7 @@ def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
     shape, block_seconds = body.shape(node.name), _BLOCK_SECONDS
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
-        inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
+        inputs, outputs = ops.group_channels(node.op, x, w)
         tiling = tile_conv(node.op, ops.kernel_size(w), inputs, outputs, whole)
         phases = tiling.grid_phases * tiling.interleaved
         blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
@@ -107,7 +107,7 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     assert isinstance(node.op, ConvOp)
     tf32 = allows_tf32(body, node)
     full, loss = _LIBRARY_NARROW[tf32]
-    inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
+    inputs, outputs = ops.group_channels(node.op, x, w)
     rate = machine.tensor_flops if tf32 else _LIBRARY_FP32 * machine.flops
     products = flops / rate * (1 + loss * max(0.0, full / outputs - 1))
     if tf32 and node.op.transposed:
@@ -204,7 +204,7 @@ def not_portable(body: Graph, space: RowSpace, node: Node) -> str | None:
     try:
         if isinstance(node.op, ConvOp):
             x, w = (body.node(name).type for name in node.inputs[:2])
-            inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
+            inputs, outputs = ops.group_channels(node.op, x, w)
             tile_conv(node.op, ops.kernel_size(w), inputs, outputs, bool(space.row_axes))
         else:
             tile_matmul(int(node.type.shape[-1]), bool(space.row_axes))

@@ -15,7 +15,7 @@ from fusegen.machines import Machine
 from fusegen.poolspace import CHANNELS, along_channels, cut
 from fusegen.rowspace import NotFusable, RowSpace
 from fusegen.tiling import TooLarge, tile_conv
-from fusegen.tuning import choose
+from fusegen.tuning import faster
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,12 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return "it is empty"
     if not machine.wgmma:
         return "only the kernel for sm_90a pools what it computes"
-    channels = ops.conv_channels(conv.op, body.node(conv.inputs[0]).type, weight)
     reason = contractions.hopper_refusal(body, conv) or hopper.window_refusal(conv.op, parts.windows)
     if reason:
         return reason
     try:
-        inputs, outputs = (count // conv.op.groups for count in channels)
-        tile_conv(conv.op, ops.kernel_size(weight), inputs, outputs, False)  # the calls with TF32 off
+        channels = ops.group_channels(conv.op, body.node(conv.inputs[0]).type, weight)
+        tile_conv(conv.op, ops.kernel_size(weight), *channels, False)  # the calls with TF32 off
         alone = contractions.kernel_seconds(body, conv, False, machine)
     except TooLarge as error:
         return str(error)
@@ -105,7 +104,5 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     moved = 4 * dims.numel(conv.type.shape, body.sizes) + 4 * dims.numel(parts.pool.type.shape, body.sizes)
     apart = min(alone, contractions.library_seconds(body, conv, machine)) + moved / machine.bandwidth + machine.launch
     reason = f"with the convolution expected to take {ours * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
-    answers = {"the convolution's kernel": None, "a kernel of its own": reason}
-    expected = dict(zip(answers, (ours, apart), strict=True))
-    ordered = dict(sorted(answers.items(), key=lambda item: expected[item[0]]))
-    return choose(f"{parts.pool.name} in", ordered, expected)
+    answers = {"the convolution's kernel": (None, ours), "a kernel of its own": (reason, apart)}
+    return faster(f"{parts.pool.name} in", answers)

@@ -10,7 +10,7 @@ from fusegen import channels, contractions, dims, hopper
 from fusegen.ir import ConvOp, DType, Graph, Node, ReduceOp
 from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, analyze
-from fusegen.tuning import choose
+from fusegen.tuning import faster
 
 LEAST_POSITIONS = 1024
 """Of a sample: each warp of each share of it leaves a sum for every channel."""
@@ -75,7 +75,5 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     here = hopper.conv_seconds(body, conv, machine, precise) + (_EPILOGUE - hopper.STORE) * result + machine.launch
     apart = contractions.kernel_seconds(body, conv, False, machine) + result + machine.launch
     reason = f"with the convolution expected to take {here * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
-    answers = {"the convolution's kernel": None, "a kernel of its own": reason}
-    expected = dict(zip(answers, (here, apart), strict=True))
-    ordered = dict(sorted(answers.items(), key=lambda item: expected[item[0]]))
-    return choose(f"{parts.reduce.name} in", ordered, expected)
+    answers = {"the convolution's kernel": (None, here), "a kernel of its own": (reason, apart)}
+    return faster(f"{parts.reduce.name} in", answers)

@@ -66,7 +66,7 @@ def takes(body: Graph, node: Node) -> bool:
     x, w = (body.node(name).type for name in node.inputs[:2])
     if any(not isinstance(size, int) for size in w.shape):
         return False
-    inputs, outputs = (count // node.op.groups for count in ops.conv_channels(node.op, x, w))
+    inputs, outputs = ops.group_channels(node.op, x, w)
     return inputs < LEAST_CHANNELS and outputs < contractions.LEAST_OUTPUTS
 
 
@@ -156,19 +156,12 @@ def split(body: Graph) -> DirectRegion:
     return DirectRegion(conv, before, after, along_channels(before, source), along_channels(after, conv.name))
 
 
-def of_group(body: Graph, conv: Node) -> tuple[int, int]:
-    """Input and output channels of a group."""
-    assert isinstance(conv.op, ConvOp)
-    x, w = (body.node(name).type for name in conv.inputs[:2])
-    inputs, outputs = (count // conv.op.groups for count in ops.conv_channels(conv.op, x, w))
-    return inputs, outputs
-
-
 def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
     """The tiles of the kernel for ``conv`` at the traced sizes. Raises ``NotFusable``."""
     assert isinstance(conv.op, ConvOp)
-    kernel = ops.kernel_size(body.node(conv.inputs[1]).type)
-    return tiles(conv.op, kernel, of_group(body, conv)[1], body.shape(conv.name)[2:])
+    x, w = (body.node(name).type for name in conv.inputs[:2])
+    _, outputs = ops.group_channels(conv.op, x, w)
+    return tiles(conv.op, ops.kernel_size(w), outputs, body.shape(conv.name)[2:])
 
 
 def seconds(body: Graph, conv: Node, machine: Machine) -> float:

@@ -155,7 +155,7 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
-    inputs, outputs = (count // conv.groups for count in ops.conv_channels(conv, x.type, w.type))
+    inputs, outputs = ops.group_channels(conv, x.type, w.type)
     structure = zip(ops.kernel_size(w.type), conv.stride, conv.padding, conv.dilation, strict=True)
     taps = [Taps(*axis, conv.transposed) for axis in structure]
     lengths = zip(body.shape(x.name)[2:], body.shape(node.name)[2:], strict=True)
@@ -206,7 +206,7 @@ def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, 
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
-    inputs, outputs = (count // conv.groups for count in ops.conv_channels(conv, x.type, w.type))
+    inputs, outputs = ops.group_channels(conv, x.type, w.type)
     absent = (1,) * (3 - conv.rank)
     kernel, stride, dilation = (absent + own for own in (ops.kernel_size(w.type), conv.stride, conv.dilation))
     padding = (0,) * len(absent) + conv.padding

@@ -125,6 +125,12 @@ def conv_channels(op: ConvOp, x: TensorType, w: TensorType) -> tuple[int, int]:
     return inputs, outputs
 
 
+def group_channels(op: ConvOp, x: TensorType, w: TensorType) -> tuple[int, int]:
+    """The same of one group."""
+    inputs, outputs = conv_channels(op, x, w)
+    return inputs // op.groups, outputs // op.groups
+
+
 def kernel_size(w: TensorType) -> tuple[int, ...]:
     """The kernel extents of a convolution weight."""
     return tuple(int(size) for size in w.shape[2:])

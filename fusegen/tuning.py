@@ -70,10 +70,16 @@ def choose(point: str, candidates: Mapping[str, T], expected: Mapping[str, float
     return candidates[label]
 
 
+def faster(point: str, candidates: Mapping[str, tuple[T, float]]) -> T:
+    """The pinned one of ``candidates``, by label with their expected seconds, or the fastest; the first of equals."""
+    ordered = sorted(candidates.items(), key=lambda item: item[1][1])
+    answers = {label: answer for label, (answer, _) in ordered}
+    return choose(point, answers, {label: seconds for label, (_, seconds) in ordered})
+
+
 def kernel_or_library(node: str, ours: float, library: float, reason: str) -> str | None:
     """Who computes ``node``, by the expected seconds: None when a kernel does, else the ``reason`` why not."""
-    answers = {"kernel": None, "library": reason} if ours <= library else {"library": reason, "kernel": None}
-    return choose(f"{node} by", answers, {"kernel": ours, "library": library})
+    return faster(f"{node} by", {"kernel": (None, ours), "library": (reason, library)})
 
 
 def pins_path(model: Path) -> Path:

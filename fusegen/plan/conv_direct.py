@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import direct
+from fusegen import direct, ops
 from fusegen.ir import Graph
 from fusegen.plan.contraction import axes_of
 from fusegen.plan.details import ContractionAxis, DirectConvPlan, DirectTile
@@ -34,15 +34,15 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One kernel for such a convolution and the elementwise chains around it."""
     parts = direct.split(region.body)
     conv = parts.conv
-    before = region.body.node(conv.inputs[0])
-    present = axes_of(region, parts.op, conv, before, region.body.node(conv.inputs[1]))
+    x, w = (region.body.node(name) for name in conv.inputs)
+    present = axes_of(region, parts.op, conv, x, w)
     first, second, third = [*[_ABSENT] * (3 - parts.op.rank), *present]
-    inputs, outputs = direct.of_group(region.body, conv)
+    inputs, outputs = ops.group_channels(parts.op, x.type, w.type)
     detail = DirectConvPlan(
         transposed=parts.op.transposed,
         rank=parts.op.rank,
         axes=(first, second, third),
-        batch=region.sizes.local(before.type.shape[0]),
+        batch=region.sizes.local(x.type.shape[0]),
         groups=parts.op.groups,
         inputs=inputs,
         outputs=outputs,

@@ -59,7 +59,7 @@ def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ..
 def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
-    monkeypatch.setattr(convreduce, "choose", lambda *_: None)
+    monkeypatch.setattr(convreduce, "faster", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     reference, model, shape = pair(name, tmp_path)
     offset = torch.randn(1, shape[0], *[1] * (len(shape) - 1), device="cuda")
