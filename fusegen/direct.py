@@ -11,7 +11,7 @@ from itertools import product
 from math import gcd, prod
 
 from fusegen import contractions, dims, ops
-from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node
+from fusegen.ir import ConvOp, DType, Frozen, Graph, InputOp, MatmulOp, Node
 from fusegen.machines import Machine
 from fusegen.poolspace import MAX_REPEATED, along_channels, around, operations
 from fusegen.rowspace import NotFusable, RowSpace
@@ -32,15 +32,15 @@ _BANDWIDTH, _FLOPS = 0.75, 0.33
 """Shares of a machine's rates that the kernel reaches."""
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Results of a thread along z, y, x, the width of its aligned accesses to the input, and the block it is in."""
+class Tile(Frozen):
+    """Results of a thread along z, y, x; aligned accesses to the input read ``vector`` elements."""
 
     vector: int
     results: tuple[int, int, int]
     threads: int
+    """Of a block."""
     blocks: int
-    """Of a multiprocessor."""
+    """Of a multiprocessor, to leave registers for."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ def tiles(op: ConvOp, kernel: tuple[int, ...], outputs: int, lengths: tuple[int,
             best = min(fitting, key=lambda results: (_read(op, kernel, results[:-1], lengths), prod(results)))
             z, y, x = (1,) * (3 - op.rank) + best
             few = fitting[best] <= _FEW_HELD and op.rank < 3 and outputs == 1
-            found.append(Tile(vector, (z, y, x), *((128, 5) if few else (256, 2))))
+            threads, blocks = (128, 5) if few else (256, 2)
+            found.append(Tile(vector=vector, results=(z, y, x), threads=threads, blocks=blocks))
     if not found or found[-1].vector != 1:
         raise NotFusable(f"{prod(kernel)} taps for {outputs} channels of a group are too many for a thread")
     return tuple(found)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 from fusegen import contractions, hopper, ops, tiling, windows
 from fusegen.ir import ConvOp, Node, ReduceOp
 from fusegen.machines import machine
 from fusegen.plan import conv_sm90, gemm
+from fusegen.plan.conv_window import Pooling
 from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, StatisticsPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
@@ -49,26 +53,33 @@ def _statistics(region: Region, node: Node) -> StatisticsPlan | None:
 
 
 def hopper_conv(
-    region: Region, node: Node, axes: tuple[ContractionAxis, ...], statistics: StatisticsPlan | None
+    region: Region,
+    node: Node,
+    axes: tuple[ContractionAxis, ...],
+    lower: Callable[[bool], RowProgram],
+    *,
+    reduces: bool = False,
+    pooling: Pooling | None = None,
+    statistics: StatisticsPlan | None = None,
+    reduced: Literal["mean", "sum"] | None = None,
 ) -> HopperConvPlan | str:
-    """The plan for Hopper's asynchronous tensor cores, or why there is none."""
+    """The plan for Hopper's asynchronous tensor cores, or why there is none (``conv_sm90.plan``)."""
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
-    inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
-    space = with_rows(region.space, (feature_axis(node),))
-
-    def lower(split: bool) -> RowProgram:
-        return region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split), "v")
-
     traced = tuple(zip(region.body.shape(x.name)[2:], region.body.shape(node.name)[2:], strict=True))
     operands = conv_sm90.Operands(
         node.name, region.args[x.name].name, region.args[w.name].name, region.sizes.local(x.type.shape[0])
     )
-    reduces = bool(region.space.row_axes)
+    channels = ops.conv_channels(node.op, x.type, w.type)
     precise = not contractions.allows_tf32(region.body, node)
     return conv_sm90.plan(
-        node.op, axes, traced, (inputs, outputs), reduces, lower, operands, precise, statistics=statistics
+        node.op, axes, traced, channels, reduces, lower, operands, precise, pooling, statistics, reduced
     )
+
+
+def hopper_style(split: bool = False) -> Style:
+    """How the epilogue of ``conv_sm90`` names the values of a thread."""
+    return Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split)
 
 
 def _is_slower(region: Region, node: Node, whole: bool) -> bool:
@@ -92,7 +103,8 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     axes = axes_of(region, node.op, node, x, w)
     inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
     precise = not contractions.allows_tf32(region.body, node)
-    rows = region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v")
+    space = with_rows(region.space, (feature_axis(node),))
+    rows = region.lower(space, Style("{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
     statistics = _statistics(region, node)
     detail = ContractionPlan(
@@ -112,7 +124,14 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
         statistics=statistics,
     )
     slower = precise and not portable and not statistics and _is_slower(region, node, whole)
-    asynchronous = None if portable or slower else hopper_conv(region, node, axes, statistics)
+
+    def lower(split: bool) -> RowProgram:
+        return region.lower(space, hopper_style(split), "v")
+
+    reduces = bool(region.space.row_axes)
+    asynchronous = (
+        None if portable or slower else hopper_conv(region, node, axes, lower, reduces=reduces, statistics=statistics)
+    )
     return region.plan(
         f"{name}_contraction",
         detail,

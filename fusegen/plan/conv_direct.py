@@ -7,14 +7,12 @@ from typing import Literal
 from fusegen import direct, ops
 from fusegen.ir import Graph
 from fusegen.plan.contraction import axes_of
-from fusegen.plan.details import ContractionAxis, DirectConvPlan, DirectTile
+from fusegen.plan.details import ABSENT_AXIS, DirectConvPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import RowSpace
-
-_ABSENT = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_padding=0, size=1, output=1)
 
 
 class _Lowering(RowLowering):
@@ -36,7 +34,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     conv = parts.conv
     x, w = (region.body.node(name) for name in conv.inputs)
     present = axes_of(region, parts.op, conv, x, w)
-    first, second, third = [*[_ABSENT] * (3 - parts.op.rank), *present]
+    first, second, third = [*[ABSENT_AXIS] * (3 - parts.op.rank), *present]
     inputs, outputs = ops.group_channels(parts.op, x.type, w.type)
     detail = DirectConvPlan(
         transposed=parts.op.transposed,
@@ -48,10 +46,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         outputs=outputs,
         source=region.args[parts.before_space.source].name,
         weight=region.args[conv.inputs[1]].name,
-        tiles=tuple(
-            DirectTile(vector=tile.vector, results=tile.results, threads=tile.threads, blocks=tile.blocks)
-            for tile in direct.region_tiles(region.body, conv)
-        ),
+        tiles=direct.region_tiles(region.body, conv),
         before=_lower(region, parts.before, parts.before_space, "v"),
         after=_lower(region, parts.after, parts.after_space, "sum"),
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
 
-from fusegen import convpool, ops
+from fusegen import convpool
 from fusegen.convpool import ConvPool
-from fusegen.ir import ConvOp, Graph, InputOp, Node, ParamOp, RegionOp
-from fusegen.plan import contraction, conv_sm90, pool
+from fusegen.ir import ConvOp, Graph, Node
+from fusegen.plan import contraction, pool
+from fusegen.plan.conv_apart import apart, composed
 from fusegen.plan.conv_window import Pooling
-from fusegen.plan.details import ContractionAxis, ContractionPlan, ConvApartPlan, HopperConvPlan
+from fusegen.plan.details import ContractionAxis, HopperConvPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import RowLowering, Style
@@ -22,81 +22,21 @@ from fusegen.rowspace import RowSpace
 _STYLE = Style("{}", "{}", moves_rows=True, quick=True)
 
 
-def _numbered(body: Graph, nodes: list[Node], outputs: tuple[str, ...]) -> Graph:
-    """A region's body: its inputs in the order in which they come."""
-    read = {name for node in nodes for name in node.inputs} | set(outputs)
-    inputs = [node.name for node in nodes if isinstance(node.op, InputOp) and node.name in read]
-    placed = [
-        node.replace(op=InputOp(position=inputs.index(node.name))) if node.name in inputs else node
-        for node in nodes
-        if node.name in inputs or not isinstance(node.op, InputOp)
-    ]
-    return body.replace(nodes=tuple(placed), outputs=outputs)
-
-
-def apart(graph: Graph, region: Node, conv: Node, template: Literal["pool", "row_stream"]) -> tuple[Region, Region]:
-    """The convolution alone, and everything that follows it (by ``template``), as two regions."""
-    assert isinstance(region.op, RegionOp)
-    body = region.op.body
-    outside = dict(zip((node.name for node in body.inputs), region.inputs, strict=True))
-    outside[conv.name] = f"{conv.name}_apart"
-    first = _numbered(body, [*map(body.node, conv.inputs), conv], (conv.name,))
-    given = conv.replace(op=InputOp(position=0), inputs=())
-    second = _numbered(body, [given if node.name == conv.name else node for node in body.nodes], body.outputs)
-    leaves = [graph.node(name) for name in dict.fromkeys(region.inputs)]
-    nodes = [
-        n if isinstance(n.op, ParamOp) else n.replace(op=InputOp(position=i), inputs=()) for i, n in enumerate(leaves)
-    ]
-    ops = (RegionOp(template="contraction", body=first), RegionOp(template=template, body=second))
-    for op, name in zip(ops, (outside[conv.name], region.name), strict=True):
-        inputs = tuple(outside[node.name] for node in op.body.inputs)
-        nodes.append(op.body.node(op.body.outputs[0]).replace(name=name, op=op, inputs=inputs))
-    split = graph.replace(nodes=tuple(nodes), outputs=(region.name,), updates=())
-    return Region(split, nodes[-2]), Region(split, nodes[-1])
-
-
 def _lower(region: Region, part: Graph, space: RowSpace, source: str) -> RowProgram:
     output = region.outputs[0].replace(node=part.outputs[0])
     return RowLowering(part, space, region.args, region.sizes, _STYLE, source).program((output,))
 
 
-def _hopper(region: Region, parts: ConvPool, conv: ContractionPlan) -> HopperConvPlan:
+def _hopper(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) -> HopperConvPlan:
     """The kernel that pools what it computes. Raises ``Unplanned``."""
-    node, body = parts.conv, region.body
-    assert isinstance(node.op, ConvOp)
-    x, w = (body.node(name) for name in node.inputs)
     divisor = parts.op.divisor or prod(parts.op.kernel)
     before = _lower(region, parts.before, parts.before_space, "v")
     pooling = Pooling(parts.windows, parts.op.fn, divisor, before)
-    traced = tuple(zip(body.shape(x.name)[2:], body.shape(node.name)[2:], strict=True))
-    channels = ops.conv_channels(node.op, x.type, w.type)
-    operands = conv_sm90.Operands(node.name, conv.source, conv.weight, conv.batch)
     after = _lower(region, parts.after, parts.after_space, "pooled")
-    found = conv_sm90.plan(
-        node.op, conv.axes, traced, channels, False, lambda split: after, operands, conv.precise, pooling
-    )
+    found = contraction.hopper_conv(region, parts.conv, axes, lambda split: after, pooling=pooling)
     if isinstance(found, str):
-        raise Unplanned(f"the kernel of {node.name} does not pool its results: {found}")
+        raise Unplanned(f"the kernel of {parts.conv.name} does not pool its results: {found}")
     return found
-
-
-def composed(
-    region: Region, own: Node, axes: tuple[ContractionAxis, ...], conv: KernelPlan, other: KernelPlan
-) -> ConvApartPlan:
-    """The two kernels ``conv`` and ``other`` in place of one for ``region``, whose convolution is ``own``."""
-    assert isinstance(conv.detail, ContractionPlan)
-    x, w = (region.body.node(operand) for operand in own.inputs)
-    detail = conv.detail.replace(
-        source=region.args[x.name].name,
-        weight=region.args[w.name].name,
-        batch=region.sizes.local(x.type.shape[0]),
-        axes=axes,
-    )
-    sizes = []
-    for part in (conv, other):
-        taken = [part.args[b.arg].type.shape[b.axis] for b in part.bindings] + [given.size for given in part.given]
-        sizes.append(tuple(map(region.sizes.local, taken)))
-    return ConvApartPlan(conv=detail, elements=region.sizes.product(own.type.shape), sizes=(sizes[0], sizes[1]))
 
 
 def plan(graph: Graph, node: Node, name: str) -> KernelPlan:
@@ -115,7 +55,7 @@ def plan(graph: Graph, node: Node, name: str) -> KernelPlan:
     return region.plan(
         f"{name}_conv_pool",
         detail,
-        hopper=_hopper(region, parts, detail.conv),
+        hopper=_hopper(region, parts, axes),
         workspace=True,
         tf32="conv",
         parts=(conv, pooled),

@@ -11,7 +11,7 @@ from fusegen import dims, hopper
 from fusegen.dims import Dim
 from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
-from fusegen.plan.details import ContractionAxis, HopperConvPlan, StatisticsPlan, TapResidue
+from fusegen.plan.details import ABSENT_AXIS, ContractionAxis, HopperConvPlan, StatisticsPlan, TapResidue
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.tuning import choose
 
@@ -35,7 +35,6 @@ MAX_TAP_ROWS = 128
 MAX_SLOTS = 1024
 MAX_ROW = 64
 """Slots of a row of a tensor copy."""
-_ABSENT = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_padding=0, size=1, output=1)
 
 Triple = tuple[int, int, int]
 
@@ -255,7 +254,7 @@ def plan(
     """
     if pooling and statistics:
         return "statistics are of results that are stored, and pooled ones are not"
-    whole = [*[_ABSENT] * (3 - len(axes)), *axes]
+    whole = [*[ABSENT_AXIS] * (3 - len(axes)), *axes]
     parts = pooling.windows.parts if pooling else (1, 1, 1)
     taps = _taps(whole, conv.transposed, parts)
     residues, tap_rows = _residues(taps)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from fusegen.dims import Dim
+from fusegen.direct import Tile
 from fusegen.ir import DType, Frozen
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.tiling import ConvTiling, MatmulTiling
@@ -126,6 +127,10 @@ class ContractionAxis(Frozen):
     output_padding: int
     size: Dim
     output: Dim
+
+
+ABSENT_AXIS = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_padding=0, size=1, output=1)
+"""In place of what a convolution of fewer axes lacks."""
 
 
 class TapStep(Frozen):
@@ -340,17 +345,6 @@ class ContractionPlan(Frozen):
     statistics: StatisticsPlan | None = None
 
 
-class DirectTile(Frozen):
-    """Results of a thread along z, y, x; aligned accesses to the input read ``vector`` elements."""
-
-    vector: int
-    results: tuple[int, int, int]
-    threads: int
-    """Of a block."""
-    blocks: int
-    """Of a multiprocessor, to leave registers for."""
-
-
 class DirectConvPlan(Frozen):
     """A convolution of groups of few channels in plain fp32, with elementwise chains before and after it.
 
@@ -368,7 +362,7 @@ class DirectConvPlan(Frozen):
     """Channels of a group."""
     source: str
     weight: str
-    tiles: tuple[DirectTile, ...]
+    tiles: tuple[Tile, ...]
     """One for each width of an access, the widest first."""
     before: RowProgram
     after: RowProgram
