@@ -55,7 +55,7 @@ class Style:
     parts: bool = False
     """Parts of a row are reduced apart, each with a shift of its own exponentials."""
     quick: bool = False
-    """Elements carry TF32 error already: exponentials of the special-function unit are exact enough."""
+    """Elements carry the error of tensor cores already: the special-function unit is exact enough for exponentials."""
     split: bool = False
     """Several blocks share a row."""
     double: bool = False

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from fusegen.check import compare
+from fusegen.compiler import Compiled, compile_file
 from fusegen.dims import Dim
+from fusegen.emit import write_atomic
 from fusegen.subject import Subject, call, load_generated
 from fusegen.tf32 import tf32_results
 from fusegen.trace import LoadedModel, instantiate, load_model_file, trace
@@ -95,6 +98,18 @@ def case(name: str) -> Case:
     x = trace(*instantiate(loaded), path).graph.inputs[0].type
     model_new = load_generated(ROOT / "generated" / f"{name}.py")
     return Case(name, loaded, model_new, x.shape, getattr(torch, x.dtype.value))
+
+
+def built(path: Path) -> tuple[Compiled, nn.Module, nn.Module]:
+    """A model file compiled here and now, its reference and the generated module, with the same parameters."""
+    compiled = compile_file(path)
+    generated = path.with_name("generated.py")
+    write_atomic(generated, compiled.source)
+    torch.manual_seed(0)
+    reference = load_model_file(path).model_class().cuda()
+    model = load_generated(generated)().cuda()
+    model.load_state_dict(reference.state_dict())
+    return compiled, reference, model
 
 
 def agrees(reference: nn.Module, generated: nn.Module, x: torch.Tensor, y: Any = None) -> None:

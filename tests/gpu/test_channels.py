@@ -13,11 +13,8 @@ from torch import nn
 
 from fusegen import channels, contractions
 from fusegen.check import compare
-from fusegen.compiler import compile_file
-from fusegen.emit import write_atomic
-from fusegen.subject import load_generated
 from fusegen.tf32 import tf32_results
-from fusegen.trace import load_model_file
+from tests.gpu.cases import built
 from tests.models import write
 
 pytestmark = pytest.mark.gpu
@@ -58,13 +55,8 @@ def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.Monke
     head, outputs, body, shape = MODELS[name]
     init = f"self.m = {head}\nself.n = nn.BatchNorm{len(shape) - 1}d({outputs})"
     path = write(tmp_path, body, init, f"torch.rand(4, {', '.join(map(str, shape))})")
-    compiled = compile_file(path)
+    compiled, reference, generated = built(path)
     assert "Moments moments" in compiled.source
-    write_atomic(tmp_path / "generated.py", compiled.source)
-    torch.manual_seed(0)
-    reference = load_model_file(path).model_class().cuda()
-    generated = load_generated(tmp_path / "generated.py")().cuda()
-    generated.load_state_dict(reference.state_dict())
     leading = (shape[0], *[1] * (len(shape) - 1))
     for batch, offset in ((2, 0.0), (3, 5.0), (33, 0.5), (3, 300.0)):
         x = torch.randn(batch, *shape, device="cuda") * 3 + offset * torch.randn(batch, *leading, device="cuda")

@@ -11,14 +11,10 @@ import torch
 from torch import nn
 
 from fusegen import channels, contractions, hopper
-from fusegen.compiler import compile_file
-from fusegen.emit import write_atomic
 from fusegen.plan import contraction
 from fusegen.plan.details import HopperConvPlan
 from fusegen.plan.types import KernelStep
-from fusegen.subject import load_generated
-from fusegen.trace import load_model_file
-from tests.gpu.cases import agrees
+from tests.gpu.cases import agrees, built
 from tests.gpu.test_contraction import full_precision
 from tests.models import write
 
@@ -68,14 +64,9 @@ def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ..
     module, body, shape = MODELS[name]
     init = f"self.m = {module}\nself.s = nn.Parameter(torch.randn(64, 1, 1))\nself.n = nn.BatchNorm2d(64)"
     path = write(tmp_path, f"return {body}", init, f"torch.rand(4, {', '.join(map(str, shape))})")
-    compiled = compile_file(path)
+    compiled, reference, model = built(path)
     plans = [step.plan.hopper for step in compiled.program.steps if isinstance(step, KernelStep)]
     assert any(isinstance(plan, HopperConvPlan) and plan.precise for plan in plans)
-    write_atomic(tmp_path / "generated.py", compiled.source)
-    torch.manual_seed(0)
-    reference = load_model_file(path).model_class().cuda()
-    model = load_generated(tmp_path / "generated.py")().cuda()
-    model.load_state_dict(reference.state_dict())
     return reference, model, shape
 
 

@@ -11,13 +11,9 @@ import torch
 from torch import nn
 
 from fusegen import contractions, convreduce
-from fusegen.compiler import compile_file
-from fusegen.emit import write_atomic
 from fusegen.plan.details import HopperConvPlan
 from fusegen.plan.types import KernelStep
-from fusegen.subject import load_generated
-from fusegen.trace import load_model_file
-from tests.gpu.cases import agrees
+from tests.gpu.cases import agrees, built
 from tests.models import write
 
 pytestmark = pytest.mark.gpu
@@ -43,14 +39,9 @@ def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ..
     """The reference and the generated module, with the same parameters, and the shape of a sample."""
     module, body, shape = MODELS[name]
     path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")
-    compiled = compile_file(path)
+    compiled, reference, model = built(path)
     plans = [step.plan.hopper for step in compiled.program.steps if isinstance(step, KernelStep)]
     assert any(isinstance(plan, HopperConvPlan) and plan.reduced for plan in plans)
-    write_atomic(tmp_path / "generated.py", compiled.source)
-    torch.manual_seed(0)
-    reference = load_model_file(path).model_class().cuda()
-    model = load_generated(tmp_path / "generated.py")().cuda()
-    model.load_state_dict(reference.state_dict())
     return reference, model, shape
 
 

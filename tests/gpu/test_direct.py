@@ -11,11 +11,7 @@ import torch
 from torch import nn
 
 from fusegen import contractions
-from fusegen.compiler import compile_file
-from fusegen.emit import write_atomic
-from fusegen.subject import load_generated
-from fusegen.trace import load_model_file
-from tests.gpu.cases import agrees
+from tests.gpu.cases import agrees, built
 from tests.gpu.test_contraction import full_precision
 from tests.models import write
 
@@ -57,14 +53,8 @@ def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ..
     module, body, shape = MODELS[name]
     init = f"self.m = {module}\nself.s = nn.Parameter(torch.randn(20, 1, 1))"
     path = write(tmp_path, f"return {body}", init, f"torch.rand(4, {', '.join(map(str, shape))})")
-    compiled = compile_file(path)
+    compiled, reference, model = built(path)
     assert [step.plan.detail.template for step in compiled.program.steps if step.kind == "kernel"] == ["conv_direct"]
-    generated = tmp_path / "generated.py"
-    write_atomic(generated, compiled.source)
-    torch.manual_seed(0)
-    reference = load_model_file(path).model_class().cuda()
-    model = load_generated(generated)().cuda()
-    model.load_state_dict(reference.state_dict())
     return reference, model, shape
 
 

@@ -14,6 +14,7 @@ from fusegen.compiler import compile_file
 from fusegen.emit import write_atomic
 from fusegen.subject import load_generated
 from fusegen.trace import load_model_file
+from tests.gpu.cases import built
 from tests.models import write
 
 pytestmark = pytest.mark.gpu
@@ -87,11 +88,7 @@ def test_rows_that_begin_anywhere(tmp_path: Path) -> None:
 def test_agrees_at_every_length(name: str, tmp_path: Path) -> None:
     body, norm, shapes = BODIES[name]
     path = write(tmp_path, body, f"self.n = {norm}", f"torch.rand{shapes[0]}")
-    write_atomic(tmp_path / "generated.py", compile_file(path).source)
-    torch.manual_seed(0)
-    reference = load_model_file(path).model_class().cuda()
-    generated = load_generated(tmp_path / "generated.py")().cuda()
-    generated.load_state_dict(reference.state_dict())
+    _, reference, generated = built(path)
     for shape in shapes:
         x = torch.randn(shape, device="cuda")
         _agrees(reference, generated, x)

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.compiler import compile_file
-from fusegen.emit import write_atomic
-from fusegen.subject import load_generated
-from fusegen.trace import load_model_file
-from tests.gpu.cases import agrees
+from tests.gpu.cases import agrees, built
 from tests.models import write
 
 pytestmark = pytest.mark.gpu
@@ -48,13 +44,7 @@ self.channel = nn.Parameter(torch.randn(10, 1, 1))
 @pytest.mark.parametrize("name", BODIES)
 def test_agrees_at_every_size(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, BODIES[name], INIT, "torch.rand(4, 10, 6, 7)")
-    generated = tmp_path / "generated.py"
-    write_atomic(generated, compile_file(path).source)
-    loaded = load_model_file(path)
-    torch.manual_seed(0)
-    reference = loaded.model_class().cuda()
-    model = load_generated(generated)().cuda()
-    model.load_state_dict(reference.state_dict())
+    _, reference, model = built(path)
     for batch in (1, 4, 33):
         x = torch.randn(batch, 10, 6, 7, device="cuda")
         agrees(reference, model, x)
