@@ -63,7 +63,7 @@ def output_size(op: PoolOp | AdaptivePoolOp, axis: int, size: Dim) -> Dim:
     return dims.minimum(dims.add(dims.floordiv(dims.add(spare, stride - 1), stride), 1), begin_inside)
 
 
-def elementwise(part: Graph, source: str, shape: Dims, planes: int) -> PlaneSpace:
+def _elementwise(part: Graph, source: str, shape: Dims, planes: int) -> PlaneSpace:
     """The space of a chain from ``source`` to a result of this ``shape`` that lies in memory alike.
 
     ``planes``: the axes of the result before those that are pooled. Raises ``NotFusable``.
@@ -156,8 +156,8 @@ def split(body: Graph) -> PoolRegion:
         pool,
         before,
         after,
-        elementwise(before, source.name, shape, planes),
-        elementwise(after, pool.name, pool.type.shape, planes),
+        _elementwise(before, source.name, shape, planes),
+        _elementwise(after, pool.name, pool.type.shape, planes),
     )
 
 

@@ -22,24 +22,23 @@ def _numbered(body: Graph, nodes: list[Node], outputs: tuple[str, ...]) -> Graph
     return body.replace(nodes=tuple(placed), outputs=outputs)
 
 
-def apart(graph: Graph, region: Node, conv: Node, template: Literal["pool", "row_stream"]) -> tuple[Region, Region]:
+def apart(region: Region, conv: Node, template: Literal["pool", "row_stream"]) -> tuple[Region, Region]:
     """The convolution alone, and everything that follows it (by ``template``), as two regions."""
-    assert isinstance(region.op, RegionOp)
-    body = region.op.body
-    outside = dict(zip((node.name for node in body.inputs), region.inputs, strict=True))
+    graph, whole, body = region.graph, region.node, region.body
+    outside = dict(zip((node.name for node in body.inputs), whole.inputs, strict=True))
     outside[conv.name] = f"{conv.name}_apart"
     first = _numbered(body, [*map(body.node, conv.inputs), conv], (conv.name,))
     given = conv.replace(op=InputOp(position=0), inputs=())
     second = _numbered(body, [given if node.name == conv.name else node for node in body.nodes], body.outputs)
-    leaves = [graph.node(name) for name in dict.fromkeys(region.inputs)]
+    leaves = [graph.node(name) for name in dict.fromkeys(whole.inputs)]
     nodes = [
         n if isinstance(n.op, ParamOp) else n.replace(op=InputOp(position=i), inputs=()) for i, n in enumerate(leaves)
     ]
     ops = (RegionOp(template="contraction", body=first), RegionOp(template=template, body=second))
-    for op, name in zip(ops, (outside[conv.name], region.name), strict=True):
+    for op, name in zip(ops, (outside[conv.name], whole.name), strict=True):
         inputs = tuple(outside[node.name] for node in op.body.inputs)
         nodes.append(op.body.node(op.body.outputs[0]).replace(name=name, op=op, inputs=inputs))
-    split = graph.replace(nodes=tuple(nodes), outputs=(region.name,), updates=())
+    split = graph.replace(nodes=tuple(nodes), outputs=(whole.name,), updates=())
     return Region(split, nodes[-2]), Region(split, nodes[-1])
 
 

@@ -6,7 +6,7 @@ from math import prod
 
 from fusegen import convpool
 from fusegen.convpool import ConvPool
-from fusegen.ir import ConvOp, Graph, Node
+from fusegen.ir import ConvOp, Graph
 from fusegen.plan import contraction, pool
 from fusegen.plan.conv_apart import apart, composed
 from fusegen.plan.conv_window import Pooling
@@ -39,11 +39,10 @@ def _hopper(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) 
     return found
 
 
-def plan(graph: Graph, node: Node, name: str) -> KernelPlan:
+def plan(region: Region, name: str) -> KernelPlan:
     """One kernel where Hopper's tensor cores compute the convolution, two elsewhere. Raises ``Unplanned``."""
-    region = Region(graph, node)
     parts = convpool.split(region.body)
-    first, second = apart(graph, node, parts.conv, "pool")
+    first, second = apart(region, parts.conv, "pool")
     own = parts.conv
     assert isinstance(own.op, ConvOp)
     x, w = (region.body.node(operand) for operand in own.inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusegen import convreduce
-from fusegen.ir import ConvOp, Graph, Node
+from fusegen.ir import ConvOp
 from fusegen.plan import contraction
 from fusegen.plan.conv_apart import apart, composed
 from fusegen.plan.region import Region
@@ -16,18 +16,17 @@ from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import feature_axis, with_rows
 
 
-def plan(graph: Graph, node: Node, name: str, rows: Callable[[Region, str], KernelPlan]) -> KernelPlan:
+def plan(region: Region, name: str, rows: Callable[[Region, str], KernelPlan]) -> KernelPlan:
     """One kernel where Hopper's tensor cores compute the convolution, two elsewhere. Raises ``Unplanned``.
 
     ``rows`` plans the reduction of a tensor in memory.
     """
-    region = Region(graph, node)
     parts = convreduce.split(region.body)
     own = parts.conv
     assert isinstance(own.op, ConvOp)
     x, w = (region.body.node(operand) for operand in own.inputs)
     axes = contraction.axes_of(region, own.op, own, x, w)
-    first, second = apart(graph, node, own, "row_stream")
+    first, second = apart(region, own, "row_stream")
     conv, reduced = contraction.plan(first, name, portable=True), rows(second, name)
     detail = composed(region, own, axes, conv, reduced)
     space = with_rows(parts.space, (feature_axis(own),))

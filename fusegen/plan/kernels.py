@@ -197,6 +197,8 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "window_sum": _window_sum,
     "contraction": contraction.plan,
     "conv_direct": conv_direct.plan,
+    "conv_pool": conv_pool.plan,
+    "conv_reduce": lambda region, name: conv_reduce.plan(region, name, _rows),
     "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
     "row_stream": stream.plan,
@@ -212,8 +214,4 @@ def _rows(region: Region, name: str) -> KernelPlan:
 def plan_region(graph: Graph, node: Node, number: int) -> KernelPlan:
     """The kernel plan of a region node; ``number`` makes its name unique in the module."""
     assert isinstance(node.op, RegionOp)
-    if node.op.template == "conv_pool":
-        return conv_pool.plan(graph, node, f"k{number}")
-    if node.op.template == "conv_reduce":
-        return conv_reduce.plan(graph, node, f"k{number}", _rows)
     return _BUILDERS[node.op.template](Region(graph, node), f"k{number}")
