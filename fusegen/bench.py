@@ -125,21 +125,21 @@ def _few_rows(generated: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _kernels(program: Program, run: Callable[[], Any]) -> tuple[KernelTime, ...]:
     """Times of the generated kernels, matched to the planner's steps by name."""
-    steps = [step for step in program.steps if isinstance(step, KernelStep)]
-    if not steps:
+    if not program.kernels:
         return ()
     measured = kernel_times(run)
     found = []
-    for step in steps:
-        times = [timing for name, timing in measured.items() if step.plan.name in name]
+    for plan in program.kernels:
+        steps = [step for step in program.steps if isinstance(step, KernelStep) and step.plan.name == plan.name]
+        times = [timing for name, timing in measured.items() if plan.name in name]
         if not times:
             continue
-        total = times[0]
-        for other in times[1:]:  # a plan of several launches counts as one
-            total = total.replace(
-                median=total.median + other.median, low=total.low + other.low, high=total.high + other.high
-            )
-        found.append(KernelTime(name=step.plan.name, ms=total, bytes=step.bytes, flops=step.flops))
+        # A plan of several launches counts as one, and so do its steps.
+        total = times[0].replace(
+            **{part: len(steps) * sum(getattr(timing, part) for timing in times) for part in ("median", "low", "high")}
+        )
+        moved, flops = (sum(getattr(step, what) for step in steps) for what in ("bytes", "flops"))
+        found.append(KernelTime(name=plan.name, ms=total, bytes=moved, flops=flops))
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from fusegen.compiler import Compiled
 from fusegen.emit import check_rules, render, snapshot_modules, violations, write_atomic
-from fusegen.emit.kernels import kernel_plans, render_sources
+from fusegen.emit.kernels import render_sources
 from fusegen.emit.render import environment
 from fusegen.errors import EmitError, OutputPathError
 from fusegen.literals import hex_float
@@ -107,7 +107,7 @@ def test_glue_compiles(compiled: Compiled, scratch: bool, tmp_path: Path) -> Non
     if scratch:
         steps = tuple(_with_scratch(s) if isinstance(s, KernelStep) else s for s in program.steps)
         program = program.replace(steps=steps)
-    plans = kernel_plans(program)
+    plans = program.kernels
     text = environment().get_template("glue.cpp.j2").render(plans=plans, namespace="fusegen_test")
     path = tmp_path / "glue.cpp"
     path.write_text(text)
@@ -138,7 +138,7 @@ def test_pointwise_kernel_on_the_host(compiled: Compiled, tmp_path: Path) -> Non
         bias, result = torch.randn(WIDTH), torch.full((rows, WIDTH), 7.0)
         if rows > 1:
             x[1, :3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
-        plan = kernel_plans(compiled.program)[0]
+        plan = compiled.program.kernels[0]
         given = {"x0": x, "x1": y, "p0": bias}
         operands = [given[a.name] for a in plan.args]
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (*operands, result)]
@@ -229,7 +229,7 @@ def test_a_hopper_kernel_stands_beside_the_portable_one(compiled: Compiled) -> N
     )
     sources = render_sources(compiled.program.replace(steps=steps), environment())
     assert sources is not None
-    name = kernel_plans(compiled.program)[0].name
+    name = compiled.program.kernels[0].name
     launchers = re.findall(rf'extern "C" int ({name}\w*)\(', sources.cuda)
     assert launchers == [f"{name}_sm90", f"{name}_sm80", name]
     assert sources.cuda.count("static bool on_hopper()") == 1

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import dims, plan
+from fusegen import dims
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
+from fusegen.plan import sharing
 from fusegen.plan.details import ContractionPlan, PoolPlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
@@ -336,7 +337,7 @@ def test_a_region_without_a_plan_goes_back_to_torch(body: str, tmp_path: Path, m
     def fails(*arguments: object) -> None:
         raise UnboundSize("no size")
 
-    monkeypatch.setattr(plan, "plan_region", fails)
+    monkeypatch.setattr(sharing, "plan_region", fails)
     found = program(tmp_path, body)
     assert set(templates(found)) == {"torch"}
     assert any(refusal.reason == "no size" for refusal in found.refusals)

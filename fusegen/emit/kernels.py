@@ -13,7 +13,7 @@ from fusegen.dims import Dim
 from fusegen.errors import EmitError
 from fusegen.ir import DType, TensorType
 from fusegen.plan.rowprogram import OutputArg, RowProgram
-from fusegen.plan.types import KernelPlan, KernelStep, Program
+from fusegen.plan.types import KernelPlan, Program
 
 _C_TYPES = {
     DType.FLOAT64: "double",
@@ -181,11 +181,6 @@ def _helpers(environment: jinja2.Environment) -> dict[str, str]:
     return {n: str(getattr(macros, n)()).strip("\n") for n in re.findall(r"\bmacro (\w+)\(", source)}
 
 
-def kernel_plans(program: Program) -> tuple[KernelPlan, ...]:
-    """The plan of every kernel step, in order."""
-    return tuple(step.plan for step in program.steps if isinstance(step, KernelStep))
-
-
 def _variants(plan: KernelPlan) -> list[KernelPlan]:
     """The kernels that a plan consists of, each under a name of its own."""
     if plan.hopper is None:
@@ -196,7 +191,7 @@ def _variants(plan: KernelPlan) -> list[KernelPlan]:
 
 def render_sources(program: Program, environment: jinja2.Environment) -> Sources | None:
     """The CUDA and C++ of every kernel of the program, or None when it has no kernel."""
-    plans = kernel_plans(program)
+    plans = program.kernels
     if not plans:
         return None
     names = [plan.name for plan in plans]

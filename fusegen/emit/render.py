@@ -18,7 +18,6 @@ from fusegen.carry import CarriedModel, ForwardParameter, reword
 from fusegen.carry.clean import escape_words
 from fusegen.emit import kernels
 from fusegen.emit.header import header_lines
-from fusegen.emit.kernels import kernel_plans
 from fusegen.emit.predicate import FLOATS, Operand, covered, differentiable, is_literal, parameter_operands
 from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
@@ -119,10 +118,11 @@ def _expression(text: str, renames: _Locals, graph: Graph) -> str:
 def _updates(graph: Graph, by_path: Mapping[str, str], variable: Mapping[str, str]) -> tuple[set[str], list[str]]:
     """(nodes that are not computed: their buffers are added to in place, statements that write the buffers).
 
-    Each is a launch: counts of batches are added to where they are, running statistics written together.
+    Few launches: counts of batches are added to where they are, running statistics are written together.
     """
     in_place: set[str] = set()
     statements: list[str] = []
+    counts: dict[str, list[str]] = {}
     copies: dict[DType, list[tuple[str, str]]] = {}
     for path, name in graph.updates:
         node = graph.node(name)
@@ -131,9 +131,12 @@ def _updates(graph: Graph, by_path: Mapping[str, str], variable: Mapping[str, st
         own = [getattr(graph.node(operand).op, "path", None) for operand in node.inputs] == [path]
         if step and adds and own and not graph.users()[name] and graph.results.count(name) == 1:
             in_place.add(name)
-            statements.append(f"{by_path[path]}.add_({step[1]})")
+            counts.setdefault(step[1], []).append(by_path[path])
         else:
             copies.setdefault(node.type.dtype, []).append((by_path[path], variable[name]))
+    for addend, counted in counts.items():
+        several = f"_fusegen_torch._foreach_add_([{', '.join(counted)}], {addend})"
+        statements.append(several if len(counted) > 1 else f"{counted[0]}.add_({addend})")
     for pairs in copies.values():
         if len(pairs) == 1:
             statements.append(f"{pairs[0][0]}.copy_({pairs[0][1]})")
@@ -172,7 +175,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     renames = _Locals({"torch": "_fusegen_torch", **{_local(name): text for name, text in variable.items()}})
     lines: list[str] = []
     in_place, updates = _updates(graph, by_path, variable)
-    kernel = 0
+    kernels = {plan.name: i for i, plan in enumerate(program.kernels)}
     for step in program.steps:
         if isinstance(step, EagerStep) and step.output in in_place:
             continue
@@ -181,8 +184,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
             arguments = [variable[name] for name in step.inputs]
             by_name = dict(zip((arg.name for arg in step.plan.args), arguments, strict=True))
             arguments += [*(given.size for given in step.plan.given), *_tf32(step.plan, by_name)]
-            lines.append(f"{targets} = ops[{kernel}]({', '.join(arguments)})")
-            kernel += 1
+            lines.append(f"{targets} = ops[{kernels[step.plan.name]}]({', '.join(arguments)})")
             continue
         if step.comment:
             lines.append("# " + " ".join(reword(step.comment).split()))
@@ -273,7 +275,7 @@ def render(
     for the training flags in those snapshots.
     """
     env = environment()
-    plans = kernel_plans(program)
+    plans = program.kernels
     sources = kernels.render_sources(program, env)
     if sources and any('"""' in text for text in (sources.cuda, sources.glue)):
         raise EmitError("kernel source contains a triple quote")

@@ -7,7 +7,7 @@ from fusegen.ir import EagerOp, GetItemOp, Graph, Node, RegionOp, RuleApplied, R
 from fusegen.passes.fuse import FUSION
 from fusegen.plan import cost
 from fusegen.plan.inline import inline
-from fusegen.plan.kernels import plan_region
+from fusegen.plan.sharing import Kernels
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program, Step
 from fusegen.printer import format_node
@@ -79,19 +79,18 @@ def make_program(
 
 def _planned(graph: Graph) -> tuple[Graph, dict[str, KernelPlan], tuple[RuleRefused, ...]]:
     """The plan of every region by its name; ``graph`` with regions without one taken apart again, and why."""
-    plans: dict[str, KernelPlan] = {}
-    refused: list[RuleRefused] = []
+    kernels, refused = Kernels(), list[RuleRefused]()
     for node in graph.nodes:
         if not isinstance(node.op, RegionOp):
             continue
         try:
-            plans[node.name] = plan_region(graph, node, len(plans))
+            kernels.add(graph, node)
         except Unplanned as error:
             graph = inline(graph, node)
             refused.append(RuleRefused(identity=FUSION, node=node.name, reason=str(error)))
     if refused:
         verify(graph)
-    return graph, plans, tuple(refused)
+    return graph, kernels.by_region(), tuple(refused)
 
 
 def _results(graph: Graph, region: Node) -> tuple[str, ...]:

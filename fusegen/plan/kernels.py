@@ -182,7 +182,11 @@ def _pointwise(region: Region, name: str) -> KernelPlan:
     source = region.args[region.space.source]
     rows = region.lower(region.space, Style("{}", "{}", outer="index"), f"v_{source.name}")
     data = Operand(
-        name=rows.source, arg=source.name, index="index", per_element=True, comment=f"%{source.node}: {source.type}"
+        name=rows.source,
+        arg=source.name,
+        index="index",
+        per_element=True,
+        comment=f"%{region.space.source}: {source.type}",
     )
     rows = rows.replace(operands=(data, *rows.operands))
     detail = PointwisePlan(

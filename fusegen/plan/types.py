@@ -36,6 +36,8 @@ class KernelPlan(Frozen):
     """Kernels that the launcher of ``detail`` calls one after the other."""
     computes: tuple[str, ...]
     """Printed graph nodes, for the kernel's comment."""
+    again: tuple[str, ...] = ()
+    """Other regions that the same kernel computes."""
     counters: Dim | None = None
     """Count (over binding names) of zero-initialised uint32 counters that the kernel leaves at zero."""
     tf32: Literal["conv", "matmul"] | None = None
@@ -99,3 +101,8 @@ class Program(Frozen):
     target: str
     evaluation: bool
     """Compiled for eval mode."""
+
+    @property
+    def kernels(self) -> tuple[KernelPlan, ...]:
+        """The plan of every kernel, in the order of its first step."""
+        return tuple({step.plan.name: step.plan for step in self.steps if isinstance(step, KernelStep)}.values())

@@ -27,7 +27,7 @@ from fusegen.carry import carry_model
 from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import render, snapshot_modules
 from fusegen.ir import Graph, RegionOp
-from fusegen.plan.types import KernelStep, Program
+from fusegen.plan.types import Program
 from fusegen.trace import instantiate, load_model_file
 
 WIDTH = 6
@@ -121,11 +121,10 @@ def operators(program: Program) -> list[Callable[..., Any]]:
         return run
 
     found: list[Callable[..., Any]] = []
-    for step in program.steps:
-        if isinstance(step, KernelStep):
-            op = program.after.node(step.plan.node).op
-            assert isinstance(op, RegionOp)
-            found.append(computed(op.body))
+    for plan in program.kernels:
+        op = program.after.node(plan.node).op
+        assert isinstance(op, RegionOp)
+        found.append(computed(op.body))
     return found
 
 

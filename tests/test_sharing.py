@@ -1,0 +1,72 @@
+"""Blocks that a network repeats run in one kernel; what differs in anything but names does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.compiler import compile_file
+from fusegen.plan.types import KernelStep
+from tests.emitted import reference_from, simulated
+from tests.models import write
+
+TWICE = "y = torch.relu(self.a(x)) * 2\nreturn torch.relu(self.b(y)) * 2"
+LAYERS = "self.a = nn.Linear(7, 7)\nself.b = nn.Linear(7, 7)"
+INPUTS = "torch.rand(5, 7)"
+
+
+def _used(path: Path) -> list[str]:
+    steps = compile_file(path).program.steps
+    return [step.plan.name for step in steps if isinstance(step, KernelStep)]
+
+
+def test_a_repeated_block_is_one_kernel(tmp_path: Path) -> None:
+    path = write(tmp_path, TWICE, LAYERS, INPUTS)
+    compiled = compile_file(path)
+    (plan,) = compiled.program.kernels
+    assert _used(path) == [plan.name] * 2
+    (other,) = plan.again
+    assert f"//   and so for %{other}\n" in compiled.source
+    assert compiled.source.count(f"namespace {plan.name}_kernel {{") == 1
+
+    torch.manual_seed(0)
+    reference = reference_from(path.read_text()).Model()
+    generated = simulated(compiled)
+    model = generated.ModelNew()
+    model.load_state_dict(reference.state_dict())
+    x = torch.rand(5, 7)
+    torch.testing.assert_close(model(x), reference(x))
+    assert len(generated.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "init"),
+    [
+        (TWICE.replace("* 2\nreturn", "* 3\nreturn"), LAYERS),
+        (TWICE.replace("torch.relu(self.b(y))", "torch.tanh(self.b(y))"), LAYERS),
+        (TWICE, LAYERS.replace("self.b = nn.Linear(7, 7)", "self.b = nn.Linear(7, 8)")),
+        (TWICE, LAYERS.replace("self.b = nn.Linear(7, 7)", "self.b = nn.Linear(7, 7, bias=False)")),
+        ("return x.sum(1, keepdim=True) * x.mean(0), x.mean(1, keepdim=True) * x.mean(0)", "pass"),
+        ("y = x + 1\nsum = x.reshape(7, 5).sum(1)\nmean = x.reshape(7, 5).mean(1)\nreturn sum, mean, y", "pass"),
+        ("return torch.sub(x, x.amax(0)).exp(), torch.sub(x.amax(0), x).exp()", "pass"),  # operands in another order
+    ],
+)
+def test_what_differs_has_a_kernel_of_its_own(body: str, init: str, tmp_path: Path) -> None:
+    used = _used(write(tmp_path, body, init, INPUTS))
+    assert len(set(used)) == len(used)
+
+
+def test_a_result_that_is_read_later_is_another_kernel(tmp_path: Path) -> None:
+    """The first block also writes what its second statement reads."""
+    body = "y = torch.softmax(x, 1)\nw = torch.softmax(y.exp().cumsum(0), 1)\nreturn w.exp(), y.flip(0)"
+    used = _used(write(tmp_path, body, inputs=INPUTS))
+    assert len(set(used)) == len(used) == 2
+
+
+def test_counts_of_batches_are_one_launch(tmp_path: Path) -> None:
+    path = write(tmp_path, "return self.b(self.a(x).relu())", LAYERS.replace("Linear(7, 7)", "BatchNorm1d(7)"), INPUTS)
+    source = compile_file(path).source
+    assert source.count("_foreach_add_([") == 1
+    assert ".add_(" not in source
