@@ -14,14 +14,24 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.compiler import Compiled
+from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import check_rules, render, snapshot_modules, violations, write_atomic
 from fusegen.emit.kernels import render_sources
 from fusegen.emit.render import environment
 from fusegen.errors import EmitError, OutputPathError
 from fusegen.literals import hex_float
 from fusegen.plan.types import KernelStep
-from tests.emitted import BIAS_RELU, bias_relu, compiled_from, cuda_include, on_the_host, operators, reference_from
+from tests.emitted import (
+    BIAS_RELU,
+    bias_relu,
+    compiled_from,
+    cuda_include,
+    on_the_host,
+    operators,
+    reference_from,
+    simulated,
+)
+from tests.models import write
 
 WIDTH = 6
 
@@ -179,8 +189,29 @@ def test_unverifiable_attributes_are_watched() -> None:
     conditions = {a.name: a.condition for a in snapshot_modules(model)[0].attributes}
     assert "__qualname__" in conditions["act"]
     assert conditions["kind"] == "{0} != _fusegen_torch.float16"
-    assert conditions["thing"] == "type({0}).__qualname__ != 'object'"
+    assert conditions["thing"].format("t", "'object'") == "type(t).__qualname__ != 'object'"
     assert conditions["table"].format("t") == "t != {'a': (1, None)}"
+
+
+def test_functions_defined_beside_the_model_are_known_again(tmp_path: Path) -> None:
+    """They have other names in the generated module; another function in their place is still noticed."""
+    path = write(
+        tmp_path,
+        "return self.scaled(self.act(x)) + self.config.shift",
+        "self.act, self.config = twice, Config()\nself.scaled = lambda y: y.relu() * 3",
+    )
+    helpers = "def twice(x):\n    return x * 2\nclass Config:\n    shift = 0.5\n"
+    path.write_text(path.read_text().replace("class Model", helpers + "class Model"))
+    generated = simulated(compile_file(path))
+    model = generated.ModelNew()
+    x = torch.rand(4, 3, 6, 5)
+    torch.testing.assert_close(model(x), (x * 2).relu() * 3 + 0.5)
+    calls = len(generated.calls)
+    assert calls
+    model.act = torch.exp
+    with pytest.warns(UserWarning, match="act is"):
+        torch.testing.assert_close(model(x), x.exp() * 3 + 0.5)
+    assert len(generated.calls) == calls
 
 
 def test_write_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fusegen import dims
 from fusegen.carry import CarriedModel, ForwardParameter
-from fusegen.emit.structure import ModuleSnapshot, class_expression
+from fusegen.emit.structure import ModuleSnapshot, carried_name, class_expression
 from fusegen.errors import EmitError
 from fusegen.ir import Graph, Node, ParamOp
 
@@ -181,7 +181,7 @@ def _module_checks(
             checks.append(
                 Check(f"{variable}.training is not {module.training}", text(f"{label} is not in {word} mode"))
             )
-        checks += _attribute_checks(module, variable, label)
+        checks += _attribute_checks(module, variable, label, carried)
     return checks, variables
 
 
@@ -189,8 +189,11 @@ def _children(variable: str, count: int) -> str:
     return f"len({variable}._modules) != {count}" if count else f"{variable}._modules"
 
 
-def _attribute_checks(module: ModuleSnapshot, variable: str, label: str) -> Iterator[Check]:
-    conditions = [a.condition.format(f"{variable}.{a.name}") for a in module.attributes]
+def _attribute_checks(module: ModuleSnapshot, variable: str, label: str, carried: CarriedModel) -> Iterator[Check]:
+    kinds = [carried_name(a.kind, carried) if a.carried else a.kind for a in module.attributes]
+    conditions = [
+        a.condition.format(f"{variable}.{a.name}", repr(kind)) for a, kind in zip(module.attributes, kinds, strict=True)
+    ]
     if not conditions:
         return
     if module.path and module.described:

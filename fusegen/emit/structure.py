@@ -16,11 +16,17 @@ _STATE = frozenset(nn.Module().__dict__) | {"training"}
 
 
 class Attribute(Frozen):
-    """``condition``: Python text over ``{0}``, the attribute, that holds when it was changed."""
+    """``condition``: Python text over ``{0}``, the attribute, that holds when it was changed.
+
+    ``kind``: for an attribute known by its function or class alone, the qualified name of that, ``{1}`` in the text.
+    ``carried``: that is defined beside the model, so the generated module has it under a name of its own.
+    """
 
     name: str
     condition: str
     compiled: str
+    kind: str = ""
+    carried: bool = False
 
 
 class ModuleSnapshot(Frozen):
@@ -62,23 +68,27 @@ def _literal(value: object) -> str | None:
     return None
 
 
-def _attribute(name: str, value: object) -> Attribute:
+def _attribute(name: str, value: object, home: str) -> Attribute:
     text = _literal(value)
     if value is None or isinstance(value, bool):
         return Attribute(name=name, condition=f"{{0}} is not {value}", compiled=str(value))
     if text is not None:
         return Attribute(name=name, condition="{0} != " + text.replace("{", "{{").replace("}", "}}"), compiled=text)
-    if isinstance(value, (FunctionType, BuiltinFunctionType)):
-        known = value.__qualname__
-        return Attribute(name=name, condition=f'getattr({{0}}, "__qualname__", "") != {known!r}', compiled=known)
-    known = type(value).__qualname__
-    return Attribute(name=name, condition=f"type({{0}}).__qualname__ != {known!r}", compiled=f"a {known}")
+    function = isinstance(value, (FunctionType, BuiltinFunctionType))
+    known = value if isinstance(value, (FunctionType, BuiltinFunctionType)) else type(value)
+    return Attribute(
+        name=name,
+        condition='getattr({0}, "__qualname__", "") != {1}' if function else "type({0}).__qualname__ != {1}",
+        compiled=known.__qualname__ if function else f"a {known.__qualname__}",
+        kind=known.__qualname__,
+        carried=known.__module__ == home,
+    )
 
 
-def _attributes(module: nn.Module) -> Iterator[Attribute]:
+def _attributes(module: nn.Module, home: str) -> Iterator[Attribute]:
     for name, value in vars(module).items():
         if name not in _STATE:
-            yield _attribute(name, value)
+            yield _attribute(name, value, home)
 
 
 def _tensor_slots(module: nn.Module) -> Iterator[tuple[str, object]]:
@@ -96,7 +106,7 @@ def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
                 path=path,
                 class_module=kind.__module__,
                 class_name=kind.__qualname__,
-                attributes=tuple(_attributes(module)),
+                attributes=tuple(_attributes(module, type(model).__module__)),
                 children=len(module._modules),
                 absent=tuple(name for name, value in _tensor_slots(module) if value is None),
                 training=module.training,
@@ -112,7 +122,12 @@ def class_expression(module: ModuleSnapshot, carried: CarriedModel) -> str | Non
         return "ModelNew"
     if module.class_module == "torch" or module.class_module.startswith("torch.nn."):
         return f"_fusegen_{module.class_module}.{module.class_name}"
-    head, _, rest = module.class_name.partition(".")
-    if head in carried.names and "<locals>" not in rest:
-        return carried.names[head] + (f".{rest}" if rest else "")
-    return None
+    carries = module.class_name.partition(".")[0] in carried.names and "<locals>" not in module.class_name
+    return carried_name(module.class_name, carried) if carries else None
+
+
+def carried_name(qualified: str, carried: CarriedModel) -> str:
+    """The qualified name in the generated module of what is defined beside the model: ``Model.f`` is ``ModelNew.f``."""
+    head, dot, rest = qualified.partition(".")
+    names = {**carried.names, carried.class_name: "ModelNew"}
+    return names.get(head, head) + dot + rest
