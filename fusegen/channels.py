@@ -53,37 +53,40 @@ def _fixed(graph: Graph, name: str, found: set[str]) -> bool:
 
 
 def leading(
-    graph: Graph, conv: Node, available: set[str], is_statistic: Callable[[Node, int], bool]
+    graph: Graph, conv: Node, available: set[str], reduced: Callable[[Node], str | None]
 ) -> tuple[Node, set[str], set[str]] | None:
-    """The first statistic of values after ``conv``, what leads to it, and what of that follows from parameters."""
+    """The first value after ``conv`` that is reduced, what leads to it, and what of that follows from parameters.
+
+    ``reduced``: what a node is a statistic of, or None.
+    """
     after: dict[str, set[str]] = {conv.name: set()}
-    statistic = None
+    value = None
     for node in graph.nodes:
-        if is_statistic(node, conv.type.rank) and node.inputs[0] in after:
-            statistic = node
+        value = reduced(node)
+        if value in after:
             break
         if node.name in available and isinstance(node.op, PointwiseOp) and node.type == conv.type:
             fixed: set[str] = set()
             data = [name for name in node.inputs if name in after]
             if data and all(name in after or _fixed(graph, name, fixed) for name in node.inputs):
                 after[node.name] = fixed
-    if statistic is None:
+    if value is None or value not in after:
         return None
-    inside = set(statistic.inputs)
+    inside = {value}
     for node in reversed(graph.nodes):
         if node.name in inside and node is not conv:
             inside |= after.keys() & set(node.inputs)
-    return statistic, inside, set[str]().union(*(after[name] for name in inside))
+    return graph.node(value), inside, set[str]().union(*(after[name] for name in inside))
 
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
     """(nodes, copied nodes) of a kernel that computes ``conv`` and what a norm after it needs of every channel."""
     users, available = graph.users(), set(free)
-    found = leading(graph, conv, available, is_over_channels)
+    rank = conv.type.rank
+    found = leading(graph, conv, available, lambda node: node.inputs[0] if is_over_channels(node, rank) else None)
     if found is None:
         return None
-    statistic, inside, copies = found
-    value = graph.node(statistic.inputs[0])
+    value, inside, copies = found
     hidden = inside - {value.name}
     if hidden & set(graph.results) or any(not inside.issuperset(users[name]) for name in hidden):
         return None

@@ -1,4 +1,8 @@
-"""A mean or sum over all positions in the epilogue of a convolution, whose own results are never written."""
+"""Reductions over all positions in the kernel of a convolution, whose own results are never written.
+
+What is left of a tensor [samples, channels, positions...] is a value for every channel of every sample: its mean
+or sum, and for a mean of a norm (``passes/moments.py``) mean, variance, and what rounding took from the mean.
+"""
 
 from __future__ import annotations
 
@@ -7,73 +11,147 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusegen import channels, contractions, dims, hopper
-from fusegen.ir import ConvOp, DType, Graph, Node, ReduceOp
+from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.rowspace import RowSpace, analyze
 from fusegen.tuning import faster
 
+PositionFn = Literal["mean", "sum", "var", "rest"]
+"""``rest``: the mean of the distances from the mean, which is what rounding took from it."""
 LEAST_POSITIONS = 1024
-"""Of a sample: each warp of each share of it leaves a sum for every channel."""
-_EPILOGUE = 0.3
-"""What the sums add to a convolution, of the time in which its result is read."""
+"""Of a sample: each warp of each share of it leaves a state for every channel."""
+_EPILOGUE = {False: 0.3, True: 0.45}
+"""What sums, or moments, add to a convolution on sm_90a, of the time in which its result is read."""
+_PORTABLE = 0.8
+"""The same for the portable kernel, of the time in which it writes its result."""
 
 
 @dataclass(frozen=True)
 class ConvReduce:
-    """A region's parts: the convolution, its reduction, and the chain of the convolution up to there."""
+    """A region's parts: the convolution, its chain up to what is reduced, and what each result of the region is."""
 
     conv: Node
-    reduce: Node
     before: Graph
+    results: dict[str, PositionFn]
     space: RowSpace
 
     @property
-    def fn(self) -> Literal["mean", "sum"]:
-        assert isinstance(self.reduce.op, ReduceOp)
-        return "mean" if self.reduce.op.fn == "mean" else "sum"
+    def moments(self) -> bool:
+        return has_moments(self.results.values())
 
 
-def is_over_positions(node: Node, rank: int) -> bool:
-    """True for a mean or sum of every channel of every sample of a value [samples, channels, positions...]."""
-    return isinstance(node.op, ReduceOp) and node.op.fn in ("mean", "sum") and node.op.axes == tuple(range(2, rank))
+def has_moments(functions: Iterable[PositionFn]) -> bool:
+    """Whether more than sums is needed."""
+    return not set(functions) <= {"mean", "sum"}
+
+
+def _is_view(node: Node, value: Node) -> bool:
+    """Whether ``node`` is ``value`` with its channels in several axes, or in one."""
+    ours, theirs = node.type.shape, value.type.shape
+    positions = value.type.rank - 2
+    same = ours[:1] == theirs[:1] and ours[-positions:] == theirs[-positions:]
+    return isinstance(node.op, ReshapeOp) and node.type.rank > positions and same
+
+
+def _is_over(node: Node, data: Node, positions: int) -> bool:
+    """True for a mean, sum or variance over the last ``positions`` axes of ``data``."""
+    axes = tuple(range(data.type.rank - positions, data.type.rank))
+    return isinstance(node.op, ReduceOp) and node.op.fn in ("mean", "sum", "var") and node.op.axes == axes
+
+
+def _reduced(graph: Graph, node: Node, conv: Node) -> str | None:
+    """The value after ``conv`` that ``node`` reduces over all positions, or None."""
+    if not isinstance(node.op, ReduceOp):
+        return None
+    data = graph.node(node.inputs[0])
+    if not _is_over(node, data, conv.type.rank - 2):
+        return None
+    if data.inputs and _is_view(data, conv) and graph.node(data.inputs[0]).type == conv.type:
+        return data.inputs[0]
+    return data.name if data.type == conv.type else None
+
+
+def is_over_positions(graph: Graph, node: Node, conv: Node) -> bool:
+    """True for a statistic of every channel of every sample of a value that is laid out as ``conv`` is."""
+    return _reduced(graph, node, conv) is not None
+
+
+def _readers(graph: Graph, value: Node) -> dict[str, PositionFn | None] | None:
+    """What follows from ``value`` alone: reductions over its positions, and (None) what leads to them.
+
+    None where something else reads it.
+    """
+    users, positions = graph.users(), value.type.rank - 2
+    found: dict[str, PositionFn | None] = {}
+    alike, apart = [value], []
+    for data in alike:
+        for user in map(graph.node, dict.fromkeys(users[data.name])):
+            if _is_over(user, data, positions):
+                assert isinstance(user.op, ReduceOp)
+                found[user.name] = "mean" if user.op.fn == "mean" else "var" if user.op.fn == "var" else "sum"
+            elif _is_view(user, value):
+                found[user.name] = None
+                alike.append(user)
+            elif isinstance(user.op, PointwiseOp) and user.op.fn == "sub" and user.inputs[0] == data.name:
+                apart.append((user, data))
+            else:
+                return None
+    for distance, data in apart:
+        mean = graph.node(distance.inputs[1])
+        rest = [graph.node(name) for name in dict.fromkeys(users[distance.name])]
+        own = mean.inputs == (data.name,) and found.get(mean.name) == "mean"
+        if not own or not all(_is_over(n, distance, positions) and n.op == mean.op for n in rest):
+            return None
+        found[distance.name] = None
+        found |= dict.fromkeys((node.name for node in rest), "rest")
+    return found
 
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
-    """(nodes, copied nodes) of a kernel that computes ``conv`` and the reduction of what follows it, or None."""
-    found = channels.leading(graph, conv, set(free), is_over_positions)
-    if found is None:
+    """(nodes, copied nodes) of a kernel that computes ``conv`` and the reductions of what follows it, or None."""
+    available = set(free)
+    led = channels.leading(graph, conv, available, lambda node: _reduced(graph, node, conv))
+    found = led and _readers(graph, led[0])
+    if not led or not found:
         return None
-    reduce, inside, copies = found
+    _, inside, copies = led
     users = graph.users()
-    if inside & set(graph.results) or any(not (inside | {reduce.name}).issuperset(users[name]) for name in inside):
+    hidden = inside | {name for name, fn in found.items() if fn is None}
+    known = inside | found.keys()
+    if not found.keys() <= available or hidden & set(graph.results):
         return None
-    return inside | {reduce.name} | copies, copies
+    if any(not known.issuperset(users[name]) for name in hidden):
+        return None
+    return known | copies, copies
 
 
 def split(body: Graph) -> ConvReduce:
-    """The parts of a region with a convolution and a reduction over its positions. Raises ``NotFusable``."""
+    """The parts of a region with a convolution and reductions over its positions. Raises ``NotFusable``."""
     (conv,) = (node for node in body.nodes if isinstance(node.op, ConvOp))
-    (reduce,) = (node for node in body.nodes if is_over_positions(node, conv.type.rank))
-    before = body.replace(nodes=tuple(node for node in body.nodes if node is not reduce), outputs=reduce.inputs)
-    return ConvReduce(conv, reduce, before, analyze(before))
+    name = next(name for name in (_reduced(body, node, conv) for node in body.nodes) if name)
+    found = _readers(body, body.node(name)) or {}
+    before = body.replace(nodes=tuple(node for node in body.nodes if node.name not in found), outputs=(name,))
+    results = {output: fn for output in body.outputs if (fn := found.get(output))}
+    return ConvReduce(conv, before, results, analyze(before))
 
 
 def refusal(body: Graph, machine: Machine) -> str | None:
-    """Why the reduction in ``body`` is no part of its convolution's kernel, or None. Raises ``NotFusable``."""
+    """Why the reductions in ``body`` are no part of their convolution's kernel, or None. Raises ``NotFusable``."""
     parts = split(body)
     conv = parts.conv
-    if conv.type.dtype is not DType.FLOAT32 or parts.reduce.type.dtype is not DType.FLOAT32:
+    if conv.type.dtype is not DType.FLOAT32 or any(body.node(n).type.dtype is not DType.FLOAT32 for n in body.outputs):
         return f"it is {conv.type.dtype.value}, for which such a convolution has no kernel"
-    if not machine.wgmma:
-        return "only the kernel for sm_90a reduces what it computes"
-    if reason := contractions.hopper_refusal(body, conv) or contractions.refusal(parts.before, parts.space, machine):
+    if reason := contractions.refusal(parts.before, parts.space, machine):
         return reason
     if dims.numel(conv.type.shape[2:], body.sizes) < LEAST_POSITIONS:
         return f"samples of fewer than {LEAST_POSITIONS} positions"
     result = 4 * dims.numel(conv.type.shape, body.sizes) / machine.bandwidth
-    precise = not contractions.allows_tf32(body, conv)
-    here = hopper.conv_seconds(body, conv, machine, precise) + (_EPILOGUE - hopper.STORE) * result + machine.launch
+    here = contractions.portable_seconds(body, conv, False, machine) + (_PORTABLE - 1) * result
+    if machine.wgmma and not contractions.hopper_refusal(body, conv):
+        seconds = hopper.conv_seconds(body, conv, machine, not contractions.allows_tf32(body, conv))
+        here = min(here, seconds + (_EPILOGUE[parts.moments] - hopper.STORE) * result)
+    here += machine.launch
     apart = contractions.kernel_seconds(body, conv, False, machine) + result + machine.launch
     reason = f"with the convolution expected to take {here * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
     answers = {"the convolution's kernel": (None, here), "a kernel of its own": (reason, apart)}
-    return faster(f"{parts.reduce.name} in", answers)
+    return faster(f"{next(iter(parts.results))} in", answers)

@@ -22,13 +22,10 @@
 #   %p_conv_weight: float32[32, 3, 3, 5, 5] = param('conv.weight')
 #   %p_conv_bias: float32[32] = param('conv.bias')
 #   %x: float32[x0_0, 3, x0_2, x0_3, x0_4] = input(0)
-#   %conv3d_r2: float32[x0_0, 32, x0_2, ((x0_3 - 1) // 2) + 1, ((x0_4 - 1) // 2) + 1] = region.contraction(%x, %p_conv_weight)
+#   %mean_r2: float32[x0_0, 32] = region.conv_reduce(%x, %p_conv_weight)
 #       %x: float32[x0_0, 3, x0_2, x0_3, x0_4] = input(0)
 #       %p_conv_weight: float32[32, 3, 3, 5, 5] = input(1)
 #       %conv3d_r2: float32[x0_0, 32, x0_2, ((x0_3 - 1) // 2) + 1, ((x0_4 - 1) // 2) + 1] = conv3d(%x, %p_conv_weight, stride=(1, 2, 2), padding=(1, 2, 2))
-#       return %conv3d_r2
-#   %mean_r2: float32[x0_0, 32] = region.row_stream(%conv3d_r2)
-#       %conv3d_r2: float32[x0_0, 32, x0_2, ((x0_3 - 1) // 2) + 1, ((x0_4 - 1) // 2) + 1] = input(0)
 #       %mean_r2: float32[x0_0, 32] = reduce.mean(%conv3d_r2, axes=(2, 3, 4), keepdim=False)
 #       return %mean_r2
 #   %log_softmax: float32[x0_0, 32] = region.row_reduce(%mean_r2, %p_conv_bias)
@@ -40,11 +37,10 @@
 #   return %log_softmax
 #
 # Steps:
-#   k0_contraction: generated contraction kernel, 185 MB, 15.1 GFLOP
-#   k1_row_stream: generated row_stream kernel, 134 MB, 33.6 MFLOP
-#   k2_row_reduce: generated row_reduce kernel, 2.18 kB, 2.3 kFLOP
+#   k0_conv_reduce: generated contraction kernel, 50.4 MB, 15.1 GFLOP
+#   k1_row_reduce: generated row_reduce kernel, 2.18 kB, 2.3 kFLOP
 #
-# Memory traffic: 319 MB before, 319 MB after.
+# Memory traffic: 319 MB before, 50.4 MB after.
 # Arithmetic: 15.1 GFLOP before, 15.1 GFLOP after.
 
 import contextlib as _fusegen_contextlib
@@ -80,43 +76,6 @@ __device__ __forceinline__ float nan_max(float a, float b) {
     float r;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
     return r;
-}
-
-// Multiprocessors of the current device, asked for once.
-static int multiprocessors() {
-    static int known[64] = {};
-    int device = 0;
-    cudaGetDevice(&device);
-    int& count = known[device % 64];
-    if (count == 0) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
-}
-
-// True when the current device runs sm_90a code; asked for once per device.
-static bool on_hopper() {
-    static int known[64] = {};
-    int device = 0;
-    cudaGetDevice(&device);
-    int& major = known[device % 64];
-    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major == 9;
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// The value at the same place of shared memory in block `rank` of the cluster.
-__device__ __forceinline__ float cluster_load(const float* p, int rank) {
-    float v = 0.0f;
-#if __CUDA_ARCH__ >= 900
-    unsigned int address = static_cast<unsigned int>(__cvta_generic_to_shared(p));
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-#endif
-    return v;
 }
 
 // Division by a run-time constant: exact for numerators below 2^31.
@@ -251,11 +210,6 @@ __device__ __forceinline__ void mend(float* values, int lines, int columns, int 
     }
 }
 
-// A store that is no branch: neighbouring elements' arithmetic stays interleaved.
-__device__ __forceinline__ void store_where(bool in, float* to, float v) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.cs.f32 [%1], %2;}" ::"r"(int(in)), "l"(to), "f"(v) : "memory");
-}
-
 // Copies behind the back of the thread, zeros where `in` is false.
 template <int WORDS>
 __device__ __forceinline__ void copy_words(float* to, const float* from, bool in = true) {
@@ -274,10 +228,11 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
-// k0_contraction
+// k0_conv_reduce
 //   %conv3d_r2: float32[x0_0, 32, x0_2, ((x0_3 - 1) // 2) + 1, ((x0_4 - 1) // 2) + 1] = conv3d(%x, %p_conv_weight, stride=(1, 2, 2), padding=(1, 2, 2))
+//   %mean_r2: float32[x0_0, 32] = reduce.mean(%conv3d_r2, axes=(2, 3, 4), keepdim=False)
 
-namespace k0_contraction_kernel {
+namespace k0_conv_reduce_kernel {
 
 //   y[n, o, p] = sum over channels c and taps k of w[o, c, k] * x[n, c, i(p, k)]
 //
@@ -352,6 +307,8 @@ constexpr int TILES_O = 2;                  // fragments of 16 outputs in a warp
 constexpr int OUTPUT_TILE = WARPS_O * TILES_O * 16;
 constexpr int OUTPUT_TILES = (OUTPUTS + OUTPUT_TILE - 1) / OUTPUT_TILE;
 
+constexpr int STATE = 1;   // floats: a sum
+
 template <bool SPLIT>
 struct Shape {
     static constexpr int K_STEPS = SPLIT ? 10 : 5;   // groups of 8 products in a slice
@@ -373,7 +330,8 @@ struct Shape {
     static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
     static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
     static constexpr int REDUCED_WORDS = 0, RESULT_WORDS = THREADS / WARP * 16 * (TILES_P + 1) * 8 * INTERLEAVED;
-    static constexpr int WORDS = (OPERAND_WORDS > RESULT_WORDS ? OPERAND_WORDS : RESULT_WORDS) + REDUCED_WORDS;
+    static constexpr int STATE_WORDS = WARPS_P * STATE * OUTPUT_TILE;
+    static constexpr int WORDS = OPERAND_WORDS > RESULT_WORDS + STATE_WORDS ? OPERAND_WORDS : RESULT_WORDS + STATE_WORDS;
 };
 
 struct Args {
@@ -389,7 +347,43 @@ struct Args {
     int extent[3];          // of the loaded part of x
     FastDivide by_width, by_height;   // of the box
     bool aligned;           // rows of x start on 16 bytes
+    float* states;          // [sample][place][STATE][channel]
+    int places;             // of a sample: its boxes of every phase
 };
+
+// ---- Reductions over the positions -----------------------------------------------------------------------------
+struct Places {
+    static constexpr int PITCH = GROUPS * OUTPUTS;   // floats from one part of a state to the next
+
+    template <typename Visit>
+    __device__ __forceinline__ void each(const Args& args, int sample, int channel, int first, int step, Visit visit) const {
+#pragma unroll 4
+        for (int i = first; i < args.places; i += step) visit(args.states + (int64_t(sample) * args.places + i) * (STATE * PITCH) + channel);
+    }
+};
+
+constexpr int JOIN_CHANNELS = 32, JOIN_PARTS = 8;   // threads of a block
+
+// Block (sample, 32 channels) joins their states in a fixed order, in double, which costs nothing here.
+template <typename Places>
+__global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_constant__ Args args, const __grid_constant__ Places places) {
+    const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
+    const int64_t at = int64_t(sample) * (GROUPS * OUTPUTS) + channel;
+    __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
+    double sum = 0.0;
+    if (channel < GROUPS * OUTPUTS) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { sum += __ldg(state); });
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || channel >= GROUPS * OUTPUTS) return;
+    for (int part = 1; part < JOIN_PARTS; ++part) sum += sums[part][threadIdx.x];
+    args.y0[at] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
+}
+
+template <typename Places>
+static int launch_join(const Args& args, const Places& places, int64_t samples, cudaStream_t stream) {
+    join<<<dim3(static_cast<unsigned int>(samples), (GROUPS * OUTPUTS + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream>>>(args, places);
+    return cudaGetLastError();
+}
 
 // A phase of the output: its taps, in chunks that share a load of x, in slices.
 template <typename S>
@@ -421,9 +415,11 @@ struct Phase {
     __device__ __forceinline__ int chunks() const { return chunk_slices() ? CHANNEL_CHUNKS * parts() : 0; }
 };
 
+constexpr int PACK_THREADS = 512;
+
 // One slice of weights per block.
 template <bool SPLIT>
-__global__ void __launch_bounds__(128) pack(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -746,7 +742,6 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     [[maybe_unused]] const int64_t depth = args.depth;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const int64_t out_plane = static_cast<int64_t>(args.out[0]) * args.out[1] * args.out[2];
     [[maybe_unused]] const int output_tile = block[0], group = block[1];
     const int64_t outer = block[2];
     // An output of the block: where it lies, and whether it exists.
@@ -784,44 +779,62 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
         return output < OUTPUTS && output_at(column, inner) ? plain_sum(args, outer, group, output, inner) : 0.0f;
     };
 
-    // The epilogue: every warp takes its sums through shared memory, so that lanes side by side write
-    // outputs side by side.
-    constexpr int WARP_COLUMNS = S::TILES_P * 8 * INTERLEAVED, PITCH = WARP_COLUMNS + 8 * INTERLEAVED;
-    constexpr int LANE_COLUMNS = (WARP_COLUMNS + WARP - 1) / WARP;
+    // The epilogue, in registers: four lanes hold a channel of a warp's positions.
+    constexpr int WARP_COLUMNS = S::TILES_P * 8 * INTERLEAVED, PITCH = WARP_COLUMNS + 8 * INTERLEAVED, LINES = TILES_O * 16;
+    static_assert(WARP_COLUMNS > WARP && WARP_COLUMNS <= 2 * WARP);
     float* const staged = weights + warp * 16 * PITCH;
-    int64_t at[LANE_COLUMNS];
-    bool in[LANE_COLUMNS];
-#pragma unroll
-    for (int j = 0; j < LANE_COLUMNS; ++j) {
-        in[j] = output_at(warp_p * WARP_COLUMNS + j * WARP + lane, at[j]) && j * WARP + lane < WARP_COLUMNS;
-    }
+    float* const states = weights + S::WORDS - S::STATE_WORDS;   // [warp][STATE][LINES]
+    int64_t ignored;
+    const bool second = output_at(warp_p * WARP_COLUMNS + WARP + lane, ignored) && WARP + lane < WARP_COLUMNS;
+    const uint64_t exists = uint64_t(__ballot_sync(~0u, second)) << WARP | __ballot_sync(~0u, output_at(warp_p * WARP_COLUMNS + lane, ignored));
+    const uint64_t own = exists >> (lane % 4 * 2 * INTERLEAVED);   // bit (8 * p + e) * INTERLEAVED + i: result [i][p][e]
 #pragma unroll
     for (int o = 0; o < TILES_O; ++o) {
-        stage_sums(staged, PITCH, o);
-        const int first = output_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16;
+        const int first = output_tile * OUTPUT_TILE + warp_o * LINES + o * 16;
         if (__any_sync(~0u, special)) {
+            stage_sums(staged, PITCH, o);
             __syncwarp();
             mend(staged, 16, WARP_COLUMNS, PITCH, lane, WARP, [&](int line, int column) { return plain(first + line, warp_p * WARP_COLUMNS + column); });
+            __syncwarp();
+#pragma unroll
+            for (int n = 0; n < S::TILES_P * 4 * INTERLEAVED; ++n) {
+                const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, half = n / INTERLEAVED / 2 % 2, p = n / INTERLEAVED / 4;
+                sums[i][o][p][2 * half + e] = staged[(half * 8 + lane / 4) * PITCH + (p * 8 + lane % 4 * 2 + e) * INTERLEAVED + i];
+            }
+            __syncwarp();
         }
-        __syncwarp();
-        float* to[LANE_COLUMNS];
 #pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; ++j)
-            to[j] = args.y0 + ((outer * GROUPS + group) * OUTPUTS + first) * out_plane + at[j];
-#pragma unroll 4
-        for (int channel = 0; channel < 16; ++channel) {
-            if (OUTPUTS % OUTPUT_TILE && first + channel >= OUTPUTS) break;
-            [[maybe_unused]] const int l = group * OUTPUTS + first + channel;
+        for (int half = 0; half < 2; ++half) {
+            const int line = o * 16 + half * 8 + lane / 4;
+            [[maybe_unused]] const int output = first + half * 8 + lane / 4, l = group * OUTPUTS + (output < OUTPUTS ? output : 0);
+            float sum[2] = {};
 #pragma unroll
-            for (int j = 0; j < LANE_COLUMNS; ++j) {
-                [[maybe_unused]] const int64_t inner = at[j];
-                float v[LANE_COLUMNS];
-                v[j] = staged[channel * PITCH + j * WARP + lane];
-                store_where(in[j], to[j], v[j]);
-                advance(to[j], out_plane * int64_t(sizeof(float)));
+            for (int n = 0; n < S::TILES_P * 2 * INTERLEAVED; ++n) {
+                const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, p = n / INTERLEAVED / 2;
+                float& element = sums[i][o][p][2 * half + e];
+                const float v = element;
+                element = v;
+                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) sum[e] += element;
+            }
+            float total = sum[0] + sum[1];
+            total += __shfl_xor_sync(~0u, total, 1), total += __shfl_xor_sync(~0u, total, 2);
+            if (lane % 4 == 0) {
+                float* const state = states + warp * (STATE * LINES) + line;
+                state[0] = total;
             }
         }
-        __syncwarp();
+    }
+    __syncthreads();
+    // A thread joins what the warps along the positions have found of a channel.
+    for (int channel = threadIdx.x; channel < OUTPUT_TILE && output_tile * OUTPUT_TILE + channel < OUTPUTS; channel += THREADS) {
+        const float* const from = states + channel / LINES * (STATE * LINES) + channel % LINES;
+        constexpr int NEXT = WARPS_O * STATE * LINES;   // floats to the next warp's
+        const int64_t place = outer * args.places + blockIdx.x / OUTPUT_TILES % args.places;
+        float* const to = args.states + place * (STATE * Places::PITCH) + group * OUTPUTS + output_tile * OUTPUT_TILE + channel;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS_P; ++i) sum += from[i * NEXT];
+        to[0] = sum;
     }
 }
 
@@ -835,8 +848,11 @@ inline int64_t measure(const int (&box)[3], int (&extent)[3]) {
 
 // The box that costs least: products for all of a block's positions, and the loads of x.
 template <bool SPLIT>
-bool choose_box(Args& args, const int (&size)[3]) {
+bool choose_box(Args& args) {
     using S = Shape<SPLIT>;
+    const int phases[3] = {Depth::PHASES, Height::PHASES, Width::PHASES};
+    int size[3];
+    for (int a = 0; a < 3; ++a) size[a] = (args.out[a] + phases[a] - 1) / phases[a];
     constexpr double PRODUCTS = (SPLIT ? 2560 : 2560) / 80.0 * S::POSITIONS;   // the time of a block's products, in words of x
     double least = INFINITY;
     for (int w = 8; w < S::POSITIONS + 8; w += 8) {
@@ -859,13 +875,12 @@ bool choose_box(Args& args, const int (&size)[3]) {
     return least < INFINITY;
 }
 
+inline int places_of_box(const Args& args) { return args.boxes[0] * args.boxes[1] * args.boxes[2] * GRID_PHASES; }
+
 template <bool SPLIT>
 int launch(Args& args, int64_t samples, cudaStream_t stream) {
     using S = Shape<SPLIT>;
-    const int phases[3] = {Depth::PHASES, Height::PHASES, Width::PHASES};
-    int size[3];
-    for (int a = 0; a < 3; ++a) size[a] = (args.out[a] + phases[a] - 1) / phases[a];
-    if (!choose_box<SPLIT>(args, size)) return cudaErrorInvalidConfiguration;
+    if (!choose_box<SPLIT>(args)) return cudaErrorInvalidConfiguration;
     const int64_t blocks = static_cast<int64_t>(args.boxes[0]) * args.boxes[1] * args.boxes[2] * OUTPUT_TILES * GRID_PHASES * GROUPS * samples;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     args.by_width = fast_divide(args.box[2]);
@@ -873,15 +888,25 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     const int bytes = S::WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, 128, 0, stream>>>(args);
+    args.places = places_of_box(args);
+    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
     run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
-    return cudaGetLastError();
+    if (const cudaError_t error = cudaGetLastError()) return error;
+    return launch_join(args, Places{}, samples, stream);
 }
 
 int64_t workspace_bytes() {
     constexpr int SPLIT_WORDS = Shape<true>::SLICES * Shape<true>::SLICE;
     constexpr int WORDS = SPLIT_WORDS;
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
+}
+
+int64_t state_bytes(int64_t samples, int64_t depth, int64_t height, int64_t width) {
+    Args args = {};
+    args.out[0] = static_cast<int>(depth), args.out[1] = static_cast<int>(height), args.out[2] = static_cast<int>(width);
+    if (samples == 0 || depth * height * width == 0 || depth * height * width > INT32_MAX) return 0;
+    int places = choose_box<true>(args) ? places_of_box(args) : 0;
+    return samples * places * (STATE * Places::PITCH * int64_t(sizeof(float)));
 }
 
 int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
@@ -894,6 +919,7 @@ int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_
     args.x = x0;
     args.w = p0;
     args.packed = static_cast<float*>(workspace);
+    args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
     args.y0 = y0;
     args.depth = depth;
     args.height = height;
@@ -903,535 +929,22 @@ int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_
     return launch<true>(args, samples, stream);
 }
 
-extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
-    return workspace_bytes();
+extern "C" int64_t k0_conv_reduce_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+    return workspace_bytes() + state_bytes(batch, depth, ((height - 1) / 2) + 1, ((width - 1) / 2) + 1);
 }
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_conv_reduce(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     return compute(x0, p0, y0, workspace, batch, depth, height, width, tf32, stream);
 }
 
-}  // namespace k0_contraction_kernel
+}  // namespace k0_conv_reduce_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_row_stream
-//   %mean_r2: float32[x0_0, 32] = reduce.mean(%conv3d_r2, axes=(2, 3, 4), keepdim=False)
-
-namespace k1_row_stream_kernel {
-
-// A row too long for registers, or of a length known only at run time. What it takes is decided by length
-// and number of rows, in schedule():
-//   resident   a part of a block, a block, or a cluster of blocks has the row to itself: it keeps in shared memory what
-//              fits and reads the rest again while L2 still has it, so that memory is read once and written once;
-//   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
-// States are joined in fixed order: bitwise the same at every run.
-constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
-constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
-constexpr int THREADS = 256, WARP = 32;
-constexpr int KEPT = 0;                  // tensors that several sweeps read
-constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
-constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
-constexpr int MAX_CLUSTER = 16;
-constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
-constexpr int FEW = 8;                   // threads to a short row
-constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
-
-using Position = int64_t;   // along a row
-
-struct Args {
-    const float* x0;
-    float* y0;
-    int64_t depth;
-    int64_t height;
-    int64_t width;
-    int64_t row_count, length, middle, run, inner;
-    int64_t between;     // elements from one run of a row to the next
-    int64_t slots;       // accesses that a row is made of
-    int64_t chunk;       // slots of a row per block
-    int splits;          // blocks of a row
-    int kept_stride;     // elements of shared memory for each kept tensor
-    bool scattered;      // some tensor does not begin at a multiple of 16 bytes
-    int64_t kept_slots;  // of a chunk, the first ones: in shared memory
-    float* partials;
-    FastDivide by_inner, by_middle;   // used while row_count < 2^31
-};
-
-// Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
-// of them are the row's: `from` to `to`.
-struct Slot {
-    Position l;
-    int64_t offset;
-    int from, to;
-};
-
-// Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
-// accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
-template <int VEC, int PARTS>
-struct Place {
-    static constexpr bool RAGGED = !STRIDED && VEC == 1;
-    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
-    static constexpr int ROWS = STRIDED ? VEC : 1;
-    static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
-    static constexpr int LANES = THREADS / PARTS;
-    static constexpr int BLOCK_ROWS = LANES * ROWS;
-    static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
-    int lane, part;
-    bool in;
-    int64_t row, outer, middle, inner, base;
-
-    __device__ __forceinline__ Place(const Args& args, int64_t block) {
-        const int thread = threadIdx.x;
-        lane = STRIDED ? thread % LANES : thread / PARTS;
-        part = STRIDED ? thread / LANES : thread % PARTS;
-        row = block * BLOCK_ROWS + lane * ROWS;
-        in = row < args.row_count;
-        if (!in) row = 0;
-        const bool small = args.row_count <= INT32_MAX;
-        int64_t group = row;
-        if (STRIDED) group = small ? args.by_inner.quotient(static_cast<unsigned int>(row)) : row / args.inner;
-        inner = row - group * (STRIDED ? args.inner : 1);
-        outer = group;
-        if (TWO_LEVEL) outer = small ? args.by_middle.quotient(static_cast<unsigned int>(group)) : group / args.middle;
-        middle = TWO_LEVEL ? group - outer * args.middle : 0;
-        base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
-    }
-    __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
-        const Position within = k;
-        const int64_t start = base;
-        if constexpr (RAGGED) {
-            const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
-            return {place, start + place, place < 0 ? static_cast<int>(-place) : 0,
-                    left < WIDE ? static_cast<int>(left) : WIDE};
-        } else {
-            return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
-        }
-    }
-    // All of a slot in one access.
-    __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
-        return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
-    }
-    // The same of the slots from `first` to `last`.
-    __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
-        if (!RAGGED) return true;
-        return whole(args, slot(args, first)) && whole(args, slot(args, last));
-    }
-};
-
-// Values of a thread's rows.
-template <int ROWS>
-struct Row {
-    float r0[ROWS];   // %mean_r2: float32[x0_0, 32] = reduce.mean(%conv3d_r2, axes=(2, 3, 4), keepdim=False)
-    float t1[ROWS];   // %mean_r2: float32[x0_0, 32] = reduce.mean(%conv3d_r2, axes=(2, 3, 4), keepdim=False)
-};
-
-// Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
-template <int ROWS>
-constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : most; }
-
-template <int VEC, int PARTS>
-__device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
-}
-
-// Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
-struct State0 {
-    float r0 = 0.0f;
-
-    __device__ __forceinline__ void join(const State0& o) {
-        r0 = [](auto a, auto b) { return a + b; }(r0, o.r0);
-    }
-    template <int ROWS>
-    __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
-        row.r0[i] = r0;
-    }
-};
-
-template <typename... Sizes>
-constexpr size_t largest(Sizes... sizes) {
-    size_t most = 0;
-    ((most = sizes > most ? sizes : most), ...);
-    return most;
-}
-
-template <typename State, typename Move>
-__device__ __forceinline__ State moved(const State& s, Move move) {
-    State result;
-    const float* from = reinterpret_cast<const float*>(&s);
-    float* to = reinterpret_cast<float*>(&result);
-#pragma unroll
-    for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
-    return result;
-}
-
-// Joins the states of all threads of a row, in fixed order; each of them gets the result.
-template <int VEC, int PARTS, typename State>
-__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
-    using P = Place<VEC, PARTS>;
-    State* const scratch = reinterpret_cast<State*>(memory);
-    if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
-    if constexpr (STRIDED) {
-        State* slot = scratch + at.lane * P::ROWS;
-#pragma unroll 1
-        for (int d = PARTS / 2; d; d /= 2) {
-            if (at.part >= d && at.part < 2 * d)
-                for (int i = 0; i < P::ROWS; ++i) slot[(at.part - d) * P::BLOCK_ROWS + i] = s[i];
-            __syncthreads();
-            if (at.part < d)
-                for (int i = 0; i < P::ROWS; ++i) s[i].join(slot[at.part * P::BLOCK_ROWS + i]);
-            __syncthreads();
-        }
-        if (at.part == 0)
-            for (int i = 0; i < P::ROWS; ++i) slot[i] = s[i];
-        __syncthreads();
-        for (int i = 0; i < P::ROWS; ++i) s[i] = slot[i];
-    } else {
-#pragma unroll
-        for (int d = (PARTS < WARP ? PARTS : WARP) / 2; d; d /= 2)
-            s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
-        if constexpr (PARTS > WARP) {
-            constexpr int WARPS = PARTS / WARP;
-            if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
-            __syncthreads();
-            const State* const row = scratch + at.lane * WARPS;
-            s[0] = row[0];
-#pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
-        } else {
-            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
-        }
-    }
-}
-
-// Floats of shared memory that all sweeps use, one after the other.
-constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
-template <int VEC, int PARTS>
-constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
-constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
-
-// The elements of a slot at p; those that are not the row's are left alone.
-template <int WIDTH>
-__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
-    if (whole) load_once<WIDTH>(v, p);
-    else
-#pragma unroll
-        for (int e = 0; e < WIDTH; ++e)
-            if (e >= slot.from && e < slot.to) v[e] = __ldg(p + e);
-}
-
-// How a sweep finds the kept tensors: in memory; there again, what was read last first; in memory, to be copied to
-// shared memory; in that copy.
-enum Source { STREAM, AGAIN, FILL, REUSE };
-
-template <int VEC, int PARTS, Source SOURCE>
-__device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
-                                       Position begin, Position end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
-    using P = Place<VEC, PARTS>;
-    constexpr int UNROLL = P::UNROLL;
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t depth = args.depth;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-    const Position steps = at.in ? end - begin : 0;
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
-        constexpr bool CHECKED = decltype(checked)::value;
-        float v_x0_at[UNROLL][P::WIDTH];   // %conv3d_r2: float32[x0_0, 32, x0_2, ((x0_3 - 1) // 2) + 1, ((x0_4 - 1) // 2) + 1]
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const Position step = k + u * PARTS;
-            if (CHECKED && step >= steps) continue;
-            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
-        }
-        State0 part[P::ROWS];
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const Position step = k + u * PARTS;
-            if (CHECKED && step >= steps) continue;
-            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-#pragma unroll
-            for (int e = 0; e < P::WIDTH; ++e) {
-                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
-                [[maybe_unused]] const int i = STRIDED ? e : 0;
-                const float v_x0 = v_x0_at[u][e];
-                part[i].r0 = [](auto a, auto b) { return a + b; }(part[i].r0, v_x0);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) {
-            s[i].join(part[i]);
-        }
-    };
-    constexpr int REACH = (UNROLL - 1) * PARTS;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
-    }
-}
-
-template <int ROWS>
-__device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
-    [[maybe_unused]] const int64_t depth = args.depth;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        row.t1[i] = row.r0[i] / static_cast<float>(depth*height*width);
-    }
-}
-
-template <int VEC, int PARTS>
-__device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
-    if (!at.in || at.part != 0) return;
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t depth = args.depth;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = at.inner + i;
-        args.y0[outer] = row.t1[i];
-    }
-}
-
-// ------------------------------------------------------------------------------------------------
-// resident: one launch
-
-template <int VEC, int PARTS>
-__global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
-    using P = Place<VEC, PARTS>;
-    extern __shared__ __align__(16) float kept[];
-    const P at(args, blockIdx.x / args.splits);
-    const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
-    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    {
-        State0 s[P::ROWS];
-        sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
-        across_threads<VEC, PARTS>(s, at, scratch);
-        if (args.splits > 1) {   // the row is a cluster's
-            __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
-            if (at.part == 0)
-                for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
-            cluster_barrier();
-            for (int rank = 0; rank < args.splits; rank += STAGED) {
-                const int count = args.splits - rank < STAGED ? args.splits - rank : STAGED;
-                if (rank) __syncthreads();
-                for (int n = threadIdx.x; n < count * P::BLOCK_ROWS; n += THREADS)
-                    others[n] = moved(others[n], [&](float, int f) {
-                        return cluster_load(reinterpret_cast<const float*>(&mine[n % P::BLOCK_ROWS]) + f, rank + n / P::BLOCK_ROWS);
-                    });
-                __syncthreads();
-                for (int i = 0; i < P::ROWS; ++i) {
-                    if (rank == 0) s[i] = State0();
-                    for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
-    }
-    scalars_0(args, row);
-    if (begin == 0) store_row(args, at, row);
-    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
-}
-
-// ------------------------------------------------------------------------------------------------
-// streaming: a launch for each sweep
-
-template <int VEC>
-constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
-
-// Partial states of sweep 0, a row's side by side.
-__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
-    float* first = args.partials;
-    return reinterpret_cast<State0*>(first) + row * args.splits;
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
-    constexpr int PARTS = STREAM_PARTS<VEC>;
-    using P = Place<VEC, PARTS>;
-    const int64_t block = blockIdx.x;
-    const P at(args, block / args.splits);
-    [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    const int64_t begin = split * args.chunk;
-    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    State0 s[P::ROWS];
-    sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
-    across_threads<VEC, PARTS>(s, at, scratch);
-    if (at.in && at.part == 0)
-        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
-    constexpr int PARTS = STREAM_PARTS<VEC>;
-    using P = Place<VEC, PARTS>;
-    const int64_t block = blockIdx.x;
-    const P at(args, block / 1);
-    [[maybe_unused]] const int split = static_cast<int>(block % 1);
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    {
-        State0 s[P::ROWS];
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i)
-            if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
-        across_threads<VEC, PARTS>(s, at, scratch);
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
-    }
-    scalars_0(args, row);
-    if (split == 0) store_row(args, at, row);
-}
-
-// ------------------------------------------------------------------------------------------------
-// launch
-
-struct Schedule {
-    bool resident;
-    int parts;               // threads to a row
-    int splits;
-    int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
-};
-
-constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
-
-// `slots`: accesses of a row, each of `step` of its elements.
-Schedule schedule(int64_t row_count, int64_t slots, int step) {
-    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
-    if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
-        const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
-        return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
-    }
-    const int64_t groups = (row_count + columns - 1) / columns;
-    const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
-    const int most = on_hopper() ? MAX_CLUSTER : 1;
-    for (int c = 1; c <= most; c *= 2) {
-        const int64_t chunk = (slots + c - 1) / c;
-        // Rather more blocks than reading again, and that rather than more than eight.
-        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
-        const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
-        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
-            const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
-            return {true, THREADS, c, chunk, kept, groups};
-        }
-    }
-    // Streaming: several turns of the blocks that a multiprocessor holds.
-    int64_t splits = (4 * busy + groups - 1) / groups;
-    const int64_t useful = (length * columns + 8191) / 8192;
-    if (splits > useful) splits = useful;
-    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
-    const int64_t chunk = (slots + splits - 1) / splits;
-    return {false, THREADS, static_cast<int>((slots + chunk - 1) / chunk), chunk, 0, groups};
-}
-
-template <int VEC, int PARTS>
-int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
-    using P = Place<VEC, PARTS>;
-    const int64_t turns = (plan.kept + PARTS - 1) / PARTS;
-    args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
-    const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
-    cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = plan.splits > 1 ? 1 : 0;
-    if (plan.splits > 8) cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
-    return cudaGetLastError();
-}
-
-template <int VEC>
-int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
-    if constexpr (!STRIDED) {
-        if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
-        if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
-        if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
-    }
-    if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
-    const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
-    stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
-    if (const int error = cudaGetLastError()) return error;
-    stream_1<VEC><<<static_cast<unsigned int>(plan.blocks), THREADS, 0, stream>>>(args);
-    if (const int error = cudaGetLastError()) return error;
-    return cudaSuccess;
-}
-
-struct Extent {
-    int64_t row_count, before, run;
-    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
-};
-
-Extent extent(int64_t batch, int64_t depth, int64_t height, int64_t width) {
-    return {int64_t(32*batch) * (1) * (1), 1, depth*height*width};
-}
-
-int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
-    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State0));
-}
-
-// Bytes for the states of every row, whichever accesses turn out to be possible.
-extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
-    const Extent all = extent(batch, depth, height, width);
-    if (all.row_count * all.before * all.run == 0) return 0;
-    const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
-    return wide > narrow ? wide : narrow;
-}
-
-extern "C" int k1_row_stream(const float* x0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
-    const Extent all = extent(batch, depth, height, width);
-    if (all.row_count * all.before * all.run == 0) return cudaSuccess;
-    Args args = {};
-    args.x0 = x0;
-    args.y0 = y0;
-    args.depth = depth;
-    args.height = height;
-    args.width = width;
-    args.row_count = all.row_count, args.length = all.before * all.run;
-    args.middle = 1, args.run = depth*height*width, args.inner = 1;
-    args.between = args.middle * args.run * args.inner;
-    args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
-    // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
-    bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
-    const Schedule plan = all.plan(wide);
-    if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
-    args.slots = all.before * all.run_slots(wide);
-    args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
-    args.partials = static_cast<float*>(workspace);
-    if (args.row_count <= INT32_MAX) {
-        args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
-        args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
-    }
-    return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
-}
-
-}  // namespace k1_row_stream_kernel
-
-// ------------------------------------------------------------------------------------------------
-// k2_row_reduce
+// k1_row_reduce
 //   %mean: float32[x0_0, 32] = add(%mean_r2, %p_conv_bias)
 //   %log_softmax: float32[x0_0, 32] = log_softmax(%mean, axis=1)
 
-namespace k2_row_reduce_kernel {
+namespace k1_row_reduce_kernel {
 
 // Every element of a row is read once, kept in registers, and written once. Two layouts:
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
@@ -1592,7 +1105,7 @@ int launch(const Args& args, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-extern "C" int k2_row_reduce(const float* x0, const float* p0, float* y0, int64_t batch, cudaStream_t stream) {
+extern "C" int k1_row_reduce(const float* x0, const float* p0, float* y0, int64_t batch, cudaStream_t stream) {
     const int64_t outer = batch, inner = 1;
     if (outer == 0 || inner == 0) return cudaSuccess;
     Args args = {};
@@ -1606,7 +1119,7 @@ extern "C" int k2_row_reduce(const float* x0, const float* p0, float* y0, int64_
     return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
 }
 
-}  // namespace k2_row_reduce_kernel
+}  // namespace k1_row_reduce_kernel
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -1626,11 +1139,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
-extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
-extern "C" int k1_row_stream(const float* x0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
-extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
-extern "C" int k2_row_reduce(const float* x0, const float* p0, float* y0, int64_t batch, cudaStream_t stream);
+extern "C" int k0_conv_reduce(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int64_t k0_conv_reduce_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
+extern "C" int k1_row_reduce(const float* x0, const float* p0, float* y0, int64_t batch, cudaStream_t stream);
 
 namespace {
 
@@ -1696,85 +1207,64 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
-Tensor call_k0_contraction(
+Tensor call_k0_conv_reduce(
     const Tensor& x0_given,
     const Tensor& p0_given,
     int64_t tf32
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor x0 = operand(x0_given, "k0_conv_reduce: x0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p0 = operand(p0_given, "k0_conv_reduce: p0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
-    require(x0.size(1) == 3, "k0_contraction", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 32, "k0_contraction", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 3, "k0_contraction", "p0 has another size on axis 1 than compiled for");
-    require(p0.size(2) == 3, "k0_contraction", "p0 has another size on axis 2 than compiled for");
-    require(p0.size(3) == 5, "k0_contraction", "p0 has another size on axis 3 than compiled for");
-    require(p0.size(4) == 5, "k0_contraction", "p0 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 32, depth, ((height - 1) / 2) + 1, ((width - 1) / 2) + 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k0_contraction_workspace(batch, depth, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_contraction");
-    return y0;
-}
-
-Tensor call_k1_row_stream(
-    const Tensor& x0_given
-) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 5);
-    const int64_t batch = x0.size(0);
-    const int64_t depth = x0.size(2);
-    const int64_t height = x0.size(3);
-    const int64_t width = x0.size(4);
-    require(x0.size(1) == 32, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
+    require(x0.size(1) == 3, "k0_conv_reduce", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 32, "k0_conv_reduce", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 3, "k0_conv_reduce", "p0 has another size on axis 1 than compiled for");
+    require(p0.size(2) == 3, "k0_conv_reduce", "p0 has another size on axis 2 than compiled for");
+    require(p0.size(3) == 5, "k0_conv_reduce", "p0 has another size on axis 3 than compiled for");
+    require(p0.size(4) == 5, "k0_conv_reduce", "p0 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({batch, 32}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k1_row_stream_workspace(batch, depth, height, width);
+    const int64_t bytes = k0_conv_reduce_workspace(batch, depth, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(x0), data<float>(y0), memory.workspace(), batch, depth, height, width, stream), "k1_row_stream");
+    check(k0_conv_reduce(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_conv_reduce");
     return y0;
 }
 
-Tensor call_k2_row_reduce(
+Tensor call_k1_row_reduce(
     const Tensor& x0_given,
     const Tensor& p0_given
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_row_reduce: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k2_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k1_row_reduce: x0", device, aoti_torch_dtype_float32(), 2);
+    const Tensor p0 = operand(p0_given, "k1_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
-    require(x0.size(1) == 32, "k2_row_reduce", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 32, "k2_row_reduce", "p0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 32, "k1_row_reduce", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 32, "k1_row_reduce", "p0 has another size on axis 0 than compiled for");
     const Tensor y0 = allocate({batch, 32}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k2_row_reduce(data<const float>(x0), data<const float>(p0), data<float>(y0), batch, stream), "k2_row_reduce");
+    check(k1_row_reduce(data<const float>(x0), data<const float>(p0), data<float>(y0), batch, stream), "k1_row_reduce");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c7ff56653f15c0d2, m) {
-    m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_stream(Tensor x0) -> Tensor");
-    m.def("k2_row_reduce(Tensor x0, Tensor p0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b544c0702b47c5c1, m) {
+    m.def("k0_conv_reduce(Tensor x0, Tensor p0, int tf32) -> Tensor");
+    m.def("k1_row_reduce(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c7ff56653f15c0d2, CUDA, m) {
-    m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
-    m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b544c0702b47c5c1, CUDA, m) {
+    m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
+    m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c7ff56653f15c0d2"
+_fusegen_NAMESPACE = "fusegen_b544c0702b47c5c1"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1855,7 +1345,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_contraction"):
+    if not hasattr(namespace, "k0_conv_reduce"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1897,15 +1387,7 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_contraction(x0, p0, tf32):
-    batch = x0.shape[0]
-    depth = x0.shape[2]
-    height = x0.shape[3]
-    width = x0.shape[4]
-    return x0.new_empty([batch, 32, depth, ((height - 1) // 2) + 1, ((width - 1) // 2) + 1], dtype=_fusegen_torch.float32)
-
-
-def _fusegen_fake_k1_row_stream(x0):
+def _fusegen_fake_k0_conv_reduce(x0, p0, tf32):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
@@ -1913,15 +1395,14 @@ def _fusegen_fake_k1_row_stream(x0):
     return x0.new_empty([batch, 32], dtype=_fusegen_torch.float32)
 
 
-def _fusegen_fake_k2_row_reduce(x0, p0):
+def _fusegen_fake_k1_row_reduce(x0, p0):
     batch = x0.shape[0]
     return x0.new_empty([batch, 32], dtype=_fusegen_torch.float32)
 
 
 _fusegen_fakes = {
-    "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_row_stream": _fusegen_fake_k1_row_stream,
-    "k2_row_reduce": _fusegen_fake_k2_row_reduce,
+    "k0_conv_reduce": _fusegen_fake_k0_conv_reduce,
+    "k1_row_reduce": _fusegen_fake_k1_row_reduce,
 }
 
 
@@ -1929,10 +1410,9 @@ _fusegen_fakes = {
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
-    """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_conv3d_r2 = ops[0](v_x, v_p_conv_weight, 0)
-    v_mean_r2 = ops[1](v_conv3d_r2)
-    v_log_softmax = ops[2](v_mean_r2, v_p_conv_bias)
+    """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
+    v_mean_r2 = ops[0](v_x, v_p_conv_weight, 0)
+    v_log_softmax = ops[1](v_mean_r2, v_p_conv_bias)
     return v_log_softmax
 
 

@@ -1299,6 +1299,7 @@ constexpr int TILES_O = 3;                  // fragments of 16 outputs in a warp
 constexpr int OUTPUT_TILE = WARPS_O * TILES_O * 16;
 constexpr int OUTPUT_TILES = (OUTPUTS + OUTPUT_TILE - 1) / OUTPUT_TILE;
 
+
 template <bool SPLIT>
 struct Shape {
     static constexpr int K_STEPS = SPLIT ? 6 : 6;   // groups of 8 products in a slice
@@ -1371,9 +1372,11 @@ struct Phase {
     __device__ __forceinline__ int chunks() const { return chunk_slices() ? CHANNEL_CHUNKS * parts() : 0; }
 };
 
+constexpr int PACK_THREADS = 512;
+
 // One slice of weights per block.
 template <bool SPLIT>
-__global__ void __launch_bounds__(128) pack(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -1786,8 +1789,11 @@ inline int64_t measure(const int (&box)[3], int (&extent)[3]) {
 
 // The box that costs least: products for all of a block's positions, and the loads of x.
 template <bool SPLIT>
-bool choose_box(Args& args, const int (&size)[3]) {
+bool choose_box(Args& args) {
     using S = Shape<SPLIT>;
+    const int phases[3] = {Depth::PHASES, Height::PHASES, Width::PHASES};
+    int size[3];
+    for (int a = 0; a < 3; ++a) size[a] = (args.out[a] + phases[a] - 1) / phases[a];
     constexpr double PRODUCTS = (SPLIT ? 432 : 432) / 80.0 * S::POSITIONS;   // the time of a block's products, in words of x
     double least = INFINITY;
     for (int w = 8; w < S::POSITIONS + 8; w += 8) {
@@ -1813,10 +1819,7 @@ bool choose_box(Args& args, const int (&size)[3]) {
 template <bool SPLIT>
 int launch(Args& args, int64_t samples, cudaStream_t stream) {
     using S = Shape<SPLIT>;
-    const int phases[3] = {Depth::PHASES, Height::PHASES, Width::PHASES};
-    int size[3];
-    for (int a = 0; a < 3; ++a) size[a] = (args.out[a] + phases[a] - 1) / phases[a];
-    if (!choose_box<SPLIT>(args, size)) return cudaErrorInvalidConfiguration;
+    if (!choose_box<SPLIT>(args)) return cudaErrorInvalidConfiguration;
     const int64_t blocks = static_cast<int64_t>(args.boxes[0]) * args.boxes[1] * args.boxes[2] * OUTPUT_TILES * GRID_PHASES * GROUPS * samples;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     args.by_width = fast_divide(args.box[2]);
@@ -1824,7 +1827,7 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     const int bytes = S::WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, 128, 0, stream>>>(args);
+    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
     run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
     return cudaGetLastError();
 }
@@ -2391,18 +2394,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fc07cfd5cedb6312, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f483a7dec363b6cb, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fc07cfd5cedb6312, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f483a7dec363b6cb, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fc07cfd5cedb6312"
+_fusegen_NAMESPACE = "fusegen_f483a7dec363b6cb"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1,4 +1,4 @@
-"""A reduction over all positions after a convolution: when the convolution's own kernel does it."""
+"""Reductions over all positions after a convolution: when the convolution's own kernel does them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.compiler import compile_file
-from fusegen.plan.details import ConvApartPlan, HopperConvPlan
+from fusegen.plan.details import ContractionPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep, Program
 from tests.models import write
 
@@ -18,9 +18,16 @@ def _program(tmp_path: Path, body: str, init: str = CONV, size: int = 64, inputs
     return compile_file(write(tmp_path, body, init, f"torch.rand(32, {inputs}, {size}, {size})")).program
 
 
-def _reduced(program: Program) -> list[str]:
-    plans = [step.plan.hopper for step in program.steps if isinstance(step, KernelStep)]
-    return [plan.reduced for plan in plans if isinstance(plan, HopperConvPlan) and plan.reduced]
+def _reduced(program: Program, hopper: bool = True) -> list[str]:
+    """What the kernels of convolutions give in place of their results."""
+    found = []
+    for step in program.steps:
+        if isinstance(step, KernelStep) and isinstance(step.plan.detail, ContractionPlan) and step.plan.detail.reduced:
+            found += [result.fn for result in step.plan.detail.reduced]
+            assert (step.plan.hopper is not None) == hopper
+            if isinstance(step.plan.hopper, HopperConvPlan):
+                assert step.plan.hopper.reduced == step.plan.detail.reduced
+    return found
 
 
 @pytest.mark.parametrize(
@@ -35,9 +42,6 @@ def _reduced(program: Program) -> list[str]:
 def test_its_results_are_never_written(body: str, fn: str, tmp_path: Path) -> None:
     program = _program(tmp_path, body)
     assert _reduced(program) == [fn]
-    first = next(step for step in program.steps if isinstance(step, KernelStep))
-    assert isinstance(first.plan.detail, ConvApartPlan)  # what runs elsewhere
-    assert [part.detail.template for part in first.plan.parts] == ["contraction", "row_stream"]
     assert program.bytes_after < 1.1 * 4 * 32 * 64 * 64 * 64
 
 
@@ -64,3 +68,52 @@ def test_without_anything_between_the_mean_collapses(tmp_path: Path) -> None:
 def test_full_fp32(tmp_path: Path) -> None:
     program = _program(tmp_path, "return F.gelu(self.c(x)).mean((2, 3))", "self.c = nn.Conv2d(8, 64, 3)", 128, 8)
     assert _reduced(program) == ["mean"]
+
+
+GROUPED = f"{CONV}\nself.n = nn.GroupNorm(8, 64)"
+
+
+@pytest.mark.parametrize(
+    ("body", "init"),
+    [
+        ("return self.n(self.c(x)).mean((1, 2, 3))", GROUPED),
+        ("return self.n(F.hardswish(self.c(x)) * 2).mean((2, 3))", GROUPED),
+        ("return F.adaptive_avg_pool2d(self.n(self.c(x) * 2), 1)", f"{CONV}\nself.n = nn.BatchNorm2d(64)"),
+        ("return self.n(F.gelu(self.c(x))).sum((2, 3))", f"{CONV}\nself.n = nn.InstanceNorm2d(64, affine=True)"),
+    ],
+)
+def test_a_mean_of_a_norm_from_moments_of_what_is_never_written(body: str, init: str, tmp_path: Path) -> None:
+    program = _program(tmp_path, body, init)
+    found = _reduced(program)
+    assert "mean" in found
+    assert len(found) == len(set(found)) <= 3
+    assert program.bytes_after < 1.2 * 4 * 32 * 64 * 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("body", "init"),
+    [
+        ("return self.n(self.c(x))", GROUPED),  # the norm's result is asked for
+        ("y = self.c(x)\nreturn self.n(y).mean((2, 3)), y", GROUPED),
+        ("return F.relu(self.n(self.c(x))).mean((2, 3))", GROUPED),  # a mean of what follows a norm
+        ("return self.n(self.c(x)).mean((2, 3))", f"{CONV}\nself.n = nn.LayerNorm(62)"),  # a shorter row
+    ],
+)
+def test_what_norms_leave_to_another_kernel(body: str, init: str, tmp_path: Path) -> None:
+    assert not _reduced(_program(tmp_path, body, init))
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_few_channels_in_full_fp32_stay_with_the_portable_kernel(channels: int, tmp_path: Path) -> None:
+    init = f"self.c = nn.Conv3d({channels}, 24, 3)\nself.n = nn.GroupNorm(4, 24)"
+    model = write(
+        tmp_path, "return self.n(self.c(x)).mean((1, 2, 3, 4))", init, f"torch.rand(64, {channels}, 20, 32, 32)"
+    )
+    assert _reduced(compile_file(model).program, hopper=False) == ["mean", "rest", "var"]
+
+
+def test_elsewhere_the_portable_kernel_reduces(tmp_path: Path) -> None:
+    model = write(tmp_path, "return F.gelu(self.c(x)).mean((2, 3))", CONV, "torch.rand(32, 64, 64, 64)")
+    program = compile_file(model, target="sm_80").program
+    assert program.bytes_after < 1.1 * 4 * 32 * 64 * 64 * 64
+    assert _reduced(program)

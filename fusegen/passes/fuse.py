@@ -179,7 +179,7 @@ def _template(body: Graph) -> Template:
     conv = next((node for node in body.nodes if isinstance(node.op, ConvOp)), None)
     if pools and conv:
         return "conv_pool"
-    if conv and any(convreduce.is_over_positions(node, conv.type.rank) for node in body.nodes):
+    if conv and any(convreduce.is_over_positions(body, node, conv) for node in body.nodes):
         return "conv_reduce"
     if any(direct.takes(body, node) for node in body.nodes):
         return "conv_direct"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
-from fusegen import contractions, hopper, ops, tiling, windows
-from fusegen.ir import ConvOp, Node, ReduceOp
+from fusegen import contractions, convreduce, hopper, ops, tiling, windows
+from fusegen.ir import ConvOp, Node, ReduceOp, RegionOp
 from fusegen.machines import machine
 from fusegen.plan import conv_sm90, gemm
 from fusegen.plan.conv_window import Pooling
-from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, StatisticsPlan
+from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, PositionResult, StatisticsPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import Style
@@ -52,6 +51,15 @@ def _statistics(region: Region, node: Node) -> StatisticsPlan | None:
     )
 
 
+def _reduced(region: Region) -> tuple[PositionResult, ...]:
+    """What the kernel gives in place of its result."""
+    assert isinstance(region.node.op, RegionOp)
+    if region.node.op.template != "conv_reduce":
+        return ()
+    results = convreduce.split(region.body).results
+    return tuple(PositionResult(fn=results[output.node], output=output.name) for output in region.outputs)
+
+
 def hopper_conv(
     region: Region,
     node: Node,
@@ -61,7 +69,7 @@ def hopper_conv(
     reduces: bool = False,
     pooling: Pooling | None = None,
     statistics: StatisticsPlan | None = None,
-    reduced: Literal["mean", "sum"] | None = None,
+    reduced: tuple[PositionResult, ...] = (),
 ) -> HopperConvPlan | str:
     """The plan for Hopper's asynchronous tensor cores, or why there is none (``conv_sm90.plan``)."""
     assert isinstance(node.op, ConvOp)
@@ -75,11 +83,6 @@ def hopper_conv(
     return conv_sm90.plan(
         node.op, axes, traced, channels, reduces, lower, operands, precise, pooling, statistics, reduced
     )
-
-
-def hopper_style(split: bool = False) -> Style:
-    """How the epilogue of ``conv_sm90`` names the values of a thread."""
-    return Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split)
 
 
 def _is_slower(region: Region, node: Node, whole: bool) -> bool:
@@ -104,9 +107,9 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
     precise = not contractions.allows_tf32(region.body, node)
     space = with_rows(region.space, (feature_axis(node),))
-    rows = region.lower(space, Style("{}[j]", "{}"), "v")
+    statistics, reduced = _statistics(region, node), _reduced(region)
+    rows = region.lower(space, Style("{}" if reduced else "{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
-    statistics = _statistics(region, node)
     detail = ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,
@@ -122,18 +125,19 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
         precise=precise,
         rows=rows,
         statistics=statistics,
+        reduced=reduced,
     )
     slower = precise and not portable and not statistics and _is_slower(region, node, whole)
 
     def lower(split: bool) -> RowProgram:
-        return region.lower(space, hopper_style(split), "v")
+        return region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split), "v")
 
-    reduces = bool(region.space.row_axes)
-    asynchronous = (
-        None if portable or slower else hopper_conv(region, node, axes, lower, reduces=reduces, statistics=statistics)
-    )
+    asynchronous: HopperConvPlan | str | None = None
+    if not portable and not slower:
+        reduces = bool(region.space.row_axes)
+        asynchronous = hopper_conv(region, node, axes, lower, reduces=reduces, statistics=statistics, reduced=reduced)
     return region.plan(
-        f"{name}_contraction",
+        f"{name}_conv_reduce" if reduced else f"{name}_contraction",
         detail,
         hopper=None if isinstance(asynchronous, str) else asynchronous,
         workspace=True,

@@ -1,8 +1,6 @@
-"""A region of a convolution that reduces its own results, as the two kernels that run where it does not."""
+"""A region of a convolution that pools its own results, as the two kernels that run where it does not."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 from fusegen.ir import Graph, InputOp, Node, ParamOp, RegionOp
 from fusegen.plan.details import ContractionAxis, ContractionPlan, ConvApartPlan
@@ -22,8 +20,8 @@ def _numbered(body: Graph, nodes: list[Node], outputs: tuple[str, ...]) -> Graph
     return body.replace(nodes=tuple(placed), outputs=outputs)
 
 
-def apart(region: Region, conv: Node, template: Literal["pool", "row_stream"]) -> tuple[Region, Region]:
-    """The convolution alone, and everything that follows it (by ``template``), as two regions."""
+def apart(region: Region, conv: Node) -> tuple[Region, Region]:
+    """The convolution alone, and the pooling with everything else, as two regions."""
     graph, whole, body = region.graph, region.node, region.body
     outside = dict(zip((node.name for node in body.inputs), whole.inputs, strict=True))
     outside[conv.name] = f"{conv.name}_apart"
@@ -34,7 +32,7 @@ def apart(region: Region, conv: Node, template: Literal["pool", "row_stream"]) -
     nodes = [
         n if isinstance(n.op, ParamOp) else n.replace(op=InputOp(position=i), inputs=()) for i, n in enumerate(leaves)
     ]
-    ops = (RegionOp(template="contraction", body=first), RegionOp(template=template, body=second))
+    ops = (RegionOp(template="contraction", body=first), RegionOp(template="pool", body=second))
     for op, name in zip(ops, (outside[conv.name], whole.name), strict=True):
         inputs = tuple(outside[node.name] for node in op.body.inputs)
         nodes.append(op.body.node(op.body.outputs[0]).replace(name=name, op=op, inputs=inputs))

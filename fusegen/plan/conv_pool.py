@@ -42,7 +42,7 @@ def _hopper(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) 
 def plan(region: Region, name: str) -> KernelPlan:
     """One kernel where Hopper's tensor cores compute the convolution, two elsewhere. Raises ``Unplanned``."""
     parts = convpool.split(region.body)
-    first, second = apart(region, parts.conv, "pool")
+    first, second = apart(region, parts.conv)
     own = parts.conv
     assert isinstance(own.op, ConvOp)
     x, w = (region.body.node(operand) for operand in own.inputs)

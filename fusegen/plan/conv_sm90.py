@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fusegen import dims, hopper
+from fusegen.convreduce import has_moments
 from fusegen.dims import Dim
 from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
-from fusegen.plan.details import ABSENT_AXIS, ContractionAxis, HopperConvPlan, StatisticsPlan, TapResidue
+from fusegen.plan.details import (
+    ABSENT_AXIS,
+    ContractionAxis,
+    HopperConvPlan,
+    PositionResult,
+    StatisticsPlan,
+    TapResidue,
+)
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.tuning import choose
 
@@ -244,13 +252,13 @@ def plan(
     precise: bool,
     pooling: Pooling | None = None,
     statistics: StatisticsPlan | None = None,
-    reduced: Literal["mean", "sum"] | None = None,
+    reduced: tuple[PositionResult, ...] = (),
 ) -> HopperConvPlan | str:
     """The plan, or why there is none.
 
     ``traced``: (input, output) lengths at the traced sizes, by axis; ``channels``: in and out;
     ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program; ``reduced``:
-    what is stored is a reduction of its results over all positions.
+    what is stored in place of its results.
     """
     if pooling and statistics:
         return "statistics are of results that are stored, and pooled ones are not"
@@ -285,7 +293,7 @@ def plan(
         phases[0] * phases[1] * block * halves,
         split,
         (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
-        + (MAX_WARPS * block * 4 if statistics else 0),
+        + (MAX_WARPS * block * 4 if statistics or has_moments(result.fn for result in reduced) else 0),
         precise,
     )
     patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None

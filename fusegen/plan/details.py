@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from fusegen.convreduce import PositionFn, has_moments
 from fusegen.dims import Dim
 from fusegen.direct import Tile
 from fusegen.ir import DType, Frozen
@@ -186,6 +187,13 @@ class StatisticsPlan(Frozen):
     rows: RowProgram
 
 
+class PositionResult(Frozen):
+    """What a convolution's kernel gives of every channel of every sample of results that it does not store."""
+
+    fn: PositionFn
+    output: str
+
+
 class PartTaps(Frozen):
     """What the taps of a residue read in one part of the windows: slots of a grid, further along z, y, x."""
 
@@ -286,8 +294,13 @@ class HopperConvPlan(Frozen):
     window: WindowPlan | None = None
     rows: RowProgram
     statistics: StatisticsPlan | None = None
-    reduced: Literal["mean", "sum"] | None = None
-    """Results are not stored, but reduced over all positions; the store of ``rows`` takes a value for each channel."""
+    reduced: tuple[PositionResult, ...] = ()
+    """Results are not stored, but reduced over all positions: the store of ``rows`` has the value of one."""
+
+    @property
+    def moments(self) -> bool:
+        """More than sums of what is reduced."""
+        return has_moments(result.fn for result in self.reduced)
 
     @property
     def columns(self) -> int:
@@ -343,6 +356,13 @@ class ContractionPlan(Frozen):
     products: MatmulTiling | None = None
     rows: RowProgram
     statistics: StatisticsPlan | None = None
+    reduced: tuple[PositionResult, ...] = ()
+    """As in ``HopperConvPlan``."""
+
+    @property
+    def moments(self) -> bool:
+        """As in ``HopperConvPlan``."""
+        return has_moments(result.fn for result in self.reduced)
 
 
 class DirectConvPlan(Frozen):

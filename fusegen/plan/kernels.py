@@ -21,7 +21,7 @@ from fusegen.ir import (
     ReshapeOp,
     WindowSumOp,
 )
-from fusegen.plan import contraction, conv_direct, conv_pool, conv_reduce, pool, stream
+from fusegen.plan import contraction, conv_direct, conv_pool, pool, stream
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand
@@ -109,6 +109,8 @@ def _is_statistic(graph: Graph, name: str) -> bool:
     """Whether a value has few elements beside the data of its kernel, or follows from such values alone."""
     node = graph.node(name)
     made = graph.node(node.inputs[0]) if isinstance(node.op, GetItemOp) else node
+    if isinstance(made.op, RegionOp) and made.op.template == "conv_reduce":
+        return True
     if not isinstance(made.op, RegionOp) or not made.op.template.startswith("row"):
         return False
     data = [operand for operand in made.inputs if not isinstance(graph.node(operand).op, ParamOp)]
@@ -202,17 +204,12 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "contraction": contraction.plan,
     "conv_direct": conv_direct.plan,
     "conv_pool": conv_pool.plan,
-    "conv_reduce": lambda region, name: conv_reduce.plan(region, name, _rows),
+    "conv_reduce": contraction.plan,
     "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
     "row_stream": stream.plan,
     "pointwise": _pointwise,
 }
-
-
-def _rows(region: Region, name: str) -> KernelPlan:
-    """Rows in registers where they fit, else streamed."""
-    return _row_reduce(region, name, region.space) if region.space.on_chip else stream.plan(region, name)
 
 
 def plan_region(graph: Graph, node: Node, number: int) -> KernelPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal
 
-from fusegen.channels import split
+from fusegen import channels, convreduce
 from fusegen.dims import Dim
 from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, RegionOp
 from fusegen.plan.details import Detail
@@ -23,7 +23,11 @@ class Region:
     def __init__(self, graph: Graph, node: Node):
         assert isinstance(node.op, RegionOp)
         self.graph, self.node, self.body = graph, node, node.op.body
-        self.head, self.tail = split(self.body) if node.op.template == "contraction" else (self.body, None)
+        self.head, self.tail = self.body, None
+        if node.op.template == "contraction":
+            self.head, self.tail = channels.split(self.body)
+        elif node.op.template == "conv_reduce":
+            self.head = convreduce.split(self.body).before
         counts = {"p": 0, "x": 0}
         self.args: dict[str, TensorArg] = {}
         for inside, outside in zip(self.body.inputs, node.inputs, strict=True):
@@ -52,6 +56,8 @@ class Region:
         self, space: RowSpace, style: Style, source: str, lowering: type[RowLowering] = RowLowering
     ) -> RowProgram:
         outputs = tuple(output for output in self.outputs if output.node in self.head.outputs)
+        if not outputs:  # what follows from it is stored
+            outputs = (self.outputs[0].replace(node=self.head.outputs[0]),)
         return lowering(self.head, space, self.args, self.sizes, style, source).program(outputs)
 
     def lower_tail(self, statistics: dict[str, str]) -> RowProgram:

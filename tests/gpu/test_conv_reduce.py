@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fusegen import contractions, convreduce
-from fusegen.plan.details import HopperConvPlan
+from fusegen.plan import contraction
+from fusegen.plan.details import ContractionPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
 from tests.gpu.cases import agrees, built
 from tests.models import write
@@ -31,35 +32,64 @@ MODELS = {
     "idle_taps": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", "self.m(x).sigmoid().mean((2, 3, 4))", (64, 5, 6, 7)),
     "precise": ("nn.Conv2d(8, 64, 3)", "F.gelu(self.m(x)).mean((2, 3))", (8, 41, 33)),
     "after": ("nn.Conv2d(8, 24, 3, 2)", "(F.relu(self.m(x)).mean((2, 3)) * 2 + 1).softmax(1)", (8, 41, 33)),
+    "places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).relu().mean((2, 3))", (16, 20, 31)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
 
+NORMS = {
+    "group": ("nn.Conv2d(64, 40, 3, padding=1)", "self.n(self.m(x)).mean((1, 2, 3))", (64, 21, 33)),
+    "chain": ("nn.Conv3d(64, 24, 3)", "self.n(F.hardswish(self.m(x)) * 2).mean((2, 3, 4))", (64, 7, 9, 12)),
+    "tiles": ("nn.Conv2d(64, 272, 3)", "self.n(self.m(x)).mean((2, 3))", (64, 17, 19)),
+    "groups": ("nn.Conv2d(128, 160, 3, 2, 1, groups=2)", "self.n(F.elu(self.m(x))).sum((2, 3))", (128, 23, 30)),
+    "two_phases": ("nn.ConvTranspose1d(64, 40, 4, 2, 1)", "self.n(F.gelu(self.m(x))).mean(2)", (64, 301)),
+    "four_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", "self.n(self.m(x)).mean((2, 3))", (64, 14, 19)),
+    "nine_kinds": ("nn.ConvTranspose2d(64, 24, 4, 3)", "self.n(self.m(x)).sum((1, 2, 3))", (64, 11, 10)),
+    "batch": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", "self.n(self.m(x) * 1.5).mean((2, 3, 4))", (64, 5, 6, 7)),
+    "precise": ("nn.Conv2d(8, 64, 3)", "self.n(self.m(x)).mean((1, 2, 3))", (8, 41, 33)),
+    "few": ("nn.Conv3d(3, 16, 4)", "self.n(F.hardswish(self.m(x))).mean((2, 3, 4))", (3, 11, 13, 14)),
+}
+"""The same with a norm ``self.n``."""
+MODELS |= {f"norm_{name}": model for name, model in NORMS.items()}
 
-def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+
+def pair(name: str, portable: bool, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
     """The reference and the generated module, with the same parameters, and the shape of a sample."""
     module, body, shape = MODELS[name]
-    path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")
+    init = [f"self.m = {module}", "self.p = nn.Parameter(torch.randn(18, 29))"]
+    if name.startswith("norm"):
+        channels = int(module.split(",")[1])
+        norm = f"nn.BatchNorm{len(shape) - 1}d({channels})" if name == "norm_batch" else f"nn.GroupNorm(8, {channels})"
+        init += [f"self.n = {norm}", "nn.init.normal_(self.n.weight)", "nn.init.normal_(self.n.bias)"]
+    path = write(tmp_path, f"return {body}", "\n".join(init), f"torch.rand(4, {', '.join(map(str, shape))})")
     compiled, reference, model = built(path)
-    plans = [step.plan.hopper for step in compiled.program.steps if isinstance(step, KernelStep)]
-    assert any(isinstance(plan, HopperConvPlan) and plan.reduced for plan in plans)
+    plans = [step.plan for step in compiled.program.steps if isinstance(step, KernelStep)]
+    details = [plan.detail if portable else plan.hopper for plan in plans]
+    assert any(isinstance(plan, ContractionPlan | HopperConvPlan) and plan.reduced for plan in details)
     return reference, model, shape
 
 
-@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize(("portable", "tf32"), [(False, True), (False, False), (True, True)])
 @pytest.mark.parametrize("name", MODELS)
-def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agrees(name: str, portable: bool, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
     monkeypatch.setattr(convreduce, "faster", lambda *_: None)
+    monkeypatch.setattr(contraction, "_is_slower", lambda *_: portable)
+    if portable:
+        monkeypatch.setattr(contraction, "hopper_conv", lambda *_, **__: "left to the portable one")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    reference, model, shape = pair(name, tmp_path)
+    reference, model, shape = pair(name, portable, tmp_path)
     offset = torch.randn(1, shape[0], *[1] * (len(shape) - 1), device="cuda")
     for batch in (1, 2, 33, 300):  # samples of less than a tile to shares of a sample
         x = torch.randn(batch, *shape, device="cuda") * 3 + offset
         agrees(reference, model, x)
         with torch.no_grad():
             assert torch.equal(model(x), model(x))
+    if name == "places":
+        return  # of one size
     agrees(reference, model, torch.randn(3, shape[0], *(3 * size + 5 for size in shape[1:]), device="cuda"))
+    if name == "norm_batch":
+        return  # samples depend on each other
 
     # NaN and infinities come out where they do in float64, and a sample's result depends on nothing else.
     x = torch.randn(4, *shape, device="cuda")
