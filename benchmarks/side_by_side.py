@@ -1,6 +1,8 @@
 """Whole models beside eager and torch.compile on a cold L2: ``python side_by_side.py OUT.json MODEL.py ...``.
 
 Every model is compiled in a process of its own, by fusegen and by torch; times are taken one model after the other.
+Whole networks: ``benchmarks/networks/*.py``, as people write them. A model that takes longer than ``PATIENCE`` to
+compile is left out, and said to be slow.
 The error is that of the file's inputs, held to the tolerance of ``fusegen check``.
 """
 
@@ -31,6 +33,8 @@ from fusegen.timing import interleaved  # noqa: E402
 
 ROUNDS = 21
 AT_ONCE = 16
+PATIENCE = 150.0
+"""Seconds that the models of a batch have to compile."""
 HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
 
 
@@ -110,8 +114,18 @@ def run(models: Mapping[str, str], out: Path) -> int:
                 model.write_text(models[name])
                 command = [sys.executable, "-W", "ignore", __file__, "--measure", str(model), str(turn)]
                 running[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-            while any(p.poll() is None and not (folder / f"{name}.ready").exists() for name, p in running.items()):
+            deadline = time.monotonic() + PATIENCE
+            while compiling := [
+                n for n, p in running.items() if p.poll() is None and not (folder / f"{n}.ready").exists()
+            ]:
                 time.sleep(0.1)
+                if time.monotonic() > deadline:
+                    break
+            for name in compiling:
+                process = running.pop(name)
+                process.kill()
+                process.communicate()
+                print(name, "SLOW", flush=True)
             for name, process in running.items():
                 (folder / f"{name}.go").touch()
                 output, _ = process.communicate()

@@ -158,6 +158,7 @@ minimum = _lift(sympy.Min, min)
 maximum = _lift(sympy.Max, max)
 
 
+@lru_cache(maxsize=4096)
 def exact_quotient(a: Dim, b: Dim) -> Dim | None:
     """``a / b`` where it is a whole number whatever the symbols, else None."""
     if isinstance(a, int) and isinstance(b, int):

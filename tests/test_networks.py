@@ -1,0 +1,56 @@
+"""Whole networks at small sizes: they compile, run in their kernels, and compute what the model does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.compiler import compile_file
+from tests.emitted import reference_from, simulated
+from tests.variants import ROOT
+
+SMALL = {
+    "deep_mlp": ("[torch.rand(3, 24)]", "[24, [16, 16, 16], 8]"),
+    "densenet_block": ("[torch.rand(2, 8, 9, 11)]", "[3, 8, 4]"),
+    "gpt_block": ("[torch.rand(2, 7, 24)]", "[24, 3, 0.0, 0.0, 9]"),
+    "inception": ("[torch.rand(2, 12, 7, 9)]", "[12, 8, 6, 8, 4, 8, 4]"),
+    "lenet": ("[torch.rand(3, 1, 32, 32)]", "[10]"),
+    "mbconv_se": ("[torch.rand(2, 32, 9, 11)]", "[]"),
+    "mobilenet_v1": ("[torch.rand(2, 3, 224, 224)]", "[10, 3, 0.0625]"),
+    "netvlad": ("[torch.rand(6, 5, 16)]", "[4, 16, 2]"),
+    "relu_attention": ("[torch.rand(2, 7, 24)]", "[24, 3, 9]"),
+    "resnet18": ("[torch.rand(2, 3, 64, 64)]", "[10]"),
+    "shuffle_unit": ("[torch.rand(2, 24, 7, 9)]", "[24, 48, 3]"),
+    "state_space_scan": ("[torch.rand(2, 16, 2, 4)]", "[2, 16, 2, 4, 3, 8]"),
+    "unet": ("[torch.rand(2, 3, 8, 16)]", "[3, 2, 4]"),
+    "vit": ("[torch.rand(2, 3, 32, 32)]", "[32, 8, 5, 24, 2, 4, 48]"),
+    "window_attention": ("[torch.rand(2, 14, 14, 12)]", "[12, 3, 7, 3]"),
+}
+"""Inputs and constructor arguments."""
+
+
+def test_every_network_is_listed() -> None:
+    assert sorted(SMALL) == sorted(path.stem for path in (ROOT / "benchmarks" / "networks").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_network_runs_in_its_kernels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")  # a call that the program does not cover raises
+    inputs, arguments = SMALL[name]
+    path = tmp_path / f"{name}.py"
+    text = (ROOT / "benchmarks" / "networks" / path.name).read_text()
+    path.write_text(
+        f"{text}\n\ndef get_inputs():\n    return {inputs}\n\ndef get_init_inputs():\n    return {arguments}\n"
+    )
+    compiled = compile_file(path)
+    file, generated = reference_from(path.read_text()), simulated(compiled)
+    torch.manual_seed(0)
+    reference = file.Model(*file.get_init_inputs())
+    model = generated.ModelNew(*file.get_init_inputs())
+    model.load_state_dict(reference.state_dict())
+    values = file.get_inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(model(*values), reference(*values), rtol=1e-3, atol=1e-4)
+    assert len(generated.calls) >= len(compiled.program.kernels) > 0
