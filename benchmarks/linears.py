@@ -111,6 +111,8 @@ WEIGHTS = (
     Case(1024, 8192, 8192, "torch.logsumexp(x @ self.weight, 1)"),
     Case(1000, 2047, 3001, "F.gelu(x @ self.weight) * 2"),
     Case(65536, 512, 8, "torch.relu(x @ self.weight)"),
+    Case(1536, 6144, 8192, "F.gelu(x @ self.weight) * 1.5", "bfloat16"),
+    Case(4096, 4096, 4096, "F.silu(x @ self.weight) * 1.5", "float16"),
 )
 GROUPS = {"few": FEW, "halves": HALVES, "weights": WEIGHTS}
 

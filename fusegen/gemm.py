@@ -81,10 +81,8 @@ def _half_refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) ->
         return "such a product has a kernel for sm_90 only"
     if {x.type.dtype, w.type.dtype} != {node.type.dtype}:
         return "its operands differ in type"
-    if inputs % 8:
+    if inputs % 8 or int(w.type.shape[-1]) % 8:
         return "tensor copies need rows of whole 16 bytes"
-    if isinstance(node.op, MatmulOp) and not node.op.transposed:
-        return "its kernel reads weights that are stored as a linear layer's"
     if node.name == body.outputs[0]:
         return "nothing follows it that could share its kernel"
     moved = 2 * (rows * inputs + outputs * inputs + rows * outputs)

@@ -172,14 +172,14 @@ __device__ __forceinline__ unsigned int cluster_rank() {
     return r;
 }
 
-// 128 lines of CHUNK elements from (line, k) on, zeros beyond the data.
-__device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap& map, int k, int line, uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(&map), "r"(k), "r"(line), "r"(barrier) : "memory");
+// The map's box from (line, column) on, zeros beyond the data.
+__device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap& map, int column, int line, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(&map), "r"(column), "r"(line), "r"(barrier) : "memory");
 }
 
 // The same into every block of the cluster.
-__device__ __forceinline__ void copy_tile_shared(uint32_t to, const CUtensorMap& map, int k, int line, uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(&map), "r"(k), "r"(line), "r"(barrier), "h"(uint16_t((1 << CLUSTER) - 1)) : "memory");
+__device__ __forceinline__ void copy_tile_shared(uint32_t to, const CUtensorMap& map, int column, int line, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(&map), "r"(column), "r"(line), "r"(barrier), "h"(uint16_t((1 << CLUSTER) - 1)) : "memory");
 }
 
 // A ring of stages: the current one and its parity.
@@ -353,11 +353,11 @@ static Encode encoder() {
     return reinterpret_cast<Encode>(found);
 }
 
-// A matrix [lines, INPUTS] in tiles of 128 lines and CHUNK columns.
-static bool describe(CUtensorMap& map, const Element* data, int64_t lines) {
+// A matrix in boxes of so many lines, and of 128 bytes of them.
+static bool describe(CUtensorMap& map, const Element* data, int64_t lines, int64_t columns, int box_lines) {
     const Encode encode = encoder();
-    const cuuint64_t sizes[2] = {cuuint64_t(INPUTS), cuuint64_t(lines)}, strides[1] = {cuuint64_t(INPUTS) * sizeof(Element)};
-    const cuuint32_t box[2] = {CHUNK, 128}, steps[2] = {1, 1};
+    const cuuint64_t sizes[2] = {cuuint64_t(columns), cuuint64_t(lines)}, strides[1] = {cuuint64_t(columns) * sizeof(Element)};
+    const cuuint32_t box[2] = {128 / sizeof(Element), cuuint32_t(box_lines)}, steps[2] = {1, 1};
     return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<Element*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -371,7 +371,8 @@ extern "C" int k0_gemm_half_sm90(const __nv_bfloat16* x0, const __nv_bfloat16* p
     args.row_tiles = static_cast<unsigned int>(row_tiles), args.tiles = static_cast<unsigned int>(tiles);
     args.p1 = p1;
     args.y0 = y0;
-    if (!describe(args.x_map, x0, args.row_count) || !describe(args.weight_map, p0, OUTPUTS)) return cudaErrorInvalidValue;
+    if (!describe(args.x_map, x0, args.row_count, INPUTS, ROWS)) return cudaErrorInvalidValue;
+    if (!describe(args.weight_map, p0, OUTPUTS, INPUTS, FEATURES / CLUSTER)) return cudaErrorInvalidValue;
     if (const cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)) return error;
     const int64_t clusters = multiprocessors() / CLUSTER;
     cudaLaunchAttribute cluster = {};
@@ -499,16 +500,16 @@ Tensor call_k0_gemm_half_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7a565382402ed979, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c31ce168d6cf2588, m) {
     m.def("k0_gemm_half_sm90(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7a565382402ed979, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c31ce168d6cf2588, CUDA, m) {
     m.impl("k0_gemm_half_sm90", TORCH_BOX(&call_k0_gemm_half_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7a565382402ed979"
+_fusegen_NAMESPACE = "fusegen_c31ce168d6cf2588"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

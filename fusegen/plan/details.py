@@ -471,11 +471,13 @@ class GemmPlan(Frozen):
 
 
 class HalfGemmPlan(Frozen):
-    """The same product of 16-bit floats, its weight stored as [outputs, inputs], with a pointwise epilogue in fp32."""
+    """The same product of 16-bit floats, with a pointwise epilogue in fp32."""
 
     template: Literal["gemm_half_sm90"] = "gemm_half_sm90"
     source: str
     weight: str
+    weight_transposed: bool
+    """The weight is stored as [outputs, inputs], else as [inputs, outputs]."""
     height: Dim
     inputs: int
     outputs: int

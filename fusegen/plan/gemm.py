@@ -57,6 +57,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         half = HalfGemmPlan(
             source=source,
             weight=weight,
+            weight_transposed=node.op.transposed,
             height=height,
             inputs=inputs,
             outputs=outputs,
