@@ -149,16 +149,14 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     sizes = [node.type.shape[feature_axis(node)], *body.node(node.inputs[1]).type.shape]
     if isinstance(node.op, ConvOp) and any(not isinstance(size, int) for size in sizes):
         return "its weight has a size that is known only at run time"
-    if isinstance(node.op, MatmulOp) and any(not isinstance(size, int) for size in sizes[-2:]):
-        return "the sizes of its weight are known only at run time"
     if isinstance(node.op, ConvOp) and node.op.groups > 1 and space.row_axes:
         return "a reduction over the channels of several groups"
     if dims.numel(node.type.shape, body.sizes) == 0:
         return "it is empty"
-    plain = is_plain_product(body, node)
+    by_gemm = fits_gemm(body, space, node)
+    plain = is_plain_product(body, node) or by_gemm
     if plain and any(list(axes) != sorted(axes) for axes in map(space.base_axes, body.outputs)):
         return "its result is laid out in another way: a view is free"
-    by_gemm = fits_gemm(body, space, node)
     if by_gemm and (machine.wgmma or node.type.dtype in HALVES or gemm.streams(body, space, node)):
         return gemm.refusal(body, space, node, machine)
     if unfit := not_portable(body, space, node):
@@ -192,7 +190,9 @@ def is_plain_product(body: Graph, node: Node) -> bool:
 
 def fits_gemm(body: Graph, space: RowSpace, node: Node) -> bool:
     """True for products that ``plan.gemm`` has a kernel for, with what follows them."""
-    return is_plain_product(body, node) and (node.type.dtype in HALVES or gemm.unfit(body, space, node) is None)
+    if node.type.dtype in HALVES:
+        return is_plain_product(body, node)
+    return isinstance(node.op, MatmulOp) and gemm.unfit(body, space, node) is None
 
 
 def not_portable(body: Graph, space: RowSpace, node: Node) -> str | None:
@@ -201,6 +201,10 @@ def not_portable(body: Graph, space: RowSpace, node: Node) -> str | None:
         return "a reshape splits the axes of its result"
     if node.type.dtype in HALVES:
         return f"it is {node.type.dtype.value}, for which such a product has no kernel"
+    if isinstance(node.op, MatmulOp) and not gemm.factors(body, node).fixed:
+        return "the sizes of its weight are known only at run time"
+    if isinstance(node.op, MatmulOp) and node.op.left_transposed:
+        return "its left factor is stored transposed"
     try:
         if isinstance(node.op, ConvOp):
             x, w = (body.node(name).type for name in node.inputs[:2])

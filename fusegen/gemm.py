@@ -1,11 +1,14 @@
-"""Linear layers: which kernel computes one, what it can finish, its tiles, and its time.
+"""Matrix products: which kernel computes one, what it can finish, its tiles, and its time.
 
 The figures are those of ``templates/gemm_sm90.cu.j2``, fitted to times measured on an H200.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fusegen import dims, narrow
+from fusegen.dims import Dim, Dims
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
 from fusegen.rowspace import RowSpace, feature_axes
@@ -16,14 +19,16 @@ FEATURES = 128
 _LANE_FEATURES = 4
 """Neighbouring features of a lane in the epilogue."""
 _CHUNK = 64
-_CLUSTERS = 66
+_BLOCKS = 132
 _LEAST_CHUNKS = 4
 _WIDTHS = range(32, 193, 16)
 _NARROW = 64
 _WIDE = (96, 128, 160, 192)
 """Widths that may turn out to be better than the expected best."""
-_FINISH = 3.0e-6
+_FINISH = 5.0e-6
 """What follows the last product of a tile, which nothing hides."""
+_REDUCE = 12.0e-6
+"""The same for reductions along its rows."""
 _SPLIT = 0.45
 """Share of the bandwidth at which the rows are split before."""
 _HALF_TILE = 256
@@ -34,6 +39,37 @@ _LIBRARY_FEATURES = 28
 """Features in the time of what the library does for a row of x besides: few features leave it waiting."""
 _START = 5.0e-6
 """Filling the pipeline."""
+_CLEARLY = 0.85
+"""A product that nothing follows leaves the library only for a kernel expected to take less than this share."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The axes of a product: those of its batch, whose tiles keep to one matrix, and of a matrix's rows."""
+
+    matrices: Dims
+    lines: Dims
+    inputs: Dim
+    outputs: Dim
+
+    @property
+    def fixed(self) -> bool:
+        """True when only the number of rows changes from call to call."""
+        return isinstance(self.inputs, int) and isinstance(self.outputs, int)
+
+    def traced(self, body: Graph) -> tuple[int, tuple[int, int, int]]:
+        """Matrices, and rows, inputs and outputs of one, at the traced sizes."""
+        inputs, outputs = (dims.evaluate(size, body.sizes) for size in (self.inputs, self.outputs))
+        return dims.numel(self.matrices, body.sizes), (dims.numel(self.lines, body.sizes), inputs, outputs)
+
+
+def factors(body: Graph, node: Node) -> Factors:
+    """The axes of the product ``node``: rows one after another that share a weight are those of one matrix."""
+    assert isinstance(node.op, MatmulOp)
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    split = node.type.rank - 2 if w.rank > 2 or node.op.left_transposed else 0
+    inputs = x.shape[-2 if node.op.left_transposed else -1]
+    return Factors(node.type.shape[:split], node.type.shape[split:-1], inputs, node.type.shape[-1])
 
 
 def _chunk_seconds(width: int) -> float:
@@ -45,6 +81,11 @@ def _width(rows: int) -> int:
     return min(_WIDTHS, key=lambda width: (-(-rows // width) * _chunk_seconds(width), width))
 
 
+def cluster(outputs: int) -> int:
+    """Blocks side by side that share the rows of a tile."""
+    return 1 if outputs <= FEATURES else 2
+
+
 def tiles(rows: int) -> dict[str, tuple[int, ...]]:
     """Tile widths to compile for products traced with ``rows`` rows, a narrow one and a good one: best first."""
     best = _width(rows)
@@ -52,22 +93,23 @@ def tiles(rows: int) -> dict[str, tuple[int, ...]]:
     return {f"{width} rows": (_NARROW, width) if width > _NARROW else (width,) for width in good}
 
 
-def seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
-    """Predicted time of the product alone, fp32-accurate."""
-    width = _width(rows)
+def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1, reduces: bool = False) -> float:
+    """Predicted time of a product, or of a batch of ``matrices``, fp32-accurate; ``reduces``: along its rows, too."""
+    width, blocks = _width(rows), cluster(outputs)
     chunks = -(-inputs // _CHUNK)
-    tiles = -(-rows // width) * -(-outputs // (2 * FEATURES))
-    clusters = min(_CLUSTERS, -(-tiles * chunks // _LEAST_CHUNKS))
-    moved = 4 * (rows * inputs + outputs * inputs + rows * outputs)
-    products = -(-tiles * chunks // clusters) * _chunk_seconds(width) + tiles / clusters * _FINISH
-    split = 8 * rows * inputs / (_SPLIT * machine.bandwidth)
+    tiles = matrices * -(-rows // width) * -(-outputs // (blocks * FEATURES))
+    clusters = min(_BLOCKS // blocks, -(-tiles * chunks // _LEAST_CHUNKS))
+    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
+    finish = _FINISH + (_REDUCE if reduces else 0.0)
+    products = -(-tiles * chunks // clusters) * _chunk_seconds(width) + tiles / clusters * finish
+    split = 8 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
     return 2 * machine.launch + _START + split + max(products, moved / machine.bandwidth)
 
 
 def half_seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
     """Predicted time of a product of 16-bit floats: tiles in whole waves."""
-    waves = -(-(-(-rows // _HALF_TILE) * -(-outputs // _HALF_TILE)) // _CLUSTERS)
-    products = waves * _CLUSTERS * 2 * _HALF_TILE * _HALF_TILE * inputs / _HALF_FLOPS
+    waves = -(-(-(-rows // _HALF_TILE) * -(-outputs // _HALF_TILE)) // (_BLOCKS // 2))
+    products = waves * _BLOCKS * _HALF_TILE * _HALF_TILE * inputs / _HALF_FLOPS
     moved = 2 * (rows * inputs + outputs * inputs + rows * outputs)
     return machine.launch + _START + max(products, moved / machine.bandwidth)
 
@@ -75,8 +117,11 @@ def half_seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> floa
 def _half_refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str | None:
     """The same for a product of 16-bit floats."""
     x, w = (body.node(name) for name in node.inputs[:2])
-    inputs, outputs = int(x.type.shape[-1]), int(node.type.shape[-1])
-    rows = dims.numel(x.type.shape[:-1], body.sizes)
+    found = factors(body, node)
+    _, (rows, inputs, outputs) = found.traced(body)
+    assert isinstance(node.op, MatmulOp)
+    if found.matrices or not found.fixed or node.op.left_transposed:
+        return "its kernel takes rows as they are stored, and one weight of known sizes"
     if not machine.wgmma:
         return "such a product has a kernel for sm_90 only"
     if {x.type.dtype, w.type.dtype} != {node.type.dtype}:
@@ -94,7 +139,7 @@ def _half_refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) ->
 
 def _by(node: Node, ours: float, library: float) -> str | None:
     """The choice between both, as ``refusal`` answers."""
-    reason = f"predicted {ours * 1e6:.1f} us where the library's product takes {library * 1e6:.1f}"
+    reason = f"a kernel is expected to take {ours * 1e6:.1f} us, and worth it up to {library * 1e6:.1f} us"
     return kernel_or_library(node.name, ours, library, reason)
 
 
@@ -105,17 +150,23 @@ def group(space: RowSpace, node: Node) -> int:
 
 def streams(body: Graph, space: RowSpace, node: Node) -> bool:
     """True when the kernel for few features computes the product rather than the tensor cores."""
-    x = body.node(node.inputs[0])
-    sizes = (dims.numel(x.type.shape[:-1], body.sizes), int(x.type.shape[-1]), int(node.type.shape[-1]))
+    found = factors(body, node)
+    assert isinstance(node.op, MatmulOp)
+    if found.matrices or not found.fixed or node.op.left_transposed:
+        return False
+    _, sizes = found.traced(body)
     streamed = narrow.seconds(*sizes, MACHINES["sm_90"])
     return streamed is not None and streamed <= seconds(*sizes, MACHINES["sm_90"]) and not group(space, node)
 
 
-def _library_seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
-    """The library's product in fp32, and one pass over its result by the kernel that follows."""
+def _library_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int, alone: bool) -> float:
+    """The library's product in fp32, and one pass over its result by the kernel that follows, if one does."""
     moved = 4 * (rows * inputs + outputs * inputs + rows * outputs) * (2 if inputs % 4 else 1)  # not aligned
     product = max(2 * rows * inputs * (outputs + _LIBRARY_FEATURES) / machine.flops, moved / machine.bandwidth)
-    return 2 * machine.launch + product + 4 * rows * outputs / machine.bandwidth
+    stored = 4 * rows * outputs / machine.bandwidth  # after the last product: nothing hides it either
+    if alone:
+        return _CLEARLY * (machine.launch + matrices * (product + stored))
+    return 2 * machine.launch + matrices * (product + 2 * stored)
 
 
 def _unfinished(body: Graph, space: RowSpace) -> str | None:
@@ -132,7 +183,9 @@ def _unfinished(body: Graph, space: RowSpace) -> str | None:
 
 def unfit(body: Graph, space: RowSpace, node: Node) -> str | None:
     """Why what follows the fp32 product ``node`` cannot be finished in its tiles, or None."""
-    outputs = int(node.type.shape[-1])
+    outputs = node.type.shape[-1]
+    if not isinstance(outputs, int):
+        return "the length of its rows is known only at run time" if space.row_axes else None
     if grouped := group(space, node):
         if grouped % _LANE_FEATURES or FEATURES % grouped:
             return f"groups of {grouped} features do not fill the tiles of its kernel"
@@ -145,11 +198,9 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str |
     """Why the product ``node`` of a region ``body`` is left to the library, or None."""
     if node.type.dtype in HALVES:
         return _half_refusal(body, space, node, machine)
-    x = body.node(node.inputs[0])
-    inputs, outputs = int(x.type.shape[-1]), int(node.type.shape[-1])
-    rows = dims.numel(x.type.shape[:-1], body.sizes)
-    streamed = narrow.seconds(rows, inputs, outputs, machine) if streams(body, space, node) else None
-    ours = streamed or seconds(rows, inputs, outputs, machine)
-    library = _library_seconds(rows, inputs, outputs, machine)
+    matrices, sizes = factors(body, node).traced(body)
+    streamed = narrow.seconds(*sizes, machine) if streams(body, space, node) else None
+    ours = streamed or seconds(*sizes, machine, matrices, bool(space.row_axes))
+    library = _library_seconds(*sizes, machine, matrices, node.name == body.outputs[0])
     precise = isinstance(node.op, MatmulOp) and node.op.precise
     return None if precise else _by(node, ours, library)

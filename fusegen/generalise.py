@@ -64,11 +64,12 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             return along(order)
         case ReshapeOp():
             return _unit_reshape(node, operands[0])
-        case MatmulOp(transposed=transposed):
+        case MatmulOp(transposed=transposed, left_transposed=left):
             a, b = operands[:2]
             inner, outer = (-1, -2) if transposed else (-2, -1)
-            found = [pair(a, -1, b, inner), pair(b, outer, node, -1)]
-            found += [pair(a, axis, node, axis) for axis in range(a.type.rank - 1)]
+            found = [pair(a, -2 if left else -1, b, inner), pair(b, outer, node, -1)]
+            found += [pair(a, -1 if left else -2, node, -2)]
+            found += [pair(a, axis, node, axis) for axis in range(a.type.rank - 2)]
             found += [pair(b, axis, node, axis) for axis in range(b.type.rank - 2)]
             found += [pair(c, 0, node, -1) for c in operands[2:]]
             return iter(found)

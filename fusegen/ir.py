@@ -150,12 +150,13 @@ class MatmulOp(Frozen):
     """Matrix product over the last two axes: [*, M, K] times [*, K, N] is [*, M, N].
 
     Inputs: a, b and optionally a bias [N]. ``transposed`` says that b is stored as [*, N, K], as the
-    weight of a linear layer is. b has rank 2 (one matrix for every batch) or the leading axes of a. ``precise``:
-    a kernel of more than the library's accuracy computes it where there is one.
+    weight of a linear layer is, ``left_transposed`` that a is as [*, K, M]. b has rank 2 (one matrix for every batch)
+    or the leading axes of a. ``precise``: a kernel of more than the library's accuracy computes it where there is one.
     """
 
     kind: Literal["matmul"] = "matmul"
     transposed: bool = False
+    left_transposed: bool = False
     precise: bool = False
 
 

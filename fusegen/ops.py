@@ -149,12 +149,13 @@ def _infer_matmul(op: MatmulOp, types: Types, declared: TensorType) -> TensorTyp
     a, b = types[0], types[1]
     if a.rank < 2 or b.rank not in (2, a.rank) or (b.rank > 2 and a.shape[:-2] != b.shape[:-2]):
         raise GraphError(f"no matrix product of {a} and {b}")
+    rows, inputs = (a.shape[-1], a.shape[-2]) if op.left_transposed else a.shape[-2:]
     length, columns = (b.shape[-1], b.shape[-2]) if op.transposed else b.shape[-2:]
-    if a.shape[-1] != length or a.dtype != b.dtype:
-        raise GraphError(f"no matrix product of {a} and {b}: {a.shape[-1]} columns against {length} rows")
+    if inputs != length or a.dtype != b.dtype:
+        raise GraphError(f"no matrix product of {a} and {b}: {inputs} columns against {length} rows")
     if len(types) > 2 and types[2].shape != (columns,):
         raise GraphError(f"bias is {types[2]}, not [{columns}]")
-    return TensorType(dtype=a.dtype, shape=(*a.shape[:-1], columns))
+    return TensorType(dtype=a.dtype, shape=(*a.shape[:-2], rows, columns))
 
 
 def _infer_reshape(op: ReshapeOp, types: Types, declared: TensorType) -> TensorType:
@@ -329,10 +330,11 @@ def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
 
 
 def _torch_matmul(op: MatmulOp, args: Sequence[str]) -> str:
+    a = f"{args[0]}.mT" if op.left_transposed else args[0]
     if len(args) > 2:
         weight = args[1] if op.transposed else f"{args[1]}.mT"
-        return f"torch.nn.functional.linear({args[0]}, {weight}, {args[2]})"
-    return f"torch.matmul({args[0]}, {args[1]}{'.mT' if op.transposed else ''})"
+        return f"torch.nn.functional.linear({a}, {weight}, {args[2]})"
+    return f"torch.matmul({a}, {args[1]}{'.mT' if op.transposed else ''})"
 
 
 def _flops_conv(op: ConvOp, operands: Sequence[Shape], result: Shape) -> int:
@@ -371,7 +373,7 @@ ROWS: dict[str, OpRow] = {
     "matmul": OpRow(
         _infer_matmul,
         _torch_matmul,
-        lambda op, operands, result: 2 * math.prod(result) * operands[0][-1],
+        lambda op, operands, result: 2 * math.prod(result) * operands[0][-2 if op.left_transposed else -1],
     ),
     "reshape": OpRow(_infer_reshape, lambda op, args: f"torch.reshape({args[0]}, {_size_list(op.shape)})"),
     "permute": OpRow(_infer_permute, lambda op, args: f"torch.permute({args[0]}, {list(op.order)})"),

@@ -67,8 +67,9 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "normalize" if center else "rms_normalize", [f"axes={axes}", f"eps={eps}"]
         case ConvOp() as conv:
             return _conv_name(conv), _conv_attributes(conv)
-        case MatmulOp(transposed=transposed, precise=precise):
-            return "matmul", [*(["transposed"] if transposed else []), *(["precise"] if precise else [])]
+        case MatmulOp():
+            flags = ("left_transposed", "transposed", "precise")
+            return "matmul", [flag for flag in flags if getattr(node.op, flag)]
         case ReshapeOp(shape=shape):
             return "reshape", [f"[{', '.join(map(str, shape))}]"]
         case SliceOp(axis=axis, start=start, length=length, step=step):

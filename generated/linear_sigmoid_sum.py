@@ -349,7 +349,21 @@ __device__ __forceinline__ float peak_of(float peak, const float4& v) {
 
 // X as the product reads it: [row tile][chunk][high, low][row][CHUNK], swizzled, zero beyond the data.
 // Within 16 of k, a thread of the product takes four neighbours of its weights; the halves follow it.
-// Here a thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
+// `line` is that of row `at` of a tile, of high halves; `step` says which STEP of it the values are.
+template <int WIDTH>
+__device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale, unsigned char* line, int step, int at) {
+    uint32_t high[STEP / 2], low[STEP / 2];
+#pragma unroll
+    for (int i = 0; i < STEP / 2; ++i) split(v[2 * i] * scale, v[2 * i + 1] * scale, high[i], low[i]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        unsigned char* to = line + ((step * 2 + i) ^ (at & 7)) * 16;
+        *reinterpret_cast<uint4*>(to) = make_uint4(high[i], high[2 + i], high[4 + i], high[6 + i]);
+        *reinterpret_cast<uint4*>(to + WIDTH * 128) = make_uint4(low[i], low[2 + i], low[4 + i], low[6 + i]);
+    }
+}
+
+// A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
 constexpr int SPLITS = CHUNKS * (CHUNK / STEP);
 constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : SPLITS > 64 ? 128 : SPLITS > 32 ? 64 : WARP;
 constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
@@ -360,7 +374,8 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
     static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
     __shared__ float peaks[SPLIT_THREADS / WARP];
     const int thread = threadIdx.x % ROW_THREADS, local = threadIdx.x / ROW_THREADS;
-    const int64_t row = int64_t(blockIdx.x) * SPLIT_ROWS + local, k_end = row < row_count ? INPUTS : 0;
+    const int64_t row = int64_t(blockIdx.x) * SPLIT_ROWS + local;   // of all tiles
+    const int64_t k_end = row < row_count ? INPUTS : 0;
     const float* p = x + row * INPUTS;
     const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
     float v[STEP];
@@ -388,22 +403,13 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
     for (int i = 0; i < ROW_WARPS; ++i) peak = fmaxf(peak, peaks[local * ROW_WARPS + i]);
     float one_over;
     const float scale = scale_of(peak, one_over);
-    if (thread == 0) inverse[row] = one_over;
+    if (thread == 0 && row < row_count) inverse[row] = one_over;
 
     const int at = row % WIDTH;
-    unsigned char* lines = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
+    unsigned char* lines_of_row = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
     for (int step = thread; step < SPLITS; step += ROW_THREADS) {
         if (SPLITS > ROW_THREADS) load(step);   // else it is still there
-        uint32_t high[STEP / 2], low[STEP / 2];
-#pragma unroll
-        for (int i = 0; i < STEP / 2; ++i) split(v[2 * i] * scale, v[2 * i + 1] * scale, high[i], low[i]);
-        unsigned char* line = lines + int64_t(step / 4) * (2 * WIDTH * 128);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            unsigned char* to = line + ((step % 4 * 2 + i) ^ (at & 7)) * 16;
-            *reinterpret_cast<uint4*>(to) = make_uint4(high[i], high[2 + i], high[4 + i], high[6 + i]);
-            *reinterpret_cast<uint4*>(to + WIDTH * 128) = make_uint4(low[i], low[2 + i], low[4 + i], low[6 + i]);
-        }
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at);
     }
 }
 
@@ -674,6 +680,8 @@ __device__ __forceinline__ void finish_row(const Args& args, int64_t outer) {
 // A value that is not finite in halves may be so in fp32, or have another sign: as plain fp32 has it.
 __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feature, float* cell) {
     if (outer >= args.row_count) return;
+    const float* x = args.x + outer * INPUTS;
+    const float* weight = args.weight + feature * INPUTS;
     const float inverse = __ldg(args.inverse + outer);
 #pragma unroll 1
     for (int e = 0; e < LANE_FEATURES; ++e) {
@@ -681,7 +689,7 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
         if (!isfinite(s) && feature + e < OUTPUTS) {
             s = 0.0f;
 #pragma unroll 1
-            for (int64_t k = 0; k < INPUTS; ++k) s = fmaf(__ldg(args.x + outer * INPUTS + k), __ldg(args.weight + (feature + e) * INPUTS + k), s);
+            for (int64_t k = 0; k < INPUTS; ++k) s = fmaf(__ldg(x + k), __ldg(weight + e * INPUTS + k), s);
         }
         cell[e] = s;
     }
@@ -781,11 +789,12 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             const FeatureValues values(args, feature);
             constexpr int ROUNDS = (WIDTH + STAGED - 1) / STAGED;
             static_assert(ROUNDS * WARP_ROWS <= WARP, "a lane keeps the scale of one row");
-            auto row = [&](int n) {   // the n-th of the warp's rows; the last ones of the last round may be none
+            auto row = [&](int n) {   // the n-th of the warp's rows; the last ones of a tile may be none
                 const int at = n / WARP_ROWS * STAGED + n % WARP_ROWS * ROW_HOP + warp;
-                return at < WIDTH ? int64_t(row_tile) * WIDTH + at : args.row_count;
+                const int64_t line = int64_t(row_tile) * WIDTH + at;
+                return at < WIDTH && line < args.row_count ? line : args.row_count;
             };
-            const float inverses = __ldg(args.inverse + row(lane));
+            const float inverses = row(lane) < args.row_count ? __ldg(args.inverse + row(lane)) : 0.0f;
             for (int round = 0; round < ROUNDS; ++round) {
                 consumers_sync();
 #pragma unroll
@@ -826,8 +835,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             const bool last = any_consumer(threadIdx.x == 0 && atomicInc(args.counters + row_tile, FEATURE_TILES - 1) == FEATURE_TILES - 1);
             if (!last) continue;
             __threadfence();
-            const int64_t outer = int64_t(row_tile) * WIDTH + threadIdx.x;
-            if (threadIdx.x < WIDTH && outer < args.row_count) finish_row(args, outer);
+            const int64_t line = int64_t(row_tile) * WIDTH + threadIdx.x;
+            if (threadIdx.x < WIDTH && line < args.row_count) finish_row(args, line);
         }
     }
     cluster_sync();   // no block ends while another still writes to its shared memory
@@ -839,46 +848,48 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
 
 int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// How a product of `row_count` rows is spread over the device, and where its scratch memory lies.
+// How a product is spread over the device, and where its scratch memory lies.
 struct Layout {
     Schedule schedule;
-    int64_t clusters, tiles, inverse, runs, parts, bytes;
+    int64_t padded, clusters, tiles, inverse, runs, parts, bytes;
 
-    Layout(int64_t row_count, int width) {
-        const int64_t row_tiles = round_up(row_count, width) / width;
+    Layout(const Args& args, int width) {
+        const int64_t row_tiles = round_up(args.row_count, width) / width;
         tiles = row_tiles * (round_up(OUTPUTS, FEATURES * CLUSTER) / (FEATURES * CLUSTER));
+        padded = row_tiles * width;
         clusters = round_up(tiles * CHUNKS, LEAST_CHUNKS) / LEAST_CHUNKS;
         if (clusters > multiprocessors() / CLUSTER) clusters = multiprocessors() / CLUSTER;
         // Tiles are cut when whole ones would leave more than a tenth of the device idle.
         const int64_t rest = tiles % clusters, waves = round_up(tiles, clusters) / clusters;
         int64_t whole = tiles;
         if (tiles * 10 < waves * clusters * 9) whole = tiles - rest - (tiles > clusters && rest * 2 < clusters ? clusters : 0);
-        const int64_t chunks = (tiles - whole) * CHUNKS;
-        schedule = {static_cast<unsigned int>(row_tiles), static_cast<unsigned int>(whole), static_cast<unsigned int>(chunks / clusters), static_cast<unsigned int>(chunks % clusters)};
-        inverse = row_tiles * width * CHUNKS * CHUNK * 4;
-        runs = inverse + round_up((row_tiles * width + 1) * 4, 256);   // also of no row
-        const int64_t end = runs + (chunks ? clusters * 2 * CLUSTER * width * FEATURES * 4 : 0);
-        parts = end;
-        bytes = parts + 1 * FEATURE_TILES * row_count * 4;
+        const int64_t cut = (tiles - whole) * CHUNKS;
+        schedule = {static_cast<unsigned int>(row_tiles), static_cast<unsigned int>(whole), static_cast<unsigned int>(cut / clusters), static_cast<unsigned int>(cut % clusters)};
+        inverse = padded * CHUNKS * CHUNK * 4;
+        runs = inverse + round_up(args.row_count * 4, 256);
+        bytes = runs + (cut ? clusters * 2 * CLUSTER * width * FEATURES * 4 : 0);
+        parts = bytes;
+        bytes += 1 * FEATURE_TILES * args.row_count * 4;
     }
 };
 
 // The width of the tiles for a number of rows.
-int width_of(int64_t row_count) {
-    if (row_count <= 64) return 64;
+int width_of(int64_t rows) {
+    if (rows <= 64) return 64;
     return 160;
 }
 
 template <int WIDTH>
 int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
-    const Layout layout(args.row_count, WIDTH);
+    const Layout layout(args, WIDTH);
     if (layout.tiles * CHUNKS > INT32_MAX) return cudaErrorInvalidValue;
+    float* const inverse = reinterpret_cast<float*>(workspace + layout.inverse);
     args.schedule = layout.schedule;
     args.halves = workspace;
-    args.inverse = reinterpret_cast<float*>(workspace + layout.inverse);
+    args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
     args.parts = reinterpret_cast<float*>(workspace + layout.parts);
-    split_rows<WIDTH><<<layout.schedule.row_tiles * WIDTH / SPLIT_ROWS, SPLIT_THREADS, 0, stream>>>(args.x, workspace, reinterpret_cast<float*>(workspace + layout.inverse), args.row_count);
+    split_rows<WIDTH><<<static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream>>>(args.x, workspace, inverse, args.row_count);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute cluster = {};
@@ -897,8 +908,9 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
 }
 
 extern "C" int64_t k0_gemm_sm90_workspace(int64_t batch) {
-    const int64_t row_count = batch;
-    return row_count ? Layout(row_count, width_of(row_count)).bytes : 0;
+    Args args = {};
+    args.row_count = batch;
+    return args.row_count == 0 ? 0 : Layout(args, width_of(args.row_count)).bytes;
 }
 
 extern "C" int k0_gemm_sm90(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
@@ -1054,16 +1066,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5795ebb6b21b92c7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_865fec03703fa8b6, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5795ebb6b21b92c7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_865fec03703fa8b6, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5795ebb6b21b92c7"
+_fusegen_NAMESPACE = "fusegen_865fec03703fa8b6"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

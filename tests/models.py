@@ -10,13 +10,15 @@ from fusegen.trace import TracedModel, instantiate, load_model_file, trace
 HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
 
 
-def write(tmp_path: Path, body: str, init: str = "pass", inputs: str = "torch.rand(4, 3, 6, 5)") -> Path:
+def write(
+    tmp_path: Path, body: str, init: str = "pass", inputs: str = "torch.rand(4, 3, 6, 5)", arguments: str = "x"
+) -> Path:
     path = tmp_path / "model.py"
     path.write_text(
         HEADER
         + "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         + textwrap.indent(textwrap.dedent(init), "        ")
-        + "\n    def forward(self, x):\n"
+        + f"\n    def forward(self, {arguments}):\n"
         + textwrap.indent(textwrap.dedent(body), "        ")
         + f"\ndef get_inputs():\n    return [{inputs}]\ndef get_init_inputs():\n    return []\n"
     )

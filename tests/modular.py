@@ -166,9 +166,9 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0].amax(list(axes), keepdim=keepdim)
         case ConvOp() as op:
             return conv(args[0], args[1], op) + (args[2].reshape(-1, *(1,) * op.rank) if len(args) > 2 else 0)
-        case MatmulOp(transposed=transposed):
-            b = args[1] if transposed else args[1].mT
-            product = (args[0][..., :, None, :] * b[..., None, :, :]) % PRIME
+        case MatmulOp(transposed=transposed, left_transposed=left_transposed):
+            a, b = args[0].mT if left_transposed else args[0], args[1] if transposed else args[1].mT
+            product = (a[..., :, None, :] * b[..., None, :, :]) % PRIME
             return product.sum(-1) + (args[2] if len(args) > 2 else 0)
         case ReshapeOp(shape=shape):
             return args[0].reshape([int(size) for size in shape])

@@ -13,7 +13,7 @@ from fusegen import gemm, narrow
 from fusegen.compiler import Compiled, compile_file
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, GemmPlan, NarrowPlan
-from fusegen.plan.types import KernelStep
+from fusegen.plan.types import EagerStep, KernelStep
 from tests.models import write
 
 H200 = machine("sm_90")
@@ -93,6 +93,54 @@ def test_an_einsum_that_is_a_product_is_one(tmp_path: Path, equation: str, shape
     found = product(compile_file(write(tmp_path, body, HEAVY.format(4096), f"torch.rand({rows}, 4096)")))
     assert found is not None
     assert found.weight_transposed == ("nk" in equation)
+
+
+def two(tmp_path: Path, result: str, a: tuple[int, ...], b: tuple[int, ...], target: str = "sm_90") -> Compiled:
+    inputs = f"torch.rand({a}), torch.rand({b})"
+    return compile_file(write(tmp_path, f"return {result}", inputs=inputs, arguments="a, b"), target=target)
+
+
+@pytest.mark.parametrize(
+    ("result", "a", "b", "steps"),
+    [
+        ("torch.matmul(a, b)", (2048, 1024), (1024, 4096), 1),
+        ("torch.matmul(a.T, b.T)", (1024, 2048), (4096, 1024), 1),
+        ("F.gelu(torch.einsum('km,kn->mn', a, b)) * 2", (1024, 2048), (1024, 4096), 1),
+        ("torch.bmm(a, b)", (16, 512, 1024), (16, 1024, 1024), 1),
+        ("torch.matmul(a.mT, b) + 1", (4, 4, 1024, 512), (4, 4, 1024, 1024), 1),
+        ("torch.matmul(a, b)", (4, 64, 64, 512), (512, 768), 1),  # one matrix of more rows
+        ("torch.matmul(a.transpose(1, 2), b)", (8, 512, 2048), (512, 768), 1),
+        ("torch.softmax(a @ b.mT * 0.1, -1)", (16, 1024, 2048), (16, 128, 2048), 1),
+        ("torch.softmax(a @ b.mT * 0.1, -1)", (16, 1024, 1024), (16, 1024, 1024), 2),  # no block has a whole row
+    ],
+)
+def test_a_product_of_two_tensors_has_a_kernel(
+    tmp_path: Path, result: str, a: tuple[int, ...], b: tuple[int, ...], steps: int
+) -> None:
+    found = two(tmp_path, result, a, b)
+    detail = product(found)
+    assert detail is not None
+    assert len(found.program.steps) == steps
+    assert not isinstance(detail.inputs, int)  # as all sizes of inputs
+    assert detail.batched == (len(b) > 2 or "transpose" in result)
+    assert detail.weight_batched == (len(b) > 2)
+    assert two(tmp_path, result, a, b, "sm_80").program.steps[0].kind == "eager"
+
+
+@pytest.mark.parametrize(
+    ("result", "a", "b"),
+    [
+        ("torch.matmul(a, b)", (64, 128), (128, 64)),  # small
+        ("torch.matmul(a, b)", (65536, 512), (512, 8)),  # narrow: memory bounds it
+        ("torch.softmax(a @ b.mT, -1)", (64, 2048, 64), (64, 128, 64)),  # a row's reductions cost more than its product
+    ],
+)
+def test_products_that_the_library_computes_as_fast_are_left_to_it(
+    tmp_path: Path, result: str, a: tuple[int, ...], b: tuple[int, ...]
+) -> None:
+    step = two(tmp_path, result, a, b).program.steps[0]
+    assert isinstance(step, EagerStep)
+    assert "worth it up to" in step.reason
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])

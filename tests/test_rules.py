@@ -33,7 +33,7 @@ from fusegen.ir import (
     ReshapeOp,
     TensorType,
 )
-from fusegen.passes import algebra, decompose, moments, simplify, statistics
+from fusegen.passes import algebra, decompose, layouts, moments, simplify, statistics
 from fusegen.passes.algebra import axes, collapse, pools
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.verify import verify
@@ -206,17 +206,22 @@ def _biased(draw: Draw) -> Node:
     return draw.add(y.op, *(n for n in draw.nodes if n.name in y.inputs), bias)
 
 
-def _biased_matmul(draw: Draw, bias: bool = False, swap: bool = False) -> Node:
-    """A product of random shapes; ``swap``: of a transposed view of b."""
+def _swapped(draw: Draw, x: Node) -> Node:
+    """A transposed view of the last two axes."""
+    rank = x.type.rank
+    return draw.add(PermuteOp(order=(*range(rank - 2), rank - 1, rank - 2)), x)
+
+
+def _biased_matmul(draw: Draw, bias: bool = False, swap: bool = False, left: bool = False) -> Node:
+    """A product of random shapes; ``swap``: of a transposed view of b, ``left``: of one of a."""
     rows, length, columns = (draw.rng.randint(1, 4) for _ in range(3))
     batch = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(0, 2))]
-    op = MatmulOp(transposed=bias or draw.rng.random() < 0.5)
+    op = MatmulOp(transposed=bias or draw.rng.random() < 0.5, left_transposed=left and draw.rng.random() < 0.5)
     stored = [columns, length] if op.transposed != swap else [length, columns]
     shared = bias or draw.rng.random() < 0.5
-    a, b = draw.leaf(*batch, rows, length), draw.leaf(*([] if shared else batch), *stored)
-    if swap:
-        rank = b.type.rank
-        b = draw.add(PermuteOp(order=(*range(rank - 2), rank - 1, rank - 2)), b)
+    kept = [length, rows] if op.left_transposed != left else [rows, length]
+    a, b = draw.leaf(*batch, *kept), draw.leaf(*([] if shared else batch), *stored)
+    a, b = _swapped(draw, a) if left else a, _swapped(draw, b) if swap else b
     return draw.add(op, a, b, *([draw.leaf(columns)] if bias else []))
 
 
@@ -435,6 +440,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "conv(x, w, b) = conv(x, w) + b": _biased,
     "matmul(x, w, b) = matmul(x, w) + b": lambda d: _biased_matmul(d, bias=True),
     "matmul(a, transpose(w)) = matmul(a, w) with w's axes swapped": lambda d: _biased_matmul(d, swap=True),
+    "matmul(transpose(x), w) = matmul(x, w) with x's axes swapped": lambda d: _biased_matmul(d, left=True),
     "mean(x + c) = mean(x) + c,  sum(x + c) = sum(x) + count c,  c constant along the axes": lambda d: (
         _constant_operand(d, "add")
     ),
@@ -541,7 +547,15 @@ TRANSCENDENTAL = {
 }
 RULES: dict[str, Rule] = {
     rule.identity: rule
-    for rule in (*decompose.RULES, *simplify.RULES, *algebra.RULES, *moments.CENTRED, *moments.RULES, *statistics.RULES)
+    for rule in (
+        *decompose.RULES,
+        *simplify.RULES,
+        *algebra.RULES,
+        *moments.CENTRED,
+        *moments.RULES,
+        *statistics.RULES,
+        *layouts.RULES,
+    )
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusegen.errors import GraphError
 from fusegen.ir import Graph
 from fusegen.machines import DEFAULT_TARGET
-from fusegen.passes import algebra, decompose, fuse, library, simplify, statistics
+from fusegen.passes import algebra, decompose, fuse, layouts, library, simplify, statistics
 from fusegen.passes.rewrite import Numerics, Outcome
 from fusegen.verify import verify
 
@@ -39,6 +39,9 @@ PIPELINE: tuple[Pass, ...] = (
     # After the algebra, which sees norms whole and would join the two steps of a moment; before fusion, which
     # sees reductions.
     Pass("statistics", _any_target(statistics.run), Numerics.REASSOCIATES),
+    # After every rule that counts on a product's rows being an axis in place; before fusion, which weighs kernels by
+    # what they read.
+    Pass("layouts", _any_target(layouts.run), Numerics.EXACT),
     # Groups what is left into kernels and changes no op.
     Pass("fuse", fuse.run, Numerics.EXACT),
     # Last: only fusion knows which heavy ops stay with the library.

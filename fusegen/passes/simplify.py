@@ -69,10 +69,11 @@ def _softmax_axis_is_one(m: Match) -> str | None:
     return None if m["x"].type.shape[m.root.op.axis] == 1 else ""
 
 
-def _swaps_last_axes(m: Match) -> str | None:
-    permute, rank = m["b"].op, m["b"].type.rank
-    assert isinstance(permute, PermuteOp)
-    return None if permute.order == (*range(rank - 2), rank - 1, rank - 2) else ""
+def swaps_last_axes(permute: Node) -> str | None:
+    """A guard: None for a transpose of the last two axes."""
+    rank = permute.type.rank
+    assert isinstance(permute.op, PermuteOp)
+    return None if permute.op.order == (*range(rank - 2), rank - 1, rank - 2) else ""
 
 
 def _absorb_transpose(m: Match) -> Node:
@@ -146,7 +147,7 @@ RULES = (
         op(MatmulOp, anything("a"), op(PermuteOp, anything("w"), name="b")),
         _absorb_transpose,
         Numerics.EXACT,
-        _swaps_last_axes,
+        lambda m: swaps_last_axes(m["b"]),
     ),
     Rule(
         "f(x, expand(c)) = f(x, c)",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fusegen import dims, gemm, ops
-from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
+from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, MatmulOp, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
@@ -68,9 +68,12 @@ def step_seconds(program: Program, step: KernelStep | EagerStep) -> float:
     rates = machine(program.target)
     product = (step.plan.hopper or step.plan.detail) if isinstance(step, KernelStep) and rates.wgmma else None
     if isinstance(step, KernelStep) and isinstance(product, GemmPlan):
-        (source,) = (arg.node for arg in step.plan.args if arg.name == product.source)
-        rows = math.prod(program.after.shape(source)[:-1])
-        return gemm.seconds(rows, product.inputs, product.outputs, rates)
+        region = program.after.node(step.plan.node).op
+        assert isinstance(region, RegionOp)
+        node = next(node for node in region.body.nodes if isinstance(node.op, MatmulOp))
+        matrices, sizes = gemm.factors(region.body, node).traced(region.body)
+        reduces = any(phase.reductions for phase in product.rows.phases)
+        return gemm.seconds(*sizes, rates, matrices, reduces)
     return max(step.bytes / rates.bandwidth, step.flops / _flop_rate(program, step, rates)) + rates.launch
 
 

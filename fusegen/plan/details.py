@@ -447,19 +447,28 @@ class ConvApartPlan(Frozen):
 
 
 class GemmPlan(Frozen):
-    """Product of a matrix [height, inputs] and a weight, on the tensor cores of sm_90a.
+    """Product of a matrix [height, inputs] and a weight, or of a batch of those, on the tensor cores of sm_90a.
 
     In the epilogue ``outer`` is the row, ``l`` the feature.
     """
 
     template: Literal["gemm_sm90"] = "gemm_sm90"
     source: str
+    source_transposed: bool = False
+    """Every matrix of the source is stored as [inputs, rows]."""
     weight: str
     weight_transposed: bool
     """The weight is stored as [outputs, inputs], else as [inputs, outputs]."""
+    weight_batched: bool = False
+    """Every matrix of the batch has a weight of its own."""
     height: Dim
-    inputs: int
-    outputs: int
+    """Rows, of all matrices."""
+    lines: Dim
+    """Rows of a matrix: fewer than ``height`` where tiles keep to one."""
+    inputs: Dim
+    outputs: Dim
+    cluster: int
+    """Blocks side by side that share the rows of a tile."""
     widths: tuple[int, ...]
     """Rows of a tile, ascending: the last for all heights above the others."""
     instructions: tuple[int, ...]
@@ -468,6 +477,10 @@ class GemmPlan(Frozen):
     """Neighbouring features that reductions run along, each group for itself: then a row is one of those
     of a row, ``outer`` counts groups, and ``l`` is the feature within one. 0: all features."""
     rows: RowProgram
+
+    @property
+    def batched(self) -> bool:
+        return self.lines != self.height
 
 
 class HalfGemmPlan(Frozen):

@@ -49,10 +49,11 @@ def plan(region: Region, name: str) -> KernelPlan:
     node = region.body.node(region.space.source)
     assert isinstance(node.op, MatmulOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
-    height = region.sizes.product(x.type.shape[:-1])
+    factors = gemm.factors(region.body, node)
+    height = region.sizes.product(node.type.shape[:-1])
     space = with_rows(region.space, feature_axes(region.space, node))
-    inputs, outputs = int(x.type.shape[-1]), int(node.type.shape[-1])
     if node.type.dtype in HALVES:
+        inputs, outputs = int(factors.inputs), int(factors.outputs)
         source, weight = region.args[x.name].name, region.args[w.name].name
         half = HalfGemmPlan(
             source=source,
@@ -66,6 +67,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         )
         return region.plan(f"{name}_gemm_half_sm90", half, only_hopper=True, aligned=(source, weight))
     if gemm.streams(region.body, region.space, node):
+        inputs, outputs = int(factors.inputs), int(factors.outputs)
         layout = narrow.layout(inputs, outputs)
         assert layout is not None
         streamed = NarrowPlan(
@@ -82,19 +84,25 @@ def plan(region: Region, name: str) -> KernelPlan:
         )
         return region.plan(f"{name}_linear_narrow", streamed, only_hopper=not layout.portable)
     group = gemm.group(region.space, node)
-    tiles = gemm.tiles(dims.numel(x.type.shape[:-1], region.body.sizes))
+    lines = region.sizes.product(factors.lines)
+    tiles = gemm.tiles(dims.numel(factors.lines, region.body.sizes))
     widths = choose(f"{node.name} tile", tiles)
+    style = Style("{}[i]", "{}", moves_rows=True, parts=True)
     detail = GemmPlan(
         source=region.args[x.name].name,
+        source_transposed=node.op.left_transposed,
         weight=region.args[w.name].name,
         weight_transposed=node.op.transposed,
+        weight_batched=w.type.rank > 2 and lines != height,
         height=height,
-        inputs=inputs,
-        outputs=outputs,
+        lines=lines,
+        inputs=region.sizes.local(factors.inputs),
+        outputs=region.sizes.local(factors.outputs),
+        cluster=gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
         widths=widths,
         instructions=tuple(sorted({columns for width in widths for columns in (width, width // 2)})),
         group=group,
-        rows=region.lower(region.space if group else space, Style("{}[i]", "{}", parts=True), "v", _FeatureLowering),
+        rows=region.lower(region.space if group else space, style, "v", _FeatureLowering),
     )
     counters = dims.add(height, _CUT_TILES)
     if contractions.not_portable(region.body, region.space, node):

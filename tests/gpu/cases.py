@@ -49,8 +49,8 @@ class Case:
 
     @property
     def rank(self) -> int:
-        """Axes after the channels whose size is free."""
-        return sum(isinstance(size, str) for size in self.shape[2:])
+        """Axes after the batch whose size is free."""
+        return sum(isinstance(size, str) for size in self.shape[1:])
 
     def reference(self) -> nn.Module:
         return self.loaded.model_class(*self.loaded.get_init_inputs())
@@ -75,9 +75,7 @@ class Case:
     def sized(self, batch: int, spatial: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """The input's shape for the given batch and free spatial sizes."""
         free = iter(spatial or SPATIAL[self.rank])
-        channels, *rest = self.shape[1:]
-        assert isinstance(channels, int)
-        return (batch, channels, *(size if isinstance(size, int) else next(free) for size in rest))
+        return (batch, *(size if isinstance(size, int) else next(free) for size in self.shape[1:]))
 
     def subject(self) -> Subject:
         """For ``check_numerics``, at the small sizes."""
@@ -112,14 +110,17 @@ def built(path: Path) -> tuple[Compiled, nn.Module, nn.Module]:
     return compiled, reference, model
 
 
-def agrees(reference: nn.Module, generated: nn.Module, x: torch.Tensor, y: Any = None) -> None:
+def agrees(
+    reference: nn.Module, generated: nn.Module, x: torch.Tensor | tuple[torch.Tensor, ...], y: Any = None
+) -> None:
     """Assert that every result of ``generated(x)`` (or ``y``) is as close to float64 as the tolerance asks for."""
+    xs = x if isinstance(x, tuple) else (x,)
     with torch.no_grad():
-        found = generated(x) if y is None else y
+        found = generated(*xs) if y is None else y
     results = found if isinstance(found, tuple) else (found,)
-    exact = call(copy.deepcopy(reference).double(), (x.double(),))
-    eager = call(copy.deepcopy(reference), (x,))
-    permitted = tf32_results(lambda: call(copy.deepcopy(reference), (x,))) or [None] * len(eager)
+    exact = call(copy.deepcopy(reference).double(), tuple(value.double() for value in xs))
+    eager = call(copy.deepcopy(reference), xs)
+    permitted = tf32_results(lambda: call(copy.deepcopy(reference), xs)) or [None] * len(eager)
     for result, e, r, tf32 in zip(results, eager, exact, permitted, strict=True):
         error = compare("output", result.detach(), e, r, tf32)
         assert error.wrong_specials == 0, error
