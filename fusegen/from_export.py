@@ -298,8 +298,9 @@ class _Converter:
         """A tensor that forward makes from numbers: one number, or a tensor filled with one."""
         tensor = self.program.constants[path]
         like = next((value for value in self.inputs if value.type.dtype.value.startswith(("float", "bfloat"))), None)
-        values = set(tensor.flatten().tolist()) if tensor.numel() <= 4096 else set()
-        if like is None or len(values) != 1 or isinstance(tensor, FakeTensor):
+        known = tensor.numel() <= 4096 and not isinstance(tensor, FakeTensor)
+        values = set(tensor.flatten().tolist()) if known else set()
+        if like is None or len(values) != 1:
             raise UnsupportedOpError(
                 f"forward creates a constant tensor ({path})", node=node.name, hint="register it as a buffer"
             )

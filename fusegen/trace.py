@@ -24,6 +24,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusegen import dims, guards
+from fusegen.assigned import watched
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert
 from fusegen.interpret import input_shapes
@@ -233,6 +234,42 @@ def _renewed(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(torch.empty(value.shape, dtype=value.dtype) for value in inputs)
 
 
+def _first_export(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path
+) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """``model`` as torch.export sees it, and what a user should know. Raises ``TraceError``."""
+    notes: tuple[str, ...] = ()
+    failed: Exception | None = None
+    with watched(model, path) as assigned:
+        try:
+            program = _export(model, inputs, dynamic=True)
+        except Exception as dynamic_error:
+            notes = (f"sizes are fixed to the example inputs: {_first_line(dynamic_error)}",)
+            try:
+                program = _export(model, _renewed(inputs), dynamic=False)
+            except Exception as error:
+                failed = error
+    for name, line in assigned.changed.items():
+        raise TraceError(
+            f"forward changes {name}, which is neither a parameter nor a buffer",
+            source=line,
+            hint="register it as a buffer, or pass it in and out of forward",
+        ) from failed
+    if failed is not None:
+        raise _trace_error(failed, path, model) from failed
+    return program, (*notes, *(f"the generated forward does not set {name}" for name in assigned.added))
+
+
+def _plain_tensors(model: nn.Module) -> list[str]:
+    """Tensors that modules hold beside parameters and buffers."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
 def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     """Trace ``model`` on example ``inputs`` (fake or real). Raises ``TraceError`` naming the source line."""
     for position, value in enumerate(inputs):
@@ -241,15 +278,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
                 f"input {position} is a {type(value).__name__}, not a tensor",
                 hint="make it a constructor argument or a tensor",
             )
-    notes: tuple[str, ...] = ()
-    try:
-        program = _export(model, inputs, dynamic=True)
-    except Exception as dynamic_error:
-        try:
-            program = _export(model, _renewed(inputs), dynamic=False)
-        except Exception as error:
-            raise _trace_error(error, path) from error
-        notes = (f"sizes are fixed to the example inputs: {_first_line(dynamic_error)}",)
+    program, notes = _first_export(model, inputs, path)
     graph = convert(program, model, path)
     if fixed := _row_lengths(graph):
         graph = convert(_export(model, inputs, dynamic=True, fixed=fixed), model, path)
@@ -275,7 +304,7 @@ def _reads_training(model: nn.Module) -> bool:
     return False
 
 
-def _trace_error(error: BaseException, path: Path) -> TraceError:
+def _trace_error(error: BaseException, path: Path, model: nn.Module) -> TraceError:
     where = _location(error, path)
     if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
         return TraceError(
@@ -283,7 +312,9 @@ def _trace_error(error: BaseException, path: Path) -> TraceError:
             source=where or _mentioned_line(str(error), path),
             hint="use torch.where, or move the branch out of forward",
         )
-    return TraceError(f"cannot trace: {type(error).__name__}: {_first_line(error)}", source=where)
+    plain = ", ".join(_plain_tensors(model))
+    hint = f"register as buffers the tensors that are neither parameters nor buffers: {plain}" if plain else None
+    return TraceError(f"cannot trace: {type(error).__name__}: {_first_line(error)}", source=where, hint=hint)
 
 
 def _mentioned_line(text: str, path: Path) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusegen import interpret
-from fusegen.errors import FusegenError, ModelFileError, TraceError
+from fusegen.errors import FusegenError, ModelFileError, TraceError, UnsupportedOpError
 from fusegen.ir import EagerOp, Graph, ReduceOp
 from fusegen.trace import load_model_file
 from tests.models import HEADER, traced, write
@@ -174,6 +174,34 @@ def test_errors_name_the_line(source: str, error: type[FusegenError], line: str 
     with pytest.raises(error) as raised:
         traced(path)
     assert raised.value.source == (f"bad.py:{line}" if line else None)
+
+
+@pytest.mark.parametrize(
+    ("init", "body"),
+    [
+        ("self.count = 0", "self.count += 1\nreturn x * 2"),
+        ("self.seen = None", "self.seen = x.mean()\nreturn x * 2"),
+        ("self.h = torch.zeros(4, 3, 6, 5)", "self.h = torch.tanh(x + self.h)\nreturn self.h"),
+        ("self.a = nn.ReLU()\nself.a.last = 1.0", "self.a.last = 2.0\nreturn self.a(x)"),
+    ],
+)
+def test_state_beside_buffers_is_refused(init: str, body: str, tmp_path: Path) -> None:
+    """The generated forward would not change it, and a later call would differ."""
+    with pytest.raises(TraceError, match=r"forward changes .*, which is neither a parameter nor a buffer") as raised:
+        traced(write(tmp_path, body, init))
+    assert raised.value.source
+    assert raised.value.hint
+
+
+def test_what_forward_leaves_behind_is_said(tmp_path: Path) -> None:
+    body = "self.last, self.scale = x.relu(), 2\nreturn self.last * self.scale"
+    found = traced(write(tmp_path, body, "self.scale = 2"))
+    assert found.notes == ("the generated forward does not set last",)
+
+
+def test_a_tensor_of_unknown_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedOpError, match="constant tensor"):
+        traced(write(tmp_path, "return x * self.t", "self.t = torch.rand(5)"))
 
 
 @pytest.mark.slow

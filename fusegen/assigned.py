@@ -1,0 +1,58 @@
+"""What a forward assigns to its modules beside buffers: no graph holds it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Assigned:
+    """Attributes by their dotted names, with the line that assigns them where that is in the model file."""
+
+    changed: dict[str, str | None] = field(default_factory=dict)
+    """Had another value before: a later call may depend on it."""
+    added: dict[str, str | None] = field(default_factory=dict)
+
+
+def _line(path: Path) -> str | None:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename != str(path):
+        frame = frame.f_back
+    return f"{path.name}:{frame.f_lineno}" if frame.f_code.co_filename == str(path) else None
+
+
+def _is_same(one: object, other: object) -> bool:
+    plain = (bool, int, float, str, tuple, torch.dtype, torch.device, type(None))
+    return one is other or (isinstance(one, plain) and type(one) is type(other) and one == other)
+
+
+@contextmanager
+def watched(model: nn.Module, path: Path) -> Iterator[Assigned]:
+    """Within it, plain attributes that are assigned to modules of ``model`` are noted."""
+    found = Assigned()
+    names = {id(module): name + "." if name else "" for name, module in model.named_modules()}
+    assign = nn.Module.__setattr__
+
+    def noted(module: nn.Module, name: str, value: Any) -> None:
+        kept = (module.__dict__.get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))
+        if id(module) in names and name != "training" and not any(name in slots for slots in kept):
+            before = module.__dict__
+            if name not in before:
+                found.added.setdefault(names[id(module)] + name, _line(path))
+            elif names[id(module)] + name not in found.added and not _is_same(before[name], value):
+                found.changed.setdefault(names[id(module)] + name, _line(path))
+        assign(module, name, value)
+
+    setattr(nn.Module, "__setattr__", noted)  # noqa: B010 - its declared type has fewer values
+    try:
+        yield found
+    finally:
+        setattr(nn.Module, "__setattr__", assign)  # noqa: B010
