@@ -94,6 +94,7 @@ import torch.nn.functional as _fusegen_F
 
 _fusegen_CUDA_SOURCE = r"""
 #include <cuda_runtime.h>
+#include <cuda.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -322,6 +323,571 @@ template <int PENDING>
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 }  // namespace
+
+// ------------------------------------------------------------------------------------------------
+// k0_contraction_in_place
+//   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
+
+namespace k0_contraction_in_place_kernel {
+
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there, round it to TF32 and multiply from registers, so a tap
+// is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
+constexpr bool TRANSPOSED = false;
+constexpr int GROUPS = 1, IN = 16, OUT = 64;   // channels of a group
+// Along z, y, x; absent axes have one position.
+__host__ __device__ constexpr int along(int axis, int z, int y, int x) { return axis == 0 ? z : axis == 1 ? y : x; }
+__host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 1, 3, 3); }
+__host__ __device__ constexpr int stride(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int reach(int axis) { return along(axis, 0, 2, 2); }             // largest shift of a tap
+__host__ __device__ constexpr int in_step(int axis) { return along(axis, 1, 1, 1); }        // slot -> input position
+__host__ __device__ constexpr int in_origin(int axis) { return along(axis, 0, -1, -1); }
+__host__ __device__ constexpr int out_step(int axis) { return along(axis, 1, 1, 1); }      // base -> output position, of phase 0
+__host__ __device__ constexpr int out_origin(int axis) { return along(axis, 0, 0, 0); }
+
+// Phases of a transposed convolution: PHASES_Y * PHASES_X of them share a block, the others are kinds of tile.
+constexpr int PHASES_Y = 1, PHASES_X = 1, PHASES = PHASES_Y * PHASES_X;
+constexpr int OUTER_PHASES = 1;
+constexpr int CHANNELS = 64;       // output channels of a block
+constexpr int SPLIT = 1;            // blocks of a cluster that share the channels of a row
+constexpr int CHANNEL_TILES = 1;    // tiles along the channels
+constexpr int CLUSTER = 1;
+constexpr int SHARE = CLUSTER / SPLIT;  // tiles that a cluster works on at a time
+constexpr int COLUMNS = PHASES * CHANNELS;                       // N of the product
+constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over the same base slots
+
+constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
+[[maybe_unused]] constexpr int TILE = 64 * WARPGROUPS;
+constexpr int THREADS = 128 * (WARPGROUPS + 1);
+constexpr int CHUNK = 8;           // input channels of a stage
+constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK;
+constexpr int RINGS = 3;           // of stages: one that all warpgroups read, or one for each
+constexpr int STAGES = 8;          // of a ring
+constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
+constexpr int RING = 0;            // weight slots of that ring
+constexpr int TAPS = 9, UNIT_TAPS = 9;      // taps; those of a weight slot
+constexpr int TAP_BYTES = CHUNK * COLUMNS * 4;
+// Along z, y, x: positions of a warpgroup's tile, elements of its box of every channel.
+__host__ __device__ constexpr int tile(int axis) { return along(axis, 1, 2, 32); }
+__host__ __device__ constexpr int box(int axis) { return along(axis, 1, 5, 40); }
+constexpr int BOX = box(0) * box(1) * box(2);   // 8 or 24 modulo 32: no two lanes meet in a bank
+constexpr int STAGE_BYTES = (CHUNK * BOX * 4 + 127) / 128 * 128;   // tensor copies begin there
+[[maybe_unused]] constexpr int SKEW = (in_origin(2) % 4 + 4) % 4;   // elements before the first one that a tile reads: copies begin at multiples of 16 bytes
+constexpr int KIND_BYTES = TAPS * CHUNKS * TAP_BYTES;     // weights of a kind
+constexpr int UNIT_BYTES = UNIT_TAPS * TAP_BYTES;
+constexpr int WEIGHT_BYTES = STREAM ? RING * UNIT_BYTES : KIND_BYTES;
+constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neighbouring channels, per base slot
+[[maybe_unused]] constexpr int VALUES = 2 * PAIRS;                   // its values per base slot
+constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
+
+// Staging of the results, so that a warp stores whole runs of an output row.
+constexpr int SLICE = 8;                    // channels at a time
+constexpr int BUFFERS = 2;
+constexpr int ROW_PITCH = 64 * PHASES_X + (PHASES_Y == 1 ? 0 : PHASES_X == 2 ? 16 : 8);   // of an output row; free of bank conflicts
+constexpr int CHANNEL_PITCH = PHASES == 4 ? PHASES_Y * ROW_PITCH : PHASES == 2 ? PHASES_Y * ROW_PITCH | 8 : 68;
+[[maybe_unused]] constexpr int WINDOWS = 2 * PHASES_X;               // 32 neighbouring results each
+
+// Shared memory, in order.
+constexpr int AT_STAGES = WEIGHT_BYTES;
+constexpr int AT_STAGING = AT_STAGES + RINGS * STAGES * STAGE_BYTES;
+constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_PITCH * 4;
+constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
+constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
+constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 0 * ROW_FLOATS * 4;
+constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
+constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
+static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
+
+struct Args {
+    const float *x, *w;
+    float* y0;
+    float *weights;        // workspace
+    CUtensorMap map;              // of x: [samples and groups][channels][z][y][x]
+    FastDivide tiles_x, tiles_y, tiles_z;   // of a sample
+    int batch, first_sample, tiles;
+    int steps;                    // groups of SHARE tiles that cover all
+    int in[3], out[3];
+};
+
+// ---- Hopper instructions -----------------------------------------------------------------------------------
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ void barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
+__device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_expect(uint32_t bar, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
+__device__ __forceinline__ void barrier_wait(uint32_t bar, int phase) {
+    // The hint lets the hardware suspend a waiting thread instead of spinning.
+    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar), "r"(phase), "r"(0x989680) : "memory");
+}
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+// A box of a chunk of channels, from this position on; zeros outside the tensor.
+__device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, int channel, int sample, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(channel), "r"(sample), "r"(bar) : "memory");
+}
+template <int OFFSET>
+__device__ __forceinline__ float shared_load(uint32_t from) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1 + %2];" : "=f"(v) : "r"(from), "n"(OFFSET) : "memory");
+    return v;
+}
+__device__ __forceinline__ void bulk_multicast(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"(static_cast<uint16_t>((1 << CLUSTER) - 1)) : "memory");
+}
+__device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ uint32_t to_tf32(float v) {
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+    return r;
+}
+__device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+// ---- Preparation: weights in core-matrix order ---------------------------------------------------------------------
+__constant__ constexpr int TAP[9][3] = {{0, 0, 0}, {0, 1, 0}, {0, 2, 0}, {0, 0, 1}, {0, 1, 1}, {0, 2, 1}, {0, 0, 2}, {0, 1, 2}, {0, 2, 2}};   // shifts along z, y, x
+__constant__ constexpr int OUTER_PHASE[OUTER_PHASES][3] = {{0, 0, 0}};
+
+// Kernel position whose tap has this shift, or -1.
+__device__ __forceinline__ int kernel_position(int axis, int phase, int shift, int residue) {
+    const int distance = TRANSPOSED ? phase + stride(axis) * (reach(axis) - shift) : stride(axis) * shift + residue;
+    const int k = distance / dilation(axis);
+    return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
+}
+
+// [kind][chunk][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
+// its phase is c % PHASES, so that a lane's columns belong to one pixel.
+__device__ void prepare_weights(const Args& args, int index, int count) {
+    constexpr int KIND_QUADS = KIND_BYTES / 16;
+    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
+        const int kind = i / KIND_QUADS;
+        const int t = i % KIND_QUADS, column = t % COLUMNS, quad = t / COLUMNS % QUADS, tap = t / (COLUMNS * QUADS) % TAPS, chunk = t / (COLUMNS * QUADS * TAPS);
+        const int lane = column % 8 / 2, phase = lane % PHASES;
+        const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
+        const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], TAP[tap][0], 0);
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, TAP[tap][1], 0);
+        const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, TAP[tap][2], 0);
+        uint32_t v[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            const int c = chunk * CHUNK + quad * 4 + u;
+            const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
+            const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
+            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
+        }
+        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+constexpr int PREPARE_THREADS = 256;
+
+__global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("griddepcontrol.launch_dependents;");
+    prepare_weights(args, blockIdx.x * PREPARE_THREADS + threadIdx.x, gridDim.x * PREPARE_THREADS);
+#endif
+}
+// ---- The product ---------------------------------------------------------------------------------------------
+struct Pixel { int sample, base[3]; bool in; };   // a base slot, taken apart
+
+__device__ __forceinline__ Pixel pixel_of(const Args& args, int slot) {
+    Pixel p;
+    const int index = slot / 64, at = slot % 64;
+    p.in = index < args.tiles;
+    const unsigned int i = p.in ? index : 0, line = args.tiles_x.quotient(i), layer = args.tiles_y.quotient(line);
+    p.sample = args.tiles_z.quotient(layer);
+    p.base[0] = (layer - p.sample * args.tiles_z.divisor) * tile(0) + at / (tile(2) * tile(1));
+    p.base[1] = (line - layer * args.tiles_y.divisor) * tile(1) + at / tile(2) % tile(1);
+    p.base[2] = (i - line * args.tiles_x.divisor) * tile(2) + at % tile(2);
+    return p;
+}
+
+__device__ __forceinline__ int output_position(const Pixel& p, int axis, int phase) {
+    return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
+}
+
+__global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t base = shared_address(shared);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
+    const int rank = blockIdx.x % CLUSTER;
+    const uint32_t stage_full = base + AT_BARRIERS, stage_free = stage_full + RINGS * STAGES * 8;
+    const uint32_t ring_full = stage_free + RINGS * STAGES * 8, ring_free = ring_full + RING * 8;
+    const uint32_t kind_full = ring_free + RING * 8, kind_free = kind_full + 8, mail = kind_free + 8;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RINGS * STAGES; ++i) barrier_init(stage_full + i * 8, 1), barrier_init(stage_free + i * 8, WARPGROUPS * 4 / RINGS);
+        for (int i = 0; i < RING; ++i) barrier_init(ring_full + i * 8, 1), barrier_init(ring_free + i * 8, SHARE * WARPGROUPS * 4);
+        barrier_init(kind_full, 1), barrier_init(kind_free, WARPGROUPS * 4);
+        for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+
+    // A cluster's share of the work: a run of neighbouring tiles, kind after kind.
+    const int clusters = gridDim.x / CLUSTER, cluster = blockIdx.x / CLUSTER;
+    constexpr int RUN_KINDS = KINDS / SPLIT;
+    const int64_t items = int64_t(RUN_KINDS) * args.steps;
+    const int begin = static_cast<int>(items * cluster / clusters), end = static_cast<int>(items * (cluster + 1) / clusters);
+    int kind = begin / args.steps * SPLIT + (SPLIT > 1 ? rank : 0), step = begin % args.steps;
+    auto advance_item = [&] { if (++step == args.steps) step = 0, kind += SPLIT; };
+    auto first_of = [&] { return (step * SHARE + (SPLIT > 1 ? 0 : rank)) * TILE; };   // first base slot of the tile
+
+    if (warpgroup == WARPGROUPS) {
+        // ---- producers: one thread for each ring of stages, one for streamed weights
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (warp % 4 < RINGS && lane == 0) {
+            const int ring = warp % 4;
+            int stage = 0, phase = 1;
+            for (int item = begin; item < end; ++item, advance_item()) {
+                const Pixel first = pixel_of(args, first_of() + ring * 64);
+                const int at = first.sample * GROUPS + kind / (CHANNEL_TILES * OUTER_PHASES);
+                const int z = first.base[0] * in_step(0) + in_origin(0), y = first.base[1] * in_step(1) + in_origin(1), x = first.base[2] * in_step(2) + in_origin(2) - SKEW;
+#pragma unroll 1
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                    const int own = ring * STAGES + stage;
+                    barrier_wait(stage_free + own * 8, phase);
+                    barrier_expect(stage_full + own * 8, CHUNK * BOX * 4);
+                    tensor_load(base + AT_STAGES + own * STAGE_BYTES, args.map, x, y, z, chunk * CHUNK, at, stage_full + own * 8);
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+        }
+        if (warp % 4 == 3 && lane == 0) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            int held = -1, kind_phase = 0;
+            for (int item = begin; item < end; ++item, advance_item()) {
+                if (kind == held) continue;
+                if (held >= 0) barrier_wait(kind_free, kind_phase), kind_phase ^= 1;
+                held = kind;
+                barrier_expect(kind_full, KIND_BYTES);
+                const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
+                for (int at = 0; at < KIND_BYTES; at += TAP_BYTES) bulk_load(base + at, from + at, TAP_BYTES, kind_full);
+            }
+        }
+    } else {
+        // ---- consumers
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 8 * quarter + r8 and + 32
+        const int own = quarter * 8 + r8;
+        const uint32_t a_lane = base + AT_STAGES + warpgroup * (STAGES * STAGE_BYTES) + (c * BOX + ((own / (tile(2) * tile(1)) * in_step(0) * box(1) + own / tile(2) % tile(1) * in_step(1)) * box(2) + own % tile(2) * in_step(2) + SKEW)) * 4;
+        // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
+        const uint32_t b_base = (base & 0x3FFFF) / 16;
+        constexpr uint64_t B_LAYOUT = uint64_t(8) << 32 | uint64_t(COLUMNS) << 16;
+        int stage = 0, phase = 0;
+        int held = -1, kind_phase = 0;
+
+        for (int item = begin; item < end; ++item, advance_item()) {
+            float d[32];
+            [[maybe_unused]] const bool final = item + 1 == end;
+            int accumulate = 0;
+            uint32_t b = b_base;
+            if (kind != held) barrier_wait(kind_full, kind_phase), kind_phase ^= 1, held = kind;
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                const int own_stage = warpgroup * STAGES + stage;
+                barrier_wait(stage_full + own_stage * 8, phase);
+                const uint32_t a = a_lane + stage * STAGE_BYTES;
+                const uint32_t b0 = b + 0 * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<0>(a);
+                    const float x1 = shared_load<160>(a);
+                    const float x2 = shared_load<3200>(a);
+                    const float x3 = shared_load<3360>(a);
+                    const float x4 = shared_load<320>(a);
+                    const float x5 = shared_load<3520>(a);
+                    const float x6 = shared_load<480>(a);
+                    const float x7 = shared_load<3680>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b0 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b0 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b0 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                {
+                    const float x0 = shared_load<4>(a);
+                    const float x1 = shared_load<164>(a);
+                    const float x2 = shared_load<3204>(a);
+                    const float x3 = shared_load<3364>(a);
+                    const float x4 = shared_load<324>(a);
+                    const float x5 = shared_load<3524>(a);
+                    const float x6 = shared_load<484>(a);
+                    const float x7 = shared_load<3684>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b0 + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b0 + 4 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b0 + 5 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                {
+                    const float x0 = shared_load<8>(a);
+                    const float x1 = shared_load<168>(a);
+                    const float x2 = shared_load<3208>(a);
+                    const float x3 = shared_load<3368>(a);
+                    const float x4 = shared_load<328>(a);
+                    const float x5 = shared_load<3528>(a);
+                    const float x6 = shared_load<488>(a);
+                    const float x7 = shared_load<3688>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b0 + 6 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b0 + 7 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b0 + 8 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                if (lane == 0) barrier_arrive(stage_free + own_stage * 8);   // its values are in registers
+                b += 1 * (UNIT_BYTES / 16);
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+            for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
+            if (!final && step + 1 == args.steps && lane == 0) barrier_arrive(kind_free);
+
+            // ---- epilogue: v[i][j] is value j of this lane's pixel i
+            const int outer_phase = kind / CHANNEL_TILES % OUTER_PHASES;
+            const int first_channel = kind / (CHANNEL_TILES * OUTER_PHASES) * OUT + kind % CHANNEL_TILES * CHANNELS;
+            const int first_slot = first_of() + warpgroup * 64;
+            auto position = [&](int j) { return j / 2 * (2 * LANES) + c / PHASES * 2 + j % 2; };
+            [[maybe_unused]] auto live = [&](int j) { return OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + position(j) < OUT; };
+            float v[2][VALUES];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2];
+            int64_t outers[2], inners[2];
+            [[maybe_unused]] bool in[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const Pixel p = pixel_of(args, first_slot + quarter * 8 + r8 + 32 * i);
+                const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
+                const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
+                in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
+                outers[i] = args.first_sample + p.sample;
+                inners[i] = (int64_t(z) * args.out[1] + y) * args.out[2] + x;
+            }
+#pragma unroll
+            for (int j = 0; j < VALUES; ++j) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                [[maybe_unused]] const int64_t outer = outers[i];
+                [[maybe_unused]] const int64_t inner = inners[i];
+                    v[i][j] = v[i][j];
+                }
+            }
+            {
+                // Through shared memory, a few channels at a time: a warp stores runs of an output row.
+                // Offsets are 32-bit, from a base that all lanes share.
+                const int64_t positions = int64_t(args.out[0]) * args.out[1] * args.out[2];
+                const int sample = pixel_of(args, first_slot).sample;
+                char* to = reinterpret_cast<char*>(args.y0 + (int64_t(args.first_sample + sample) * (GROUPS * OUT) + first_channel + quarter) * positions);
+                const int64_t sample_bytes = GROUPS * OUT * 4 * positions;
+                uint32_t offset[PHASES_Y][WINDOWS];
+                uint32_t stored = 0;   // bit PHASES_Y * k + u: window k of phase u exists
+#pragma unroll
+                for (int k = 0; k < WINDOWS; ++k) {
+                    const Pixel p = pixel_of(args, first_slot + (32 * k + lane) / PHASES_X);
+                    const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]), y = output_position(p, 1, OUTER_PHASE[outer_phase][1]);
+                    const int x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + lane % PHASES_X);
+                    const bool in = p.in && z >= 0 && z < args.out[0] && x >= 0 && x < args.out[2];
+#pragma unroll
+                    for (int u = 0; u < PHASES_Y; ++u) {
+                        if (in && y + u >= 0 && y + u < args.out[1]) stored |= 1u << (PHASES_Y * k + u);
+                        offset[u][k] = static_cast<uint32_t>((p.sample - sample) * sample_bytes) + static_cast<uint32_t>((z * args.out[1] + y + u) * args.out[2] + x) * 4u;
+                    }
+                }
+                const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 8 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
+#pragma unroll
+                for (int s = 0; s < CHANNELS / SLICE; ++s) {
+                    const uint32_t buffer = s % BUFFERS * (SLICE * CHANNEL_PITCH * 4);
+                    constexpr int SLICE_VALUES = SLICE / LANES;
+                    if (BUFFERS == 1) named_sync(8 + warpgroup, 128);
+#pragma unroll
+                    for (int j = 0; j < SLICE_VALUES; ++j)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i)
+                            asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 32 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
+                    named_sync(8 + warpgroup, 128);
+                    float t[SLICE / 4][PHASES_Y][WINDOWS];
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
+#pragma unroll
+                        for (int u = 0; u < PHASES_Y; ++u)
+#pragma unroll
+                            for (int k = 0; k < WINDOWS; ++k)
+                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[n][u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                    }
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
+                        const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
+#pragma unroll
+                        for (int u = 0; u < PHASES_Y; ++u)
+#pragma unroll
+                            for (int k = 0; k < WINDOWS; ++k)
+                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[n][u][k];
+                        to += 16 * positions;
+                    }
+                }
+            }
+        }
+    }
+    __syncwarp();
+    if (CLUSTER > 1) cluster_sync();
+#endif
+}
+
+// ---- Host ------------------------------------------------------------------------------------------------------
+// Tiles along an axis.
+static int64_t axis_tiles(int axis, int64_t out) {
+    const int64_t bases = (out - 1 - out_origin(axis)) / out_step(axis) + 1;
+    return (bases + tile(axis) - 1) / tile(axis);
+}
+
+struct Layout { int64_t weight_bytes, bytes; };
+
+// The workspace holds the weights.
+static Layout layout(int64_t, const int64_t (&)[3], const int64_t (&)[3]) {
+    Layout l = {};
+    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
+    l.bytes = l.weight_bytes;
+    return l;
+}
+
+// Whether the sizes are within the range of the 32-bit offsets.
+static bool fits(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
+    if (batch == 0 || out[0] <= 0 || out[1] <= 0 || out[2] <= 0) return false;
+    const int64_t tiles = WARPGROUPS + batch * axis_tiles(0, out[0]) * axis_tiles(1, out[1]) * axis_tiles(2, out[2]);
+    return tiles < (int64_t(1) << 30) / 64 && in[0] * in[1] * in[2] < int64_t(1) << 30 && out[0] * out[1] * out[2] * GROUPS * OUT < int64_t(1) << 28;
+}
+
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// The driver's function, without linking to the driver.
+static Encode encoder() {
+    static void* found = nullptr;
+    if (found == nullptr) {
+        cudaDriverEntryPointQueryResult status;
+#if CUDART_VERSION >= 12050
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status);
+#else
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &status);
+#endif
+    }
+    return reinterpret_cast<Encode>(found);
+}
+
+// x in boxes of a stage.
+static bool describe(CUtensorMap& map, const float* x, int64_t batch, const int64_t (&in)[3]) {
+    const Encode encode = encoder();
+    const cuuint64_t sizes[5] = {cuuint64_t(in[2]), cuuint64_t(in[1]), cuuint64_t(in[0]), IN, cuuint64_t(batch * GROUPS)};
+    const cuuint64_t row = cuuint64_t(in[2]) * 4, strides[4] = {row, row * in[1], row * in[1] * in[0], row * in[1] * in[0] * IN};
+    const cuuint32_t size[5] = {box(2), box(1), box(0), CHUNK, 1}, steps[5] = {1, 1, 1, 1, 1};
+    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                       CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+static cudaLaunchAttribute cluster_attribute() {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = CLUSTER, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    return attribute;
+}
+
+static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3], void* workspace, cudaStream_t stream) {
+    static int known[64] = {};   // clusters that run side by side, by device
+    int device = 0;
+    cudaGetDevice(&device);
+    int& clusters = known[device % 64];
+    if (clusters == 0) {
+        if (cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES)) return error;
+        cudaLaunchConfig_t probe = {};
+        cudaLaunchAttribute together = cluster_attribute();
+        probe.gridDim = multiprocessors() / CLUSTER * CLUSTER, probe.blockDim = THREADS, probe.dynamicSmemBytes = SHARED_BYTES;
+        probe.attrs = &together, probe.numAttrs = 1;
+        int found = 0;
+        if (CLUSTER > 1 && cudaOccupancyMaxActiveClusters(&found, run, &probe) != cudaSuccess) return cudaGetLastError();
+        clusters = CLUSTER > 1 && found < multiprocessors() / CLUSTER ? found : multiprocessors() / CLUSTER;
+        if (clusters < 1) return clusters = 0, cudaErrorInvalidConfiguration;
+    }
+    const Layout l = layout(batch, in, out);
+    args.weights = static_cast<float*>(workspace);
+    for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
+    args.batch = static_cast<int>(batch);
+    auto tiles = [&](int axis) { return fast_divide(static_cast<unsigned int>(axis_tiles(axis, out[axis]))); };
+    args.tiles_x = tiles(2), args.tiles_y = tiles(1), args.tiles_z = tiles(0);
+    args.tiles = static_cast<int>(batch * args.tiles_z.divisor * args.tiles_y.divisor * args.tiles_x.divisor);
+    args.steps = (args.tiles + WARPGROUPS * SHARE - 1) / (WARPGROUPS * SHARE);
+    if (!describe(args.map, args.x, batch, in)) return cudaErrorNotSupported;
+    {
+        prepare<<<(KINDS * (KIND_BYTES / 16) + PREPARE_THREADS - 1) / PREPARE_THREADS, PREPARE_THREADS, 0, stream>>>(args);
+        if (cudaError_t error = cudaGetLastError()) return error;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = clusters * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
+        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
+        // The kernel starts while the preparation ends, and waits for it where it reads.
+        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
+        config.attrs = attributes, config.numAttrs = 2;
+        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+    }
+    return cudaSuccess;
+}
+
+extern "C" int64_t k0_contraction_in_place_workspace(int64_t batch, int64_t height, int64_t width) {
+    const int64_t in[3] = {1, height, width};
+    const int64_t out[3] = {1, height, width};
+    return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
+}
+
+extern "C" int k0_contraction_in_place(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    const int64_t in[3] = {1, height, width};
+    const int64_t out[3] = {1, height, width};
+    if (!tf32 || in[2] % 4 != 0 || reinterpret_cast<uintptr_t>(x0) % 16 != 0 || !fits(batch, in, out)) return cudaErrorNotSupported;
+    Args args = {};
+    args.x = x0, args.w = p0;
+    args.y0 = y0;
+    return launch(args, batch, in, out, workspace, stream);
+}
+
+}  // namespace k0_contraction_in_place_kernel
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_sm90
@@ -2261,15 +2827,19 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, 
 }  // namespace k1_row_stream_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k0_contraction: by the device's compute capability.
+// k0_contraction: by the device's compute capability, and by whether a tensor copy can read the input.
 
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
+    const int64_t in_place = on_hopper() ? k0_contraction_in_place_kernel::k0_contraction_in_place_workspace(batch, height, width) : 0;
     const int64_t sm90 = on_hopper() ? k0_contraction_sm90_kernel::k0_contraction_sm90_workspace(batch, height, width) : 0, sm80 = k0_contraction_sm80_kernel::k0_contraction_sm80_workspace(batch, height, width);
-    return sm90 > sm80 ? sm90 : sm80;
+    const int64_t most = sm90 > in_place ? sm90 : in_place;
+    return most > sm80 ? most : sm80;
 }
 
 extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
+        const int aligned = k0_contraction_in_place_kernel::k0_contraction_in_place(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+        if (aligned != cudaErrorNotSupported) return aligned;   // else it leaves the call to the kernel that prepares its input
         const int status = k0_contraction_sm90_kernel::k0_contraction_sm90(x0, p0, y0, workspace, batch, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
     }
@@ -2417,18 +2987,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ddf51def7b3b25ec, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4f10e73a7e3d3625, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ddf51def7b3b25ec, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_4f10e73a7e3d3625, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ddf51def7b3b25ec"
+_fusegen_NAMESPACE = "fusegen_4f10e73a7e3d3625"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import shutil
 import subprocess
@@ -18,7 +20,7 @@ from fusegen.emit.render import environment
 from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_sm90
-from fusegen.plan.details import ContractionAxis, HopperConvPlan, TapResidue
+from fusegen.plan.details import ContractionAxis, HopperConvPlan, InPlacePlan, TapResidue
 from fusegen.plan.rowprogram import RowProgram, Store
 from fusegen.plan.types import KernelPlan, KernelStep
 from fusegen.trace import trace
@@ -220,6 +222,17 @@ class _Streamed(nn.Module):
         return torch.relu(nn.functional.hardswish(self.conv(x)))
 
 
+class _Line(nn.Module):
+    """Loads of its products are shared by none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(32, 64, 9, 1, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x))
+
+
 def _kernel(model: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> KernelPlan:
     monkeypatch.setattr(contractions, "refusal", lambda body, space, machine: None)
     graph = trace(model, (torch.zeros(shape),), Path(__file__)).graph
@@ -229,11 +242,14 @@ def _kernel(model: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.Monkey
     return step.plan
 
 
-def _text(plan: KernelPlan) -> str:
+def _text(plan: KernelPlan, in_place: bool = False) -> str:
     env = environment()
-    body = env.get_template("conv_sm90.cu.j2").render(plan=plan, detail=plan.hopper)
+    assert isinstance(plan.hopper, HopperConvPlan)
+    detail = plan.hopper.alternative if in_place else plan.hopper
+    body = env.get_template("conv_sm90.cu.j2").render(plan=plan, detail=detail)
     helpers = "\n".join(kernels.helper_functions(body, kernels._helpers(env)))
-    return f"#include <cuda_runtime.h>\n#include <cstdint>\nnamespace {{\n{helpers}\n}}\nnamespace k {{\n{body}\n}}\n"
+    headers = "".join(f"#include <{header}>\n" for header in ("cuda.h", "cuda_runtime.h", "cstdint"))
+    return f"{headers}namespace {{\n{helpers}\n}}\nnamespace k {{\n{body}\n}}\n"
 
 
 def test_a_row_of_channels_is_shared_by_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,15 +264,28 @@ def test_a_row_of_channels_is_shared_by_a_cluster(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
-@pytest.mark.parametrize(("model", "shape"), [(_Softmax, (128, 64, 64, 64)), (_Streamed, (96, 64, 144, 144))])
+@pytest.mark.parametrize(
+    ("model", "shape", "in_place"),
+    [
+        (_Softmax, (128, 64, 64, 64), False),
+        (_Streamed, (96, 64, 144, 144), False),
+        (_Streamed, (96, 64, 144, 144), True),
+        (_Line, (64, 32, 4096), True),
+    ],
+)
 def test_ptxas_spills_nothing(
-    model: type[nn.Module], shape: tuple[int, ...], arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: type[nn.Module],
+    shape: tuple[int, ...],
+    in_place: bool,
+    arch: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert NVCC is not None
     with torch.device("meta"):
         plan = _kernel(model(), shape, monkeypatch)
     source = tmp_path / "kernel.cu"
-    source.write_text(_text(plan))
+    source.write_text(_text(plan, in_place))
     code = f"-gencode=arch=compute_{arch[3:]},code={arch}"
     command = [NVCC, "-O3", "-std=c++17", code, "-Xptxas", "-v", "-cubin", str(source), "-o", str(tmp_path / "k.cubin")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -264,3 +293,86 @@ def test_ptxas_spills_nothing(
     report = result.stdout + result.stderr
     assert report.count("0 bytes spill stores") == report.count("spill stores") == 2
     assert "C75" not in report  # ptxas ignoring setmaxnreg or serialising products
+
+
+def _loaded(plan: InPlacePlan, chunk: int) -> dict[tuple[tuple[int, int, int], int], set[tuple[int, int, int, int]]]:
+    """By tap and channel quad: what lanes with two positions and two channel quads load, as (channel, z, y, x)."""
+    _, rows, columns = plan.box
+    found: dict[tuple[tuple[int, int, int], int], set[tuple[int, int, int, int]]] = {}
+    for number, unit in enumerate(plan.units):
+        for group in unit:
+            for step in group.products:
+                tap = plan.taps[number * plan.unit_taps + step.tap]
+                places = [group.loads[load] for load in step.loads]
+                read = set()
+                for place in places:
+                    line, x = divmod(place, columns)
+                    line, y = divmod(line, rows)
+                    channel, z = divmod(line, plan.box[0])
+                    read.add((channel, z, y, x))
+                assert (tap, step.quad) not in found
+                found[tap, step.quad] = read
+    return found
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_products_in_place_load_what_their_taps_read(rank: int, transposed: bool) -> None:
+    """Every tap once for every eight channels, at its own shift; the second position of a lane is 32 slots on."""
+    rng = random.Random(rank)
+    checked = 0
+    while checked < 40:
+        kernel, padding, dilation = rng.randint(1, 4), rng.randint(0, 3), rng.randint(1, 2)
+        stride, size = rng.randint(1, 2) if transposed else 1, rng.choice([32, 40, 64])
+        reach = dilation * (kernel - 1) + 1
+        output = (size - 1) * stride + reach - 2 * padding if transposed else size + 2 * padding - reach + 1
+        axis = ContractionAxis(
+            kernel=kernel, stride=stride, padding=padding, dilation=dilation, output_padding=0, size=size, output=output
+        )
+        every = (1,) * rank
+        conv = ConvOp(
+            transposed=transposed,
+            stride=tuple(stride * n for n in every),
+            padding=tuple(padding * n for n in every),
+            dilation=tuple(dilation * n for n in every),
+            output_padding=(0,) * rank,
+        )
+        operands = conv_sm90.Operands("conv", "x0", "p0", "batch")
+        channels, traced = (rng.choice([16, 20, 64]), rng.choice([16, 40, 128])), ((size, output),) * rank
+        plan = conv_sm90.plan(
+            conv, (axis,) * rank, traced, channels, False, lambda split: _ROWS, operands, False, in_place=True
+        )
+        if isinstance(plan, str) or plan.alternative is None:
+            continue
+        found = plan.alternative
+        assert found.in_place
+        taps = Taps(kernel, stride, padding, dilation, transposed)
+        absent = (0,) * (3 - rank)
+        shifts = {(*absent, *at) for at in itertools.product(taps.shifts[0], repeat=rank)}
+        assert set(found.in_place.taps) == shifts
+        loaded = _loaded(found.in_place, found.chunk)
+        assert {(tap, quad) for tap in shifts for quad in range(0, found.chunk // 4, 2)} == set(loaded)
+        _, rows, columns = found.in_place.tile
+        far = (32 // columns % rows, 32 % columns)
+        for (tap, quad), read in loaded.items():
+            z, y, x = tap
+            ends = ((y, x), (y + far[0], x + far[1]))
+            assert read == {(channel, z, *end) for end in ends for channel in (4 * quad, 4 * quad + 4)}
+        box = found.in_place.box
+        skew = taps.in_origin % 4
+        assert box[2] >= columns + taps.reach + skew
+        assert box[1] >= rows + (taps.reach if rank > 1 else 0)
+        assert box[2] % 4 == 0
+        assert math.prod(box) % 32 in (8, 24)
+        checked += 1
+
+
+def test_a_strided_convolution_is_prepared() -> None:
+    axis = ContractionAxis(kernel=3, stride=2, padding=1, dilation=1, output_padding=0, size=64, output=32)
+    conv = ConvOp(transposed=False, stride=(2,), padding=(1,), dilation=(1,), output_padding=(0,))
+    operands = conv_sm90.Operands("conv", "x0", "p0", "batch")
+    plan = conv_sm90.plan(
+        conv, (axis,), ((64, 32),), (16, 16), False, lambda split: _ROWS, operands, False, in_place=True
+    )
+    assert isinstance(plan, HopperConvPlan)
+    assert plan.alternative is None

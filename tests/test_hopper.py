@@ -28,6 +28,42 @@ MEASURED = {
 }
 
 
+# convolution, input shape, milliseconds with the input prepared and read in place
+IN_PLACE = {
+    "wide": (lambda: nn.Conv2d(64, 128, 3), (96, 64, 144, 144), 1.114, 0.991),
+    "smaller": (lambda: nn.Conv2d(64, 128, 3), (64, 64, 96, 96), 0.341, 0.281),
+    "large": (lambda: nn.Conv2d(48, 96, 3), (48, 48, 288, 288), 1.648, 1.436),
+    "narrow": (lambda: nn.Conv2d(16, 32, 3, padding=1), (64, 16, 128, 128), 0.109, 0.090),
+    "medium": (lambda: nn.Conv2d(32, 64, 3, padding=1), (64, 32, 128, 128), 0.224, 0.185),
+    "deep": (lambda: nn.Conv2d(128, 256, 3, padding=1), (32, 128, 56, 56), 0.209, 0.204),
+    "few images": (lambda: nn.Conv2d(16, 256, 3), (16, 16, 64, 64), 0.038, 0.049),
+    "small": (lambda: nn.Conv2d(32, 256, 3), (8, 32, 64, 64), 0.029, 0.040),
+    "transposed, stride 2": (
+        lambda: nn.ConvTranspose2d(64, 64, 3, 2, 1, output_padding=1),
+        (24, 64, 200, 200),
+        0.739,
+        1.081,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_an_input_is_read_in_place_where_that_was_faster(name: str) -> None:
+    build, shape, prepared, in_place = IN_PLACE[name]
+    with torch.device("meta"):
+        graph = trace(build().eval(), (torch.empty(shape),), Path(__file__)).graph
+    (node,) = (n for n in graph.nodes if isinstance(n.op, ConvOp))
+    assert hopper.reads_in_place(graph, node, machine("sm_90")) == (in_place < 0.95 * prepared)
+
+
+@pytest.mark.parametrize("shape", [(64, 16, 128, 127), (64, 16, 128, 130)])
+def test_rows_of_no_whole_vectors_are_prepared(shape: tuple[int, ...]) -> None:
+    with torch.device("meta"):
+        graph = trace(nn.Conv2d(16, 32, 3, padding=1).eval(), (torch.empty(shape),), Path(__file__)).graph
+    (node,) = (n for n in graph.nodes if isinstance(n.op, ConvOp))
+    assert not hopper.reads_in_place(graph, node, machine("sm_90"))
+
+
 @pytest.mark.parametrize("name", MEASURED)
 def test_expected_time_is_near_the_measured_one(name: str) -> None:
     build, shape, milliseconds = MEASURED[name]

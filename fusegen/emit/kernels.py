@@ -12,6 +12,7 @@ from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.errors import EmitError
 from fusegen.ir import DType, TensorType
+from fusegen.plan.details import HopperConvPlan
 from fusegen.plan.rowprogram import OutputArg, RowProgram
 from fusegen.plan.types import KernelPlan, Program
 
@@ -181,12 +182,19 @@ def _helpers(environment: jinja2.Environment) -> dict[str, str]:
     return {n: str(getattr(macros, n)()).strip("\n") for n in re.findall(r"\bmacro (\w+)\(", source)}
 
 
+def _in_place(plan: KernelPlan) -> HopperConvPlan | None:
+    """The kernel that runs in place of ``plan.hopper`` where it can read the input as it lies."""
+    return plan.hopper.alternative if isinstance(plan.hopper, HopperConvPlan) else None
+
+
 def _variants(plan: KernelPlan) -> list[KernelPlan]:
     """The kernels that a plan consists of, each under a name of its own."""
     if plan.hopper is None:
         return [*plan.parts, plan]
     hopper = plan.replace(name=f"{plan.name}_sm90", detail=plan.hopper, hopper=None, parts=())
-    return [hopper, *plan.parts, plan.replace(name=f"{plan.name}_sm80", hopper=None)]
+    own = _in_place(plan)
+    in_place = [hopper.replace(name=f"{plan.name}_in_place", detail=own)] if own else []
+    return [*in_place, hopper, *plan.parts, plan.replace(name=f"{plan.name}_sm80", hopper=None)]
 
 
 def render_sources(program: Program, environment: jinja2.Environment) -> Sources | None:
@@ -205,7 +213,7 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
     dtypes = {a.type.dtype for p in plans for a in p.args} | {o.dtype for p in plans for o in p.outputs}
     cuda = environment.get_template("program.cu.j2").render(
         kernels=list(zip(variants, kernels, strict=True)),
-        dispatched=[plan for plan in plans if plan.hopper],
+        dispatched=[(plan, _in_place(plan) is not None) for plan in plans if plan.hopper],
         helpers=helper_functions(
             "\n".join([*kernels, *("on_hopper" for p in plans if p.hopper)]), _helpers(environment)
         ),

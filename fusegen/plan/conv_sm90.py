@@ -12,6 +12,8 @@ from fusegen.convreduce import has_moments
 from fusegen.dims import Dim
 from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
+from fusegen.plan import conv_in_place
+from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, round_up, triple
 from fusegen.plan.details import (
     ABSENT_AXIS,
     ContractionAxis,
@@ -26,11 +28,7 @@ from fusegen.tuning import choose
 if TYPE_CHECKING:
     from fusegen.plan.conv_window import Pooling
 
-SHARED_BYTES = 232_448
-_BARRIERS = 1024
 MAX_COLUMNS = 128
-REGISTERS = {4: (112, 32), 3: (160, 32)}
-"""Warpgroups of consumers: registers of a thread of theirs and of the producers."""
 MAX_WARPS = 16
 """Of consumers. Each has a value of every channel to take statistics about."""
 RING = 4
@@ -44,8 +42,6 @@ MAX_SLOTS = 1024
 MAX_ROW = 64
 """Slots of a row of a tensor copy."""
 
-Triple = tuple[int, int, int]
-
 
 class Operands(NamedTuple):
     """Names of the node, of the tensors, and the number of samples over binding names."""
@@ -54,11 +50,6 @@ class Operands(NamedTuple):
     source: str
     weight: str
     batch: Dim
-
-
-def triple(values: list[int]) -> Triple:
-    z, y, x = values
-    return z, y, x
 
 
 def _taps(axes: Sequence[ContractionAxis], transposed: bool, parts: Triple) -> list[Taps]:
@@ -90,10 +81,6 @@ def _phases(axes: list[Taps], outputs: int, reduces: bool) -> tuple[tuple[int, i
     in_y = y if y * in_x in (1, 2, 4) and not (reduces and outputs * y * in_x > 2 * MAX_COLUMNS) else 1
     kinds = product(range(z), range(0, y, in_y), range(0, x, in_x))
     return (in_y, in_x), tuple(kinds)
-
-
-def round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 def _tile(outputs: int, most: int, whole_rows: bool) -> tuple[int, int, int] | str:
@@ -231,7 +218,7 @@ class Geometry:
             ahead = together and one_row and not stream  # stages are small: some of the next tile's fit too
             wanted = 3 if stream or rings > 1 else 3 * item // 2 if ahead else item
             exchange = (self.split - 1) * 2 * 4 * 16 * self.phases[0] * self.phases[1] * 4
-            free = SHARED_BYTES - _BARRIERS - self.operand_bytes - kept * self.width * 4
+            free = SHARED_BYTES - BARRIER_BYTES - self.operand_bytes - kept * self.width * 4
             free -= count * (exchange + buffers * self.staging(size))
             most = 2 * item if ahead else max(wanted, 8)
             stages = min(free // (self.stage_bytes(slots, chunk) * rings), most)
@@ -253,12 +240,13 @@ def plan(
     pooling: Pooling | None = None,
     statistics: StatisticsPlan | None = None,
     reduced: tuple[PositionResult, ...] = (),
+    in_place: bool = False,
 ) -> HopperConvPlan | str:
     """The plan, or why there is none.
 
     ``traced``: (input, output) lengths at the traced sizes, by axis; ``channels``: in and out;
     ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program; ``reduced``:
-    what is stored in place of its results.
+    what is stored in place of its results; ``in_place``: a second kernel reads its input as it lies, where it can.
     """
     if pooling and statistics:
         return "statistics are of results that are stored, and pooled ones are not"
@@ -303,7 +291,7 @@ def plan(
     memory = choose(f"{operands.node} tile", memories)
     consumer, producer = REGISTERS[memory.warpgroups]
     block_slots = 64 * memory.warpgroups // memory.rings
-    return HopperConvPlan(
+    prepared = HopperConvPlan(
         precise=precise,
         transposed=conv.transposed,
         source=operands.source,
@@ -353,6 +341,12 @@ def plan(
         statistics=statistics,
         reduced=reduced,
     )
+    if not in_place:
+        return prepared
+    positions = triple([axis.bases(output) for axis, (_, output) in zip(taps, lengths, strict=True)])
+    staging = geometry.staging(memory.slice)
+    found = conv_in_place.alternative(prepared, taps, positions, geometry.operand_bytes, staging)
+    return prepared if isinstance(found, str) else prepared.replace(alternative=found)
 
 
 def _sizes(sizes: list[Dim]) -> tuple[Dim, Dim, Dim]:

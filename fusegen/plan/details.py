@@ -226,6 +226,38 @@ class WindowPlan(Frozen):
     """What happens to every result ``v`` of the convolution; the plan's ``rows`` follow the pooling."""
 
 
+class Product(Frozen):
+    """A product: its first operand is four of a group's ``loads``, its second weights of eight channels of a tap."""
+
+    loads: tuple[int, int, int, int]
+    tap: int
+    """Of its weight unit."""
+    quad: int
+    """Of its stage: where its eight channels begin."""
+
+
+class ProductGroup(Frozen):
+    """Products that share loads of the first operand: where those lie in a stage, in floats from a lane's own place."""
+
+    loads: tuple[int, ...]
+    products: tuple[Product, ...]
+
+
+class InPlacePlan(Frozen):
+    """How a convolution reads its input as it lies, along z, y, x."""
+
+    tile: tuple[int, int, int]
+    """Base positions of a warpgroup."""
+    box: tuple[int, int, int]
+    """Elements of a channel that a tensor copy brings for them."""
+    taps: tuple[tuple[int, int, int], ...]
+    """Shifts of the taps, in the order of their weights."""
+    unit_taps: int
+    """Taps whose weights arrive together."""
+    units: tuple[tuple[ProductGroup, ...], ...]
+    """For each of those of a chunk of channels, the products."""
+
+
 class HopperConvPlan(Frozen):
     """A convolution on the tensor cores of sm_90a: structure along z, y, x and the shape of a tile.
 
@@ -292,6 +324,9 @@ class HopperConvPlan(Frozen):
     consumer_registers: int
     producer_registers: int
     window: WindowPlan | None = None
+    in_place: InPlacePlan | None = None
+    alternative: HopperConvPlan | None = None
+    """The kernel for inputs whose rows and address are multiples of 16 bytes: it reads them as they lie."""
     rows: RowProgram
     statistics: StatisticsPlan | None = None
     reduced: tuple[PositionResult, ...] = ()

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import contractions
+from fusegen import contractions, hopper
+from fusegen.plan.details import HopperConvPlan
 from tests.gpu.cases import agrees, built
 from tests.models import write
 
@@ -139,6 +140,65 @@ def test_special_values_reach_the_same_outputs_in_full_precision(name: str, tmp_
         r = reference.cpu().double()(x.cpu().double())
     for specials in (torch.isnan, torch.isposinf, torch.isneginf):
         assert torch.equal(specials(y), specials(r))
+
+
+IN_PLACE = {
+    "conv": ("nn.Conv2d(24, 40, 3, padding=1)", "return self.m(x).relu()", (24, 21, 36)),
+    "dilated": ("nn.Conv2d(20, 33, 3, 1, 6, (5, 3))", "return self.m(x) * 2", (20, 30, 40)),
+    "grouped": ("nn.Conv2d(40, 60, 3, groups=2)", "return self.m(x).sigmoid()", (40, 14, 20)),
+    "streamed": ("nn.Conv2d(68, 264, 3, padding=(0, 2))", "return F.hardswish(self.m(x))", (68, 20, 44)),
+    "line": ("nn.Conv1d(32, 64, 9, 1, 4)", "return self.m(x).relu() + 1", (32, 136)),
+    "volume": ("nn.Conv3d(17, 24, (2, 3, 2), 1, 1)", "return F.mish(self.m(x))", (17, 6, 11, 12)),
+    "pixels": ("nn.Conv2d(48, 200, 1)", "return self.m(x).softmax(1)", (48, 9, 20)),
+    "transposed": ("nn.ConvTranspose2d(32, 50, 3, 2, 1, 1)", "return self.m(x).clamp(0, 1) * 2", (32, 13, 20)),
+    "transposed_far": (
+        "nn.ConvTranspose2d(8, 16, (2, 5), (5, 3), (0, 2), (4, 2))",
+        "return self.m(x).relu()",
+        (8, 9, 12),
+    ),
+    "transposed_volume": ("nn.ConvTranspose3d(16, 20, 3, 2, 1)", "return F.mish(self.m(x))", (16, 4, 6, 12)),
+    "transposed_rows": ("nn.ConvTranspose2d(40, 130, 4, 2, 1)", "return self.m(x).logsumexp(1) * 3", (40, 12, 12)),
+}
+"""Whose rows a tensor copy can read."""
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_an_input_is_read_as_it_lies_where_it_can(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
+    module, body, shape = IN_PLACE[name]
+    path = write(tmp_path, body, f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")
+    compiled, reference, model = built(path)
+    (plan,) = [step.plan for step in compiled.program.steps if step.kind == "kernel"]
+    assert isinstance(plan.hopper, HopperConvPlan)
+    assert plan.hopper.alternative
+    type(model).forward.__globals__["_fusegen_rounds"] = lambda *_: 1
+    exact = copy.deepcopy(reference)
+    exact.m.weight.data = rounded(exact.m.weight.data)
+    exact = exact.double()
+
+    def check(x: torch.Tensor, in_place: bool) -> None:
+        with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            y = model(x)
+        ran = [event.key for event in profile.key_averages()]
+        assert any("_in_place_kernel" in key for key in ran) == in_place, ran
+        r = exact(rounded(x).double())
+        assert (y - r).abs().max() <= 2e-5 * r.abs().max()
+        assert torch.equal(y, model(x))
+
+    for batch, grown in ((3, 0), (5, 4), (1, 24)):
+        x = torch.randn(batch, shape[0], *(size + grown for size in shape[1:]), device="cuda")
+        check(x + 0.5, True)
+    check(torch.randn(2, shape[0], *(size + 1 for size in shape[1:]), device="cuda"), False)
+    flat = torch.randn(2 * math.prod(shape) + 1, device="cuda")
+    check(flat[1:].view(2, *shape), False)
+
+    x = torch.randn(2, *shape, device="cuda")
+    x[(0, 3, *(size // 2 for size in shape[1:]))] = torch.nan
+    x[(1, 0, *(0 for _ in shape[1:]))] = torch.inf
+    with torch.no_grad():
+        y, r = model(x), copy.deepcopy(reference).double()(x.double())
+    assert torch.equal(y.isnan(), r.isnan())
+    assert torch.equal(y.isinf(), r.isinf())
 
 
 def test_a_weight_edited_in_place_is_seen(tmp_path: Path) -> None:

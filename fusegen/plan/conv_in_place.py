@@ -1,0 +1,116 @@
+"""Convolutions of ``conv_sm90.cu.j2`` that read their input as it lies: their tiles, and products from registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+
+from fusegen.hopper import Taps, in_place_patch, in_place_refusal
+from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, round_up
+from fusegen.plan.details import HopperConvPlan, InPlacePlan, Product, ProductGroup
+
+_BATCH = 4
+"""Products whose operands are in registers at a time, at most."""
+_PAIR = 32
+"""Base slots between the two of a lane."""
+_WARPGROUPS = 3
+_UNIT_BYTES = 16 * 1024
+"""Of streamed weights that arrive together, about."""
+_STAGES = 3
+_MAX_STAGES = 8
+_RING = (8, 24)
+"""Units of weights in shared memory, at least and at most."""
+_MAX_BOX = 256
+
+
+def _box(tile: Triple, axes: list[Taps]) -> Triple:
+    """What a tile reads of a channel, from a multiple of 16 bytes on; a warp's lanes meet in no bank."""
+    z, y, x = (length + axis.reach for length, axis in zip(tile, axes, strict=True))
+    x = round_up(x + axes[2].in_origin % 4, 4)
+    sizes = product((z, z + 1), range(y, y + 8), range(x, x + 32, 4))
+    return min((size for size in sizes if prod(size) % 32 in (8, 24)), key=prod)
+
+
+def _groups(taps: list[Triple], unit: int, chunk: int, tile: Triple, box: Triple) -> Iterator[tuple[ProductGroup, ...]]:
+    """For every weight slot of a chunk its products, in batches that share what they load."""
+
+    def offset(z: int, y: int, x: int) -> int:
+        return (z * box[1] + y) * box[2] + x
+
+    pair = offset(_PAIR // (tile[1] * tile[2]), _PAIR // tile[2] % tile[1], _PAIR % tile[2])
+    for first in range(0, len(taps), unit):
+        steps = list(product(range(0, chunk // 4, 2), range(first, first + unit)))
+        size = next((n for n in (4, 3, 2) if len(steps) % n == 0), _BATCH)
+        groups = []
+        for at in range(0, len(steps), size):
+            loads: dict[int, int] = {}
+            products = []
+            for quad, tap in steps[at : at + size]:
+                own = offset(*taps[tap])
+                read = [own + i * pair + (quad + h) * 4 * prod(box) for h in (0, 1) for i in (0, 1)]
+                a, b, c, d = (loads.setdefault(place, len(loads)) for place in read)
+                products.append(Product(loads=(a, b, c, d), tap=tap - first, quad=quad))
+            groups.append(ProductGroup(loads=tuple(loads), products=tuple(products)))
+        yield tuple(groups)
+
+
+def alternative(
+    prepared: HopperConvPlan, axes: list[Taps], bases: Triple, operand_bytes: int, staging: int
+) -> HopperConvPlan | str:
+    """``prepared`` without its preparation of the input, or why there is no such kernel.
+
+    ``bases``: base positions along each axis at the traced sizes; ``staging``: bytes through which a warpgroup
+    stores a slice of its results.
+    """
+    if reason := in_place_refusal(axes, prepared.precise):
+        return reason
+    if prepared.window:
+        return "patches of pooled results are read from a grid"
+    tile = 1, *in_place_patch(bases[1], bases[2])
+    box = _box(tile, axes)
+    if max(box) > _MAX_BOX:
+        return f"what a tile reads of a channel, {box}, is too large for a tensor copy"
+    z, y, x = (axis.shifts[0] for axis in axes)
+    taps = [(at_z, at_y, at_x) for at_z in z for at_x in x for at_y in y]  # those below each other share loads
+    sizes = (8,) if len(taps) > 2 else (32, 16, 8)
+    chunk = min(sizes, key=lambda size: (round_up(prepared.inputs, size), -size))
+    exchange = (prepared.split - 1) * 2 * 4 * 16 * prepared.phases[0] * prepared.phases[1] * 4
+    stage = round_up(chunk * prod(box) * 4, 128) * _WARPGROUPS
+    resident = len(taps) * round_up(prepared.inputs, chunk) * prepared.columns * 4
+    fitting = [
+        n for n in range(1, len(taps) + 1) if len(taps) % n == 0 and n * chunk * prepared.columns * 4 <= _UNIT_BYTES
+    ]
+    unit = max(fitting, default=1)
+    unit_bytes = unit * chunk * prepared.columns * 4
+    for buffers, stream in product((2, 1), (False, True)):
+        free = SHARED_BYTES - BARRIER_BYTES - operand_bytes - _WARPGROUPS * (exchange + buffers * staging)
+        stages = min(
+            (free - (_RING[0] * unit_bytes if stream else resident)) // stage, _STAGES if stream else _MAX_STAGES
+        )
+        if stages >= _STAGES:
+            break
+    else:
+        return "its taps do not fit in shared memory"
+    ring = min((free - stages * stage) // unit_bytes, _RING[1]) if stream else 0
+    in_place = InPlacePlan(
+        tile=tile,
+        box=box,
+        taps=tuple(taps),
+        unit_taps=unit if stream else len(taps),
+        units=tuple(_groups(taps, unit if stream else len(taps), chunk, tile, box)),
+    )
+    consumer, producer = REGISTERS[_WARPGROUPS]
+    return prepared.replace(
+        in_place=in_place,
+        cluster=prepared.split if prepared.split > 1 else 2 if stream else 1,
+        warpgroups=_WARPGROUPS,
+        chunk=chunk,
+        rings=_WARPGROUPS,
+        stages=stages,
+        buffers=buffers,
+        stream=stream,
+        ring=ring,
+        consumer_registers=consumer,
+        producer_registers=producer,
+    )

@@ -1,0 +1,19 @@
+"""What a block of ``conv_sm90.cu.j2`` has: shared memory and registers."""
+
+from __future__ import annotations
+
+SHARED_BYTES = 232_448
+BARRIER_BYTES = 1024
+REGISTERS = {4: (112, 32), 3: (160, 32)}
+"""Warpgroups of consumers: registers of a thread of theirs and of the producers."""
+
+Triple = tuple[int, int, int]
+
+
+def triple(values: list[int]) -> Triple:
+    z, y, x = values
+    return z, y, x
+
+
+def round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
