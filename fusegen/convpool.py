@@ -2,7 +2,8 @@
 
 The convolution's results are never written. The kernel for sm_90a computes them in patches that hold whole
 windows along the last two axes, or, along an axis where windows fit no patch, one position of all windows
-after the other (``hopper.Taps.parts``) into the same running results.
+after the other (``hopper.Taps.parts``) into the same running results. Windows of the stride of a transposed
+convolution are its phases, which the portable kernel computes one after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from fusegen.poolspace import CHANNELS, along_channels, cut
 from fusegen.rowspace import NotFusable, RowSpace
 from fusegen.tiling import TooLarge, tile_conv
 from fusegen.tuning import faster
+
+_PORTABLE = 1.5
+"""Times over what is expected of it that the portable kernel takes for a transposed convolution (1.3 and 1.7, H200)."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,12 @@ class ConvPool:
     def op(self) -> PoolOp:
         assert isinstance(self.pool.op, PoolOp)
         return self.pool.op
+
+    @property
+    def by_phases(self) -> bool:
+        """Whether a window is all phases of a position of a strided transposed convolution."""
+        conv = self.conv.op
+        return isinstance(conv, ConvOp) and conv.transposed and self.op.kernel == conv.stride != (1,) * conv.rank
 
     @property
     def windows(self) -> hopper.Windows:
@@ -88,21 +98,28 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return f"it is {conv.type.dtype.value}, for which such a convolution has no kernel"
     if dims.numel(parts.pool.type.shape, body.sizes) == 0:
         return "it is empty"
-    if not machine.wgmma:
-        return "only the kernel for sm_90a pools what it computes"
-    reason = contractions.hopper_refusal(body, conv) or hopper.window_refusal(conv.op, parts.windows)
-    if reason:
-        return reason
     try:
         channels = ops.group_channels(conv.op, body.node(conv.inputs[0]).type, weight)
         tile_conv(conv.op, ops.kernel_size(weight), *channels, False)  # the calls with TF32 off
-        alone = contractions.kernel_seconds(body, conv, False, machine)
     except TooLarge as error:
         return str(error)
-    precise = not contractions.allows_tf32(body, conv)
-    ours = hopper.pooled_seconds(body, conv, parts.windows, machine, precise)
-    moved = 4 * dims.numel(conv.type.shape, body.sizes) + 4 * dims.numel(parts.pool.type.shape, body.sizes)
-    apart = min(alone, contractions.library_seconds(body, conv, machine)) + moved / machine.bandwidth + machine.launch
+    result, pooled = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (conv, parts.pool))
+    portable = contractions.portable_seconds(body, conv, False, machine)
+    if parts.by_phases:
+        if channels[1] < contractions.LEAST_OUTPUTS:
+            return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"
+        portable *= _PORTABLE
+        ours = portable + pooled - result
+    else:
+        if not machine.wgmma:
+            return "only the kernel for sm_90a pools what it computes"
+        if reason := contractions.hopper_refusal(body, conv) or hopper.window_refusal(conv.op, parts.windows):
+            return reason
+        ours = hopper.pooled_seconds(body, conv, parts.windows, machine, not contractions.allows_tf32(body, conv))
+    alone = min(portable, contractions.library_seconds(body, conv, machine))
+    if machine.wgmma and not contractions.hopper_refusal(body, conv):
+        alone = min(alone, hopper.conv_seconds(body, conv, machine, not contractions.allows_tf32(body, conv)))
+    apart = alone + result + pooled + machine.launch
     reason = f"with the convolution expected to take {ours * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
     answers = {"the convolution's kernel": (None, ours), "a kernel of its own": (reason, apart)}
     return faster(f"{parts.pool.name} in", answers)

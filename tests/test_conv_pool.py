@@ -10,7 +10,7 @@ import pytest
 from fusegen import hopper
 from fusegen.compiler import Compiled, compile_file
 from fusegen.hopper import Taps, Windows
-from fusegen.plan.details import ConvApartPlan, HopperConvPlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 from tests.models import write
 
@@ -174,3 +174,44 @@ def test_other_machines_pool_apart(tmp_path: Path) -> None:
     )
     compiled = compile_file(path, target="sm_80")
     assert "conv_apart" not in _templates(compiled)
+
+
+VOLUME = ("nn.ConvTranspose3d(3, 64, 3, 2, 1, 1)", "16, 3, 16, 32, 32")
+
+
+@pytest.mark.parametrize(("fn", "divisor"), [("max", 8), ("avg", 8)])
+def test_the_phases_of_a_transposed_convolution_are_pooled_where_they_are_computed(
+    fn: str, divisor: int, tmp_path: Path
+) -> None:
+    compiled = _compiled(tmp_path, f"F.{fn}_pool3d(F.silu(self.c(x)), 2).tanh()", *VOLUME)
+    plan = _plan(compiled)
+    assert isinstance(plan.detail, ContractionPlan)
+    assert plan.detail.pool is not None
+    assert (plan.detail.pool.fn, plan.detail.pool.divisor) == ("max" if fn == "max" else "mean", divisor)
+    assert plan.hopper is None
+    assert compiled.program.bytes_after < 1.1 * 4 * 16 * 16 * 32 * 32 * (3 + 64)  # its input and what is pooled
+
+
+@pytest.mark.parametrize("windows", ["3", "4", "(1, 2, 2)", "2, 2, 1", "2, 1"])
+def test_other_windows_of_a_transposed_convolution_are_left_to_a_kernel_of_their_own(
+    windows: str, tmp_path: Path
+) -> None:
+    compiled = _compiled(tmp_path, f"F.max_pool3d(F.silu(self.c(x)), {windows})", *VOLUME)
+    assert _templates(compiled) == ["contraction", "pool"]
+
+
+def test_phases_that_the_asynchronous_kernel_computes_faster_are_pooled_apart(tmp_path: Path) -> None:
+    compiled = _compiled(
+        tmp_path, "F.max_pool2d(F.silu(self.c(x)), 2)", "nn.ConvTranspose2d(64, 64, 4, 2, 1)", "32, 64, 64, 64"
+    )
+    assert _templates(compiled) == ["contraction", "pool"]
+
+
+def test_other_machines_pool_phases_too(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "return F.max_pool2d(F.silu(self.c(x)), 2)",
+        "self.c = nn.ConvTranspose2d(64, 64, 4, 2, 1)",
+        "torch.empty(32, 64, 64, 64)",
+    )
+    assert _templates(compile_file(path, target="sm_80")) == ["contraction"]

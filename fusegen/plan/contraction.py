@@ -88,6 +88,29 @@ def hopper_conv(
     )
 
 
+def portable_conv(
+    region: Region, node: Node, axes: tuple[ContractionAxis, ...], rows: RowProgram, whole: bool = False
+) -> ContractionPlan:
+    """A convolution by mma.sync, with ``rows`` after it; ``whole``: a block has all channels of its positions."""
+    assert isinstance(node.op, ConvOp)
+    x, w = (region.body.node(operand) for operand in node.inputs)
+    inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
+    channels = ops.group_channels(node.op, x.type, w.type)
+    return ContractionPlan(
+        head="conv_transpose" if node.op.transposed else "conv",
+        source=region.args[x.name].name,
+        weight=region.args[w.name].name,
+        batch=region.sizes.local(x.type.shape[0]),
+        inputs=inputs,
+        outputs=outputs,
+        groups=node.op.groups,
+        axes=axes,
+        tiling=tiling.tile_conv(node.op, ops.kernel_size(w.type), *channels, whole),
+        precise=not contractions.allows_tf32(region.body, node),
+        rows=rows,
+    )
+
+
 def _is_slower(region: Region, node: Node, whole: bool) -> bool:
     """Whether Hopper's asynchronous tensor cores are expected to take longer than the portable kernel in full fp32."""
     hopper_machine = machine("sm_90")
@@ -101,36 +124,17 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     ``portable``: without the one that needs Hopper's tensor cores.
     """
     node = region.body.node(region.space.source)
-    x, w = (region.body.node(operand) for operand in node.inputs)
     if contractions.fits_gemm(region.body, region.space, node):
         return gemm.plan(region, name)
     if not isinstance(node.op, ConvOp):
         return region.plan(f"{name}_contraction", gemm.portable(region), tf32="matmul")
-    axes = axes_of(region, node.op, node, x, w)
-    inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
-    precise = not contractions.allows_tf32(region.body, node)
+    axes = axes_of(region, node.op, node, *map(region.body.node, node.inputs))
     space = with_rows(region.space, (feature_axis(node),))
     statistics, reduced = _statistics(region, node), _reduced(region)
     rows = region.lower(space, Style("{}" if reduced else "{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
-    detail = ContractionPlan(
-        head="conv_transpose" if node.op.transposed else "conv",
-        source=region.args[x.name].name,
-        weight=region.args[w.name].name,
-        batch=region.sizes.local(x.type.shape[0]),
-        inputs=inputs,
-        outputs=outputs,
-        groups=node.op.groups,
-        axes=axes,
-        tiling=tiling.tile_conv(
-            node.op, ops.kernel_size(w.type), inputs // node.op.groups, outputs // node.op.groups, whole
-        ),
-        precise=precise,
-        rows=rows,
-        statistics=statistics,
-        reduced=reduced,
-    )
-    slower = precise and not portable and not statistics and _is_slower(region, node, whole)
+    detail = portable_conv(region, node, axes, rows, whole).replace(statistics=statistics, reduced=reduced)
+    slower = detail.precise and not portable and not statistics and _is_slower(region, node, whole)
 
     def lower(split: bool) -> RowProgram:
         return region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split), "v")

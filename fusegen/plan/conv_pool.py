@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from fusegen import convpool
@@ -10,7 +11,7 @@ from fusegen.ir import ConvOp, Graph
 from fusegen.plan import contraction, pool
 from fusegen.plan.conv_apart import apart, composed
 from fusegen.plan.conv_window import Pooling
-from fusegen.plan.details import ContractionAxis, HopperConvPlan
+from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, PhasePoolPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import RowLowering, Style
@@ -22,9 +23,21 @@ from fusegen.rowspace import RowSpace
 _STYLE = Style("{}", "{}", moves_rows=True, quick=True)
 
 
-def _lower(region: Region, part: Graph, space: RowSpace, source: str) -> RowProgram:
+def _lower(region: Region, part: Graph, space: RowSpace, source: str, style: Style = _STYLE) -> RowProgram:
     output = region.outputs[0].replace(node=part.outputs[0])
-    return RowLowering(part, space, region.args, region.sizes, _STYLE, source).program((output,))
+    return RowLowering(part, space, region.args, region.sizes, style, source).program((output,))
+
+
+def _by_phases(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) -> ContractionPlan:
+    """The portable kernel that pools the phases of a transposed convolution."""
+    style = Style("{}", "{}", moves_rows=True)
+    pool = PhasePoolPlan(
+        fn=parts.op.fn,
+        divisor=parts.op.divisor or prod(parts.op.kernel),
+        before=_lower(region, parts.before, parts.before_space, "v", style),
+    )
+    rows = _lower(region, parts.after, parts.after_space, "v", replace(style, array="{}[j]", moves_rows=False))
+    return contraction.portable_conv(region, parts.conv, axes, rows).replace(pool=pool)
 
 
 def _hopper(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) -> HopperConvPlan:
@@ -42,13 +55,15 @@ def _hopper(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) 
 def plan(region: Region, name: str) -> KernelPlan:
     """One kernel where Hopper's tensor cores compute the convolution, two elsewhere. Raises ``Unplanned``."""
     parts = convpool.split(region.body)
-    first, second = apart(region, parts.conv)
     own = parts.conv
     assert isinstance(own.op, ConvOp)
     x, w = (region.body.node(operand) for operand in own.inputs)
     axes = contraction.axes_of(region, own.op, own, x, w)
     for axis, placed in enumerate(axes):
         region.sizes.define(parts.op.size[axis], output_size(parts.op, axis, placed.output))
+    if parts.by_phases:
+        return region.plan(f"{name}_conv_pool", _by_phases(region, parts, axes), workspace=True, tf32="conv")
+    first, second = apart(region, own)
     conv, pooled = contraction.plan(first, name, portable=True), pool.plan(second, name)
     detail = composed(region, own, axes, conv, pooled)
     return region.plan(

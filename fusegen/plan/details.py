@@ -361,6 +361,16 @@ class HopperConvPlan(Frozen):
         return self.precise and self.chain < chunks * sum(r.rows * len(r.steps(self.chunk)) for r in self.residues)
 
 
+class PhasePoolPlan(Frozen):
+    """A pooling of a transposed convolution's results whose windows are the phases of a position."""
+
+    fn: Literal["max", "mean"]
+    divisor: int
+    """Of a mean's sums."""
+    before: RowProgram
+    """What happens to every result ``v`` of the convolution; the plan's ``rows`` follow the pooling."""
+
+
 class ContractionPlan(Frozen):
     """Implicit GEMM with an epilogue: rows of ``outputs`` channels (features), one per output position.
 
@@ -393,6 +403,7 @@ class ContractionPlan(Frozen):
     statistics: StatisticsPlan | None = None
     reduced: tuple[PositionResult, ...] = ()
     """As in ``HopperConvPlan``."""
+    pool: PhasePoolPlan | None = None
 
     @property
     def moments(self) -> bool:

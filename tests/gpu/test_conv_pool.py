@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import hopper
+from fusegen import convpool, hopper
 from tests.gpu.cases import agrees, built
 from tests.gpu.test_contraction import full_precision, rounded
 from tests.models import write
@@ -44,6 +44,27 @@ MODELS = {
     "channels": ("nn.Conv2d(64, 300, 3)", "F.max_pool2d(F.silu(self.m(x)), 2)", (64, 15, 18)),
     "streamed": ("nn.Conv2d(128, 128, 3)", "F.max_pool2d(F.silu(self.m(x)), 2)", (128, 37, 41)),
     "streamed_parts": ("nn.Conv3d(64, 128, 3)", "F.max_pool3d(F.silu(self.m(x)), (2, 2, 2))", (64, 9, 11, 21)),
+    # windows that are the phases of a transposed convolution
+    "phases": (
+        "nn.ConvTranspose2d(16, 24, 3, 2, 1, 1)",
+        "F.max_pool2d(F.leaky_relu(self.m(x)) * 0.5, 2).tanh()",
+        (16, 17, 22),
+    ),
+    "phases_mean": ("nn.ConvTranspose2d(20, 40, 5, 2, 2)", "F.avg_pool2d(F.silu(self.m(x)), 2) * 2", (20, 13, 18)),
+    "phases_few": ("nn.ConvTranspose3d(3, 16, 3, 2, 1, 1)", "F.max_pool3d(self.m(x).abs(), 2)", (3, 5, 7, 9)),
+    "phases_deep": ("nn.ConvTranspose3d(32, 64, 5, 2, 2)", "F.max_pool3d(self.m(x).abs(), 2)", (32, 5, 6, 7)),
+    "phases_grouped": (
+        "nn.ConvTranspose2d(48, 60, (3, 4), (3, 2), 1, groups=3)",
+        "F.max_pool2d(self.m(x).abs() * self.s, (3, 2))",
+        (48, 9, 11),
+    ),
+    "phases_of_five": ("nn.ConvTranspose1d(32, 40, 7, 5, 2)", "F.avg_pool1d(self.m(x).sin(), 5)", (32, 61)),
+    "phases_far": (
+        "nn.ConvTranspose2d(16, 24, 3, 2, dilation=(19, 1))",
+        "F.max_pool2d(self.m(x).abs(), 2)",
+        (16, 12, 14),
+    ),
+    "phases_without_taps": ("nn.ConvTranspose2d(16, 24, 1, 2)", "F.max_pool2d(1 - self.m(x), 2)", (16, 12, 14)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
 
@@ -51,6 +72,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def _whatever_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "pooled_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(convpool, "faster", lambda *_: None)
 
 
 def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
@@ -59,7 +81,8 @@ def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ..
     init = f"self.m = {module}\nself.s = nn.Parameter(torch.randn(60, 1, 1))"
     path = write(tmp_path, f"return {body}", init, f"torch.rand(4, {', '.join(map(str, shape))})")
     compiled, reference, model = built(path)
-    assert [step.plan.detail.template for step in compiled.program.steps if step.kind == "kernel"] == ["conv_apart"]
+    templates = [step.plan.detail.template for step in compiled.program.steps if step.kind == "kernel"]
+    assert templates == ["contraction" if name.startswith("phases") else "conv_apart"]
     return reference, model, shape
 
 
