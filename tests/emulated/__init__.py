@@ -1,0 +1,94 @@
+"""The portable kernel of a convolution on the CPU, thread by thread: its text under g++, with ``cuda.h`` for CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+from fusegen import dims, interpret
+from fusegen.compiler import Compiled
+from fusegen.ir import ParamOp, RegionOp
+from fusegen.plan.details import ContractionPlan
+from fusegen.plan.types import KernelPlan, KernelStep
+
+_HEADER = Path(__file__).with_name("cuda.h")
+_LAUNCH = re.compile(r"(\w+(?:<\w+>)?)<<<(.*?), (\w+|dim3\([^)]*\)), \w+, stream>>>\((.*?)\);")
+
+
+def _library(compiled: Compiled, plan: KernelPlan, name: str, folder: Path) -> ctypes.CDLL:
+    found = re.search(r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', compiled.source, re.S | re.M)
+    assert found
+    begin, end = "namespace {\n", "}  // namespace\n"
+    helpers = found[1][found[1].index(begin) + len(begin) : found[1].index(end)]
+    header = _HEADER.read_text()
+    own = [text for text in re.split(r"\n\n(?=//|\S)", helpers) if not _defined(text) & _defined(header)]
+    kernel = found[1][found[1].index(f"namespace {name}_kernel {{") : found[1].index(f"}}  // namespace {name}_kernel")]
+    kernel = kernel.replace("extern __shared__ float4 memory[];", "float4* const memory = emulated::memory;")
+    kernel = _LAUNCH.sub(r"emulated::launch(dim3(\2), dim3(\3), [&] { \1(\4); });", kernel)
+    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    source.write_text("\n\n".join([header, *own, kernel + "}\n"]))
+    flags = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE"]
+    run = subprocess.run(["g++", *flags, str(source), "-o", str(library)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[:4000]
+    return ctypes.CDLL(str(library))
+
+
+def _defined(text: str) -> set[str]:
+    """Functions that a text defines at the start of a line."""
+    return set(re.findall(r"^(?:[\w\[\]:&*<>,]+ )+(\w+)\(", text, re.M))
+
+
+def rounded(value: torch.Tensor) -> torch.Tensor:
+    """To TF32: to nearest, ties away from zero."""
+    bits = (value.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF
+    return torch.where(value.isfinite(), bits.view(torch.float32), value)
+
+
+class Emulated:
+    """The first convolution of a compiled model, with its parameters."""
+
+    def __init__(self, compiled: Compiled, parameters: dict[str, torch.Tensor], folder: Path):
+        graph = compiled.program.after
+        plans = [step.plan for step in compiled.program.steps if isinstance(step, KernelStep)]
+        self.plan = next(plan for plan in plans if isinstance(plan.detail, ContractionPlan))
+        assert isinstance(self.plan.detail, ContractionPlan)
+        self.detail = self.plan.detail
+        nodes = [node for node in graph.nodes if isinstance(node.op, RegionOp)]
+        region = next(node for node in nodes if self.plan.node == node.name)
+        assert isinstance(region.op, RegionOp)
+        self.body = region.op.body
+        self.parameters = {
+            arg.name: parameters[op.path].detach().contiguous()
+            for arg in self.plan.args
+            if isinstance(op := graph.node(arg.node).op, ParamOp)
+        }
+        name = f"{self.plan.name}_sm80" if self.plan.hopper else self.plan.name
+        library = _library(compiled, self.plan, name, folder)
+        self._launch, self._workspace = getattr(library, name), getattr(library, f"{name}_workspace")
+        self._workspace.restype = ctypes.c_int64
+
+    def _operands(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [self.parameters.get(arg.name, x) for arg in self.plan.args]
+
+    def __call__(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
+        """What the kernel makes of ``x``."""
+        operands = self._operands(x)
+        sizes = {binding.name: operands[binding.arg].shape[binding.axis] for binding in self.plan.bindings}
+        given = [ctypes.c_int64(size) for size in sizes.values()]
+        workspace = torch.full((self._workspace(*given) // 4 + 1,), torch.nan)
+        shapes = [tuple(dims.evaluate(size, sizes) for size in output.shape) for output in self.plan.outputs]
+        results = [torch.full(shape, torch.nan) for shape in shapes]
+        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*operands, *results, workspace)]
+        assert self._launch(*pointers, *given, ctypes.c_int64(tf32), ctypes.c_void_p(0)) == 0
+        return results
+
+    def exact(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
+        """The same in float64, of operands rounded where the kernel rounds them."""
+        round_of = (self.detail.source, self.detail.weight) if tf32 and not self.detail.precise else ()
+        pairs = zip(self.plan.args, self._operands(x), strict=True)
+        operands = [(rounded(tensor) if arg.name in round_of else tensor).double() for arg, tensor in pairs]
+        return list(interpret.run(self.body, operands, {}))

@@ -1,0 +1,229 @@
+// What the portable kernels need of CUDA, for a CPU: a block's threads are fibers, run in random order between the
+// points where they wait for each other. Shared memory begins as NaN. Copies are done at once, products in double.
+#include <ucontext.h>
+
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __restrict__
+#define __shared__ static   // one block runs at a time
+#define threadIdx emulated::thread
+#define blockIdx emulated::block
+#define blockDim emulated::block_size
+#define gridDim emulated::grid_size
+
+using std::isfinite;
+using cudaError_t = int;
+using cudaStream_t = void*;
+constexpr int cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9;
+constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100;
+template <typename Kernel>
+int cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
+inline int cudaGetLastError() { return cudaSuccess; }
+
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+namespace emulated {
+constexpr int STACK = 256 << 10;
+struct Fiber {
+    jmp_buf at;
+    bool started = false, done = false;
+};
+struct Warp {
+    int waiting = 0, turn = 0;
+    uint32_t in[32][6], out[32][4];
+};
+
+inline dim3 thread, block, block_size, grid_size;
+inline std::vector<Fiber> fibers;
+inline std::vector<Warp> warps;
+inline std::function<void()> body;
+inline jmp_buf scheduler;
+inline int current, alive, waiting, turn;
+inline unsigned state = 12345;
+inline float4 memory[16384];   // dynamic shared memory
+
+inline unsigned random() { return state ^= state << 13, state ^= state >> 17, state ^= state << 5; }
+inline void yield() { if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1); }
+inline void run_thread() {
+    body();
+    fibers[current].done = true, --alive;
+    _longjmp(scheduler, 1);
+}
+
+// What `all` makes of what the lanes of a warp bring.
+template <int IN, int OUT, typename All>
+void together(const uint32_t (&in)[IN], uint32_t (&out)[OUT], All all) {
+    Warp& warp = warps[current / 32];
+    const int lane = current % 32, own = warp.turn;
+    for (int i = 0; i < IN; ++i) warp.in[lane][i] = in[i];
+    if (++warp.waiting == 32) all(warp), warp.waiting = 0, ++warp.turn;
+    while (warp.turn == own) yield();
+    for (int i = 0; i < OUT; ++i) out[i] = warp.out[lane][i];
+}
+
+inline void launch(dim3 grid, dim3 threads, std::function<void()> kernel) {
+    static std::vector<char*> stacks;
+    const int count = threads.x * threads.y;
+    while (static_cast<int>(stacks.size()) < count) stacks.push_back(static_cast<char*>(malloc(STACK)));
+    body = kernel, block_size = threads, grid_size = grid;
+    for (unsigned b = 0; b < grid.x * grid.y; ++b) {
+        block = dim3(b % grid.x, b / grid.x);
+        fibers.assign(count, Fiber()), warps.assign((count + 31) / 32, Warp());
+        alive = count, waiting = 0;
+        memset(memory, 0xff, sizeof memory);
+        while (alive) {
+            current = random() % count;
+            for (int n = 0; n < count; ++n, current = (current + 1) % count) {
+                Fiber& fiber = fibers[current];
+                if (fiber.done || random() % 4 == 0) continue;
+                thread = dim3(current % threads.x, current / threads.x);
+                const int own = current;
+                if (_setjmp(scheduler) == 0) {
+                    if (fiber.started) _longjmp(fiber.at, 1);
+                    fiber.started = true;
+                    static ucontext_t context;
+                    getcontext(&context);
+                    context.uc_stack.ss_sp = stacks[own], context.uc_stack.ss_size = STACK, context.uc_link = nullptr;
+                    makecontext(&context, run_thread, 0);
+                    setcontext(&context);
+                }
+            }
+        }
+    }
+}
+}  // namespace emulated
+
+inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
+inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
+inline float __int_as_float(int i) { return __uint_as_float(static_cast<unsigned>(i)); }
+inline int __float_as_int(float f) { return static_cast<int>(__float_as_uint(f)); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
+inline int __popcll(uint64_t v) { return __builtin_popcountll(v); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline unsigned atomicMax(unsigned* p, unsigned v) { const unsigned old = *p; *p = old < v ? v : old; return old; }
+template <typename T>
+T __ldg(const T* p) { return *p; }
+template <typename A, typename B>
+constexpr std::common_type_t<A, B> max(A a, B b) { using T = std::common_type_t<A, B>; return T(a) > T(b) ? T(a) : T(b); }
+template <typename A, typename B>
+constexpr std::common_type_t<A, B> min(A a, B b) { using T = std::common_type_t<A, B>; return T(a) < T(b) ? T(a) : T(b); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    const uint64_t bytes = uint64_t(b) << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return result;
+}
+
+inline void __syncthreads() {
+    using namespace emulated;
+    const int own = turn;
+    if (++waiting == alive) waiting = 0, ++turn;
+    while (turn == own) yield();
+}
+inline bool __syncthreads_or(bool v) {
+    static bool any;
+    __syncthreads();
+    any = false;
+    __syncthreads();
+    any = any || v;
+    __syncthreads();
+    return any;
+}
+inline void __syncwarp() {
+    uint32_t none[1] = {};
+    emulated::together(none, none, [](emulated::Warp&) {});
+}
+inline unsigned __ballot_sync(unsigned, bool v) {
+    uint32_t in[1] = {v}, out[1];
+    emulated::together(in, out, [](emulated::Warp& w) {
+        uint32_t bits = 0;
+        for (int i = 0; i < 32; ++i) bits |= w.in[i][0] << i;
+        for (auto& o : w.out) o[0] = bits;
+    });
+    return out[0];
+}
+inline bool __any_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) != 0; }
+inline unsigned __reduce_max_sync(unsigned, unsigned v) {
+    uint32_t in[1] = {v}, out[1];
+    emulated::together(in, out, [](emulated::Warp& w) {
+        uint32_t most = 0;
+        for (auto& i : w.in) most = max(most, i[0]);
+        for (auto& o : w.out) o[0] = most;
+    });
+    return out[0];
+}
+inline float __shfl_xor_sync(unsigned, float v, int mask) {
+    uint32_t in[1] = {__float_as_uint(v)}, out[1];
+    emulated::together(in, out, [mask](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) w.out[i][0] = w.in[i ^ mask][0];
+    });
+    return __uint_as_float(out[0]);
+}
+
+// ---- In place of the helpers that are instructions ----------------------------------------------------------------
+inline float nan_max(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+inline float nan_min(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+template <typename T>
+void advance(T*& p, int64_t bytes) { p = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + bytes); }
+inline void store_where(bool in, float* to, float v) { if (in) *to = v; }
+template <int WORDS>
+void copy_words(float* to, const float* from, bool in = true) {
+    if ((reinterpret_cast<uintptr_t>(to) | (in ? reinterpret_cast<uintptr_t>(from) : 0)) % (4 * WORDS)) abort();
+    for (int i = 0; i < WORDS; ++i) to[i] = in ? from[i] : 0.0f;
+}
+inline void commit_copies() {}
+template <int PENDING>
+void wait_copies() {}
+
+inline float tf32(uint32_t bits) { return __uint_as_float(bits & ~0x1fffu); }
+inline float round_tf32(float v) { return isfinite(v) ? tf32(__float_as_uint(v) + 0x1000u) : v; }
+inline float from_half(uint32_t bits) { const uint16_t own = bits; _Float16 h; memcpy(&h, &own, 2); return h; }
+inline unsigned to_half(float v) { const _Float16 h = v; uint16_t bits; memcpy(&bits, &h, 2); return bits; }
+inline unsigned split_halves(float v) { const unsigned high = to_half(v); return high | to_half(v - from_half(high)) << 16; }
+
+// value_a(warp, row, k) and value_b(warp, k, column) read the fragments.
+template <int DEPTH, typename A, typename B>
+void multiply_fragments(float (&d)[4], const float4& a, uint32_t b0, uint32_t b1, A value_a, B value_b) {
+    const uint32_t in[6] = {__float_as_uint(a.x), __float_as_uint(a.y), __float_as_uint(a.z), __float_as_uint(a.w), b0, b1};
+    uint32_t out[4];
+    emulated::together(in, out, [&](emulated::Warp& w) {
+        for (int lane = 0; lane < 32; ++lane)
+            for (int e = 0; e < 4; ++e) {
+                double sum = 0.0;
+                for (int k = 0; k < DEPTH; ++k) sum += double(value_a(w, lane / 4 + e / 2 * 8, k)) * value_b(w, k, lane % 4 * 2 + e % 2);
+                w.out[lane][e] = __float_as_uint(static_cast<float>(sum));
+            }
+    });
+    for (int e = 0; e < 4; ++e) d[e] += __uint_as_float(out[e]);
+}
+inline void multiply_add(float (&d)[4], const float4& a, float b0, float b1) {
+    multiply_fragments<8>(d, a, __float_as_uint(b0), __float_as_uint(b1),
+        [](emulated::Warp& w, int row, int k) { return tf32(w.in[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]); },
+        [](emulated::Warp& w, int k, int column) { return tf32(w.in[column * 4 + k % 4][4 + k / 4]); });
+}
+inline void multiply_add_halves(float (&d)[4], const float4& a, const unsigned (&b)[2]) {
+    multiply_fragments<16>(d, a, b[0], b[1],
+        [](emulated::Warp& w, int row, int k) { return from_half(w.in[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> k % 2 * 16); },
+        [](emulated::Warp& w, int k, int column) { return from_half(w.in[column * 4 + k % 8 / 2][4 + k / 8] >> k % 2 * 16); });
+}

@@ -1,0 +1,84 @@
+"""The portable convolution's kernels, run on the CPU thread by thread: every kind of epilogue against float64."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import contractions, convpool, convreduce
+from fusegen.compiler import compile_file
+from fusegen.plan import contraction
+from fusegen.trace import load_model_file
+from tests.emulated import Emulated
+from tests.models import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
+
+MODELS = {
+    "stored": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.hardswish(self.m(x)) * 2", (20, 9, 14)),
+    "channels": ("nn.ConvTranspose2d(16, 40, 3, 2, 1)", "self.m(x).softmax(1)", (16, 6, 7)),
+    "sums": ("nn.Conv3d(3, 24, 3)", "F.relu(self.m(x)).mean((2, 3, 4))", (3, 6, 7, 9)),
+    "sums_of_places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).relu().sum((2, 3))", (16, 20, 31)),
+    "moments": ("nn.Conv2d(5, 40, 3, padding=1)", "self.n(F.hardswish(self.m(x))).mean((1, 2, 3))", (5, 13, 17)),
+    "moments_of_phases": ("nn.ConvTranspose2d(16, 24, 4, 3)", "self.n(self.m(x)).mean((2, 3))", (16, 5, 6)),
+    "moments_of_groups": ("nn.Conv2d(32, 80, 3, groups=2)", "self.n(self.m(x) + 30).mean((2, 3))", (32, 9, 20)),
+    "pooled": ("nn.ConvTranspose2d(16, 24, 3, 2, 1, 1)", "F.max_pool2d(self.m(x).abs() - 1, 2).tanh()", (16, 8, 11)),
+    "pooled_means": ("nn.ConvTranspose2d(20, 40, 5, 2, 2)", "F.avg_pool2d(F.silu(self.m(x)), 2)", (20, 7, 9)),
+    "pooled_volume": ("nn.ConvTranspose3d(3, 16, 3, 2, 1)", "F.max_pool3d(self.m(x).abs(), 2)", (3, 3, 4, 5)),
+    "pooled_groups": (
+        "nn.ConvTranspose2d(48, 60, (3, 4), (3, 2), 1, groups=3)",
+        "F.max_pool2d(self.m(x).abs(), (3, 2))",
+        (48, 4, 5),
+    ),
+    "pooled_by_five": ("nn.ConvTranspose1d(32, 40, 7, 5, 2)", "F.avg_pool1d(self.m(x).sin(), 5)", (32, 37)),
+    "pooled_far_taps": (
+        "nn.ConvTranspose2d(16, 24, 3, 2, dilation=(19, 1))",
+        "F.max_pool2d(self.m(x).abs(), 2)",
+        (16, 6, 7),
+    ),
+}
+"""By name: the module ``self.m``, what the forward returns, the shape of one sample."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
+    for module in (convreduce, convpool):
+        monkeypatch.setattr(module, "faster", lambda *_: None)
+    monkeypatch.setattr(contraction, "hopper_conv", lambda *_, **__: "left to the portable one")
+    module, body, shape = MODELS[name]
+    init = f"self.m = {module}\nself.p = nn.Parameter(torch.randn(18, 29))"
+    if name.startswith("moments"):
+        init += f"\nself.n = nn.GroupNorm(8, {module.split(',')[1]})"
+    path = write(tmp_path, f"return {body}", init, f"torch.rand(4, {', '.join(map(str, shape))})")
+    compiled = compile_file(path)
+    torch.manual_seed(0)
+    kernel = Emulated(compiled, dict(load_model_file(path).model_class().named_parameters()), tmp_path)
+    assert bool(kernel.detail.reduced) == name.startswith(("sums", "moments"))
+    assert kernel.detail.moments == name.startswith("moments")
+    assert (kernel.detail.pool is not None) == name.startswith("pooled")
+
+    for tf32 in (True, False):
+        x = torch.randn(2, *shape) + 0.5
+        found, exact = kernel(x, tf32), kernel.exact(x, tf32)
+        if name.startswith("moments"):  # what rounding took from the mean is no multiple of what float64 loses
+            mean, rest, _ = found
+            assert rest.abs().max() <= 2**-24 * mean.abs().max()
+            assert (mean.double() + rest - exact[0]).abs().max() <= (mean.double() - exact[0]).abs().max() + 1e-7
+            found, exact = [found[0], found[2]], [exact[0], exact[2]]
+        for y, r in zip(found, exact, strict=True):
+            assert (y - r).abs().max() <= 4e-6 * r.abs().max(), (tf32, y, r)
+
+    x[(0, 2, *(size // 2 for size in shape[1:]))], x[(1, 0, *(0 for _ in shape[1:]))] = torch.nan, torch.inf
+    for y, r in zip(kernel(x, False), kernel.exact(x, False), strict=True):
+        if kernel.detail.moments:  # a mean that is infinite, beside a variance that is NaN
+            assert torch.equal(y.isfinite(), r.isfinite())
+        else:
+            assert torch.equal(y.isnan(), r.isnan())
+        finite = r.isfinite()
+        assert not finite.any() or (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max() + 2e-6
