@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import ceil, gcd, prod
 
 from fusegen.ir import ConvOp, Frozen
@@ -112,6 +112,10 @@ _OUTPUT_TILES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (4, 3), (4, 4))
 """(warps, fragments of 16 outputs in each) along the outputs."""
 
 
+_CANDIDATES = 3
+"""Tiles along the outputs, and depths for each, that a measurement may choose from."""
+
+
 class TooLarge(Exception):
     """A structure whose input does not fit into shared memory."""
 
@@ -157,21 +161,21 @@ class _Taps:
         )
 
 
-def _output_tile(outputs: int, whole: bool) -> tuple[int, int]:
-    """(warps along the outputs, fragments of each); ``whole``: one block holds every output."""
+def _output_tiles(outputs: int, whole: bool) -> list[tuple[int, int]]:
+    """(warps along the outputs, fragments of each), best first; ``whole``: one block holds every output."""
 
     if whole:
         fitting = [choice for choice in _OUTPUT_TILES if 16 * prod(choice) >= outputs]
         if not fitting:
             raise TooLarge(f"{outputs} output channels do not fit into one block, as a reduction over them needs")
-        return fitting[0]
+        return fitting
 
     def cost(choice: tuple[int, int]) -> int:
         tile = 16 * prod(choice)
         return ceil(outputs / tile) * (tile + 8)  # every tile loads x once more
 
     # One warp along the outputs: weights, which every block streams, serve as many positions as possible.
-    return min((choice for choice in _OUTPUT_TILES if choice[0] == 1), key=cost)
+    return sorted((choice for choice in _OUTPUT_TILES if choice[0] == 1), key=cost)
 
 
 def _aligned_plane(words: int) -> int:
@@ -216,19 +220,42 @@ def tile_conv(conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int
 
     ``whole``: a block holds every output channel of its positions, for a reduction over them.
     """
+    return _conv_tilings(conv, kernel, channels, outputs, whole, 1)[0]
+
+
+def conv_tilings(
+    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool
+) -> dict[str, ConvTiling]:
+    """Candidates by what is particular to them, ``tile_conv``'s first. Raises ``TooLarge``."""
+    found: dict[str, ConvTiling] = {}
+    for tiling in _conv_tilings(conv, kernel, channels, outputs, whole, _CANDIDATES):
+        found.setdefault(f"{tiling.output_tile} channels, {tiling.chunk} deep", tiling)
+    return found
+
+
+def _conv_tilings(
+    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool, most: int
+) -> list[ConvTiling]:
+    """Those that fit, best first, up to ``most`` for each of as many tiles. Raises ``TooLarge`` where none does."""
     axes = list(zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True))
     taps = tuple(_Taps(*axis, conv.transposed) for axis in [(1, 1, 0, 1)] * (3 - conv.rank) + axes)
-    warps_o, tiles_o = _output_tile(outputs, whole)
     # Taps far apart have a load of x each: rows between them are not read.
     apart = tuple(axis.most > 1 and axis.spread // gcd(axis.step, axis.spread) > _FAR for axis in taps[:2])
     candidates = list(_chunks(channels))
-    for nominal, chunks in ((True, candidates), (False, candidates[::-1])):
-        for alone in dict.fromkeys((apart, (True, True))):
-            fitter = _Fitter(taps, (alone[0], alone[1]), conv.rank, channels, warps_o, tiles_o)
-            for chunk, affine in chunks:
-                if found := fitter.fit(chunk, affine, nominal):
-                    return found
-    raise TooLarge("the input that a few output positions meet does not fit into shared memory")
+    found: list[ConvTiling] = []
+    for warps_o, tiles_o in _output_tiles(outputs, whole)[:most]:
+        for nominal, chunks in ((True, candidates), (False, candidates[::-1])):
+            fitters = (
+                _Fitter(taps, (alone[0], alone[1]), conv.rank, channels, warps_o, tiles_o)
+                for alone in dict.fromkeys((apart, (True, True)))
+            )
+            fits = (fitter.fit(chunk, affine, nominal) for fitter in fitters for chunk, affine in chunks)
+            if of_tile := list(islice(filter(None, fits), most)):
+                found += of_tile
+                break
+    if not found:
+        raise TooLarge("the input that a few output positions meet does not fit into shared memory")
+    return found
 
 
 @dataclass(frozen=True)
@@ -369,12 +396,18 @@ class MatmulTiling(Frozen):
 
 def tile_matmul(features: int, whole: bool) -> MatmulTiling:
     """The tiling of a product with so many columns. Raises ``TooLarge``."""
+    return next(iter(matmul_tilings(features, whole).values()))
+
+
+def matmul_tilings(features: int, whole: bool) -> dict[str, MatmulTiling]:
+    """Candidates by their (rows, features) of a block, ``tile_matmul``'s first. Raises ``TooLarge``."""
     tiles = ceil(features / 8)
     if whole and tiles > 32:
         raise TooLarge(f"{features} features do not fit into one block, as a reduction over them needs")
-    warps_n = 1 if tiles <= 8 else 4 if whole and tiles > 16 else 2
-    return MatmulTiling(
-        warps_m=4 // warps_n,
-        warps_n=warps_n,
-        tiles_n=min(8, ceil(tiles / warps_n)),
-    )
+    best = 1 if tiles <= 8 else 4 if whole and tiles > 16 else 2
+    found: dict[str, MatmulTiling] = {}
+    for warps_n in sorted((1, 2, 4), key=lambda warps: warps != best):
+        tiling = MatmulTiling(warps_m=4 // warps_n, warps_n=warps_n, tiles_n=min(8, ceil(tiles / warps_n)))
+        if not whole or tiling.tile[1] >= features:
+            found["x".join(map(str, tiling.tile))] = tiling
+    return found

@@ -10,7 +10,16 @@ from math import ceil
 import pytest
 
 from fusegen.ir import ConvOp
-from fusegen.tiling import ConvTiling, TilingAxis, TilingShape, TooLarge, tile_conv, tile_matmul
+from fusegen.tiling import (
+    ConvTiling,
+    TilingAxis,
+    TilingShape,
+    TooLarge,
+    conv_tilings,
+    matmul_tilings,
+    tile_conv,
+    tile_matmul,
+)
 
 SHARED_BYTES = 99 * 1024
 """The least that a block may have on any device from sm_80 on."""
@@ -135,6 +144,17 @@ def test_buffers_fit_and_are_filled_in_time() -> None:
             assert shape.slots >= 2
 
 
+def test_the_first_candidate_is_the_tiling() -> None:
+    several = 0
+    for conv, tiling, channels in structures(20):
+        kernel, outputs = tuple(axis.kernel for axis in tiling.axes)[3 - conv.rank :], tiling.output_tile
+        found = list(conv_tilings(conv, kernel, channels, outputs, False).values())
+        assert found[0] == tile_conv(conv, kernel, channels, outputs, False)
+        assert len(set(found)) == len(found)
+        several += len(found) > 1
+    assert several > 10
+
+
 def test_a_reduction_keeps_every_channel_in_one_block() -> None:
     conv, kernel, channels, _ = random_structure(2)
     for outputs in (1, 16, 17, 100, 256):
@@ -143,4 +163,5 @@ def test_a_reduction_keeps_every_channel_in_one_block() -> None:
         tile_conv(conv, kernel, channels, 257, True)
     with pytest.raises(TooLarge, match="300 features"):
         tile_matmul(300, True)
-    assert tile_matmul(256, True).tile[1] >= 256
+    assert all(tiling.tile[1] >= 256 for tiling in matmul_tilings(256, True).values())
+    assert list(matmul_tilings(64, False)) == ["256x64", "128x64", "64x64"]

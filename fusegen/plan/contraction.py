@@ -15,6 +15,7 @@ from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import Style
 from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import feature_axis, with_rows
+from fusegen.tuning import choose, faster
 
 
 def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
@@ -89,13 +90,21 @@ def hopper_conv(
 
 
 def portable_conv(
-    region: Region, node: Node, axes: tuple[ContractionAxis, ...], rows: RowProgram, whole: bool = False
+    region: Region,
+    node: Node,
+    axes: tuple[ContractionAxis, ...],
+    rows: RowProgram,
+    whole: bool = False,
+    alone: bool = False,
 ) -> ContractionPlan:
-    """A convolution by mma.sync, with ``rows`` after it; ``whole``: a block has all channels of its positions."""
+    """A convolution by mma.sync, with ``rows`` after it; ``whole``: a block has all channels of its positions.
+
+    ``alone``: no other kernel computes it on any device.
+    """
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
     inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
-    channels = ops.group_channels(node.op, x.type, w.type)
+    structure = (node.op, ops.kernel_size(w.type), *ops.group_channels(node.op, x.type, w.type), whole)
     return ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,
@@ -105,7 +114,7 @@ def portable_conv(
         outputs=outputs,
         groups=node.op.groups,
         axes=axes,
-        tiling=tiling.tile_conv(node.op, ops.kernel_size(w.type), *channels, whole),
+        tiling=choose(f"{node.name} tile", tiling.conv_tilings(*structure)) if alone else tiling.tile_conv(*structure),
         precise=not contractions.allows_tf32(region.body, node),
         rows=rows,
     )
@@ -113,9 +122,12 @@ def portable_conv(
 
 def _is_slower(region: Region, node: Node, whole: bool) -> bool:
     """Whether Hopper's asynchronous tensor cores are expected to take longer than the portable kernel in full fp32."""
-    hopper_machine = machine("sm_90")
-    seconds = hopper.conv_seconds(region.body, node, hopper_machine, True)
-    return seconds > contractions.portable_seconds(region.body, node, whole, hopper_machine)
+    rates = machine("sm_90")
+    answers = {
+        "asynchronous": (False, hopper.conv_seconds(region.body, node, rates, True)),
+        "portable": (True, contractions.portable_seconds(region.body, node, whole, rates)),
+    }
+    return faster(f"{node.name} kernel", answers)
 
 
 def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
@@ -127,14 +139,14 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     if contractions.fits_gemm(region.body, region.space, node):
         return gemm.plan(region, name)
     if not isinstance(node.op, ConvOp):
-        return region.plan(f"{name}_contraction", gemm.portable(region), tf32="matmul")
+        return region.plan(f"{name}_contraction", gemm.portable(region, alone=True), tf32="matmul")
     axes = axes_of(region, node.op, node, *map(region.body.node, node.inputs))
     space = with_rows(region.space, (feature_axis(node),))
     statistics, reduced = _statistics(region, node), _reduced(region)
     rows = region.lower(space, Style("{}" if reduced else "{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
-    detail = portable_conv(region, node, axes, rows, whole).replace(statistics=statistics, reduced=reduced)
-    slower = detail.precise and not portable and not statistics and _is_slower(region, node, whole)
+    precise = not contractions.allows_tf32(region.body, node)
+    slower = precise and not portable and not statistics and _is_slower(region, node, whole)
 
     def lower(split: bool) -> RowProgram:
         return region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split), "v")
@@ -143,10 +155,12 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     if not portable and not slower:
         reduces = bool(region.space.row_axes)
         asynchronous = hopper_conv(region, node, axes, lower, reduces=reduces, statistics=statistics, reduced=reduced)
+    hopper_plan = None if isinstance(asynchronous, str) else asynchronous
+    detail = portable_conv(region, node, axes, rows, whole, alone=not portable and hopper_plan is None)
     return region.plan(
         f"{name}_conv_reduce" if reduced else f"{name}_contraction",
-        detail,
-        hopper=None if isinstance(asynchronous, str) else asynchronous,
+        detail.replace(statistics=statistics, reduced=reduced),
+        hopper=hopper_plan,
         workspace=True,
         tf32="conv",
     )

@@ -23,12 +23,13 @@ class _FeatureLowering(RowLowering):
         return "row" if tuple(order) == feature_axes(self.space, self.body.node(self.space.source)) else ""
 
 
-def portable(region: Region) -> ContractionPlan:
-    """The product on the tensor cores of any device from sm_80 on."""
+def portable(region: Region, alone: bool = False) -> ContractionPlan:
+    """The product on the tensor cores of any device from sm_80 on. ``alone``: no other kernel computes it on any."""
     node = region.body.node(region.space.source)
     assert isinstance(node.op, MatmulOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
     outputs, batched = int(node.type.shape[-1]), w.type.rank > 2
+    tiles = tiling.matmul_tilings(outputs, bool(region.space.row_axes))
     return ContractionPlan(
         head="matmul",
         source=region.args[x.name].name,
@@ -39,7 +40,7 @@ def portable(region: Region) -> ContractionPlan:
         height=region.sizes.product(x.type.shape[-2:-1] if batched else x.type.shape[:-1]),
         inputs=int(x.type.shape[-1]),
         outputs=outputs,
-        products=tiling.tile_matmul(outputs, bool(region.space.row_axes)),
+        products=choose(f"{node.name} tile", tiles) if alone else next(iter(tiles.values())),
         rows=region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v"),
     )
 

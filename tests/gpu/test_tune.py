@@ -14,8 +14,14 @@ from tests.models import write
 pytestmark = pytest.mark.gpu
 
 
-def test_every_candidate_is_measured_and_the_winner_pinned(tmp_path: Path) -> None:
-    path = write(tmp_path, "return self.m(x).relu() * 2", "self.m = nn.Conv2d(64, 96, 3)", "torch.rand(16, 64, 64, 64)")
+@pytest.mark.parametrize("inputs", [64, 3])
+def test_every_candidate_is_measured_and_the_winner_pinned(inputs: int, tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "return self.m(x).relu() * 2",
+        f"self.m = nn.Conv2d({inputs}, 96, 3)",
+        f"torch.rand(16, {inputs}, 64, 64)",
+    )
     planned = compile_file(path)
     found = tune(path, target="sm_90", evaluation=False, seconds=0.2)
     assert {c.point for c in found.candidates} == set(planned.choices)
