@@ -100,7 +100,8 @@ def _readers(graph: Graph, value: Node) -> dict[str, PositionFn | None] | None:
         mean = graph.node(distance.inputs[1])
         rest = [graph.node(name) for name in dict.fromkeys(users[distance.name])]
         own = mean.inputs == (data.name,) and found.get(mean.name) == "mean"
-        if not own or not all(_is_over(n, distance, positions) and n.op == mean.op for n in rest):
+        aligned = mean.type.rank == data.type.rank  # else its axes meet other ones of the data
+        if not own or not aligned or not all(_is_over(n, distance, positions) and n.op == mean.op for n in rest):
             return None
         found[distance.name] = None
         found |= dict.fromkeys((node.name for node in rest), "rest")

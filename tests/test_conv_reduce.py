@@ -103,6 +103,12 @@ def test_what_norms_leave_to_another_kernel(body: str, init: str, tmp_path: Path
     assert not _reduced(_program(tmp_path, body, init))
 
 
+def test_a_mean_whose_axes_meet_others_is_no_distance_from_it(tmp_path: Path) -> None:
+    body = "y = F.gelu(self.c(x))\nm = y.mean((2, 3))\nreturn (y - m).mean((2, 3)), m"
+    path = write(tmp_path, body, "self.c = nn.Conv2d(32, 32, 3, padding=1)", "torch.rand(32, 32, 32, 32)")
+    assert not _reduced(compile_file(path).program)
+
+
 @pytest.mark.parametrize("channels", [3, 4])
 def test_few_channels_in_full_fp32_stay_with_the_portable_kernel(channels: int, tmp_path: Path) -> None:
     init = f"self.c = nn.Conv3d({channels}, 24, 3)\nself.n = nn.GroupNorm(4, 24)"
