@@ -1,0 +1,86 @@
+"""What each kernel template needs to know: its constants, geometry and row program."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from fusegen.plan.details.contractions import (
+    ABSENT_AXIS,
+    ContractionAxis,
+    ContractionPlan,
+    ConvApartPlan,
+    DirectConvPlan,
+    PhasePoolPlan,
+    PositionResult,
+    StatisticsPlan,
+)
+from fusegen.plan.details.conv_sm90 import (
+    HopperConvPlan,
+    InPlacePlan,
+    PartTaps,
+    Product,
+    ProductGroup,
+    TapResidue,
+    TapStep,
+    WindowPlan,
+)
+from fusegen.plan.details.products import GemmPlan, HalfGemmPlan, NarrowPlan
+from fusegen.plan.details.rows import (
+    PointwisePlan,
+    PoolAxis,
+    PoolPlan,
+    RowReducePlan,
+    RowStreamPlan,
+    WindowAxis,
+    WindowBounds,
+    WindowSumPlan,
+)
+
+Detail: TypeAlias = Annotated[
+    PointwisePlan
+    | PoolPlan
+    | WindowSumPlan
+    | ContractionPlan
+    | ConvApartPlan
+    | DirectConvPlan
+    | HopperConvPlan
+    | GemmPlan
+    | HalfGemmPlan
+    | NarrowPlan
+    | RowReducePlan
+    | RowStreamPlan,
+    Field(discriminator="template"),
+]
+
+__all__ = [
+    "ABSENT_AXIS",
+    "ContractionAxis",
+    "ContractionPlan",
+    "ConvApartPlan",
+    "Detail",
+    "DirectConvPlan",
+    "GemmPlan",
+    "HalfGemmPlan",
+    "HopperConvPlan",
+    "InPlacePlan",
+    "NarrowPlan",
+    "PartTaps",
+    "PhasePoolPlan",
+    "PointwisePlan",
+    "PoolAxis",
+    "PoolPlan",
+    "PositionResult",
+    "Product",
+    "ProductGroup",
+    "RowReducePlan",
+    "RowStreamPlan",
+    "StatisticsPlan",
+    "TapResidue",
+    "TapStep",
+    "WindowAxis",
+    "WindowBounds",
+    "WindowPlan",
+    "WindowSumPlan",
+]

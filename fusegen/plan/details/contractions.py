@@ -1,0 +1,131 @@
+"""Convolutions and products that run on any device, and what convolutions of all kernels have in common."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fusegen.convreduce import PositionFn, has_moments
+from fusegen.dims import Dim
+from fusegen.direct import Tile
+from fusegen.ir import Frozen
+from fusegen.plan.rowprogram import RowProgram
+from fusegen.tiling import ConvTiling, MatmulTiling
+
+
+class ContractionAxis(Frozen):
+    """One spatial axis of a convolution; ``size`` and ``output`` are its lengths over binding names."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    output_padding: int
+    size: Dim
+    output: Dim
+
+
+ABSENT_AXIS = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_padding=0, size=1, output=1)
+"""In place of what a convolution of fewer axes lacks."""
+
+
+class StatisticsPlan(Frozen):
+    """Mean and variance of every channel of a stored result, over samples and positions, and what follows from them.
+
+    ``rows`` has one phase of element statements over ``mean``, ``variance`` and operands at ``channel``.
+    """
+
+    channels: int
+    positions: Dim
+    """Of a sample, over binding names."""
+    rows: RowProgram
+
+
+class PositionResult(Frozen):
+    """What a convolution's kernel gives of every channel of every sample of results that it does not store."""
+
+    fn: PositionFn
+    output: str
+
+
+class PhasePoolPlan(Frozen):
+    """A pooling of a transposed convolution's results whose windows are the phases of a position."""
+
+    fn: Literal["max", "mean"]
+    divisor: int
+    """Of a mean's sums."""
+    before: RowProgram
+    """What happens to every result ``v`` of the convolution; the plan's ``rows`` follow the pooling."""
+
+
+class ContractionPlan(Frozen):
+    """Implicit GEMM with an epilogue: rows of ``outputs`` channels (features), one per output position.
+
+    In the epilogue ``outer`` is the sample, ``l`` the output channel, ``inner`` the flattened output
+    position; for a matrix product ``outer`` is the row (batch * height of them) and ``l`` the feature.
+    """
+
+    template: Literal["contraction"] = "contraction"
+    head: Literal["conv", "conv_transpose", "matmul"]
+    source: str
+    weight: str
+    weight_transposed: bool = False
+    """Matrix product: the weight is stored as [N, K]."""
+    weight_batched: bool = False
+    """Matrix product: the weight has the batch axes of the source."""
+    batch: Dim
+    """Samples of a convolution, or batches of a matrix product with a weight for each."""
+    height: Dim = 1
+    """Matrix product: rows of a batch."""
+    inputs: int
+    """Input channels, or the contracted length of a matrix product."""
+    outputs: int
+    groups: int = 1
+    axes: tuple[ContractionAxis, ...] = ()
+    precise: bool = False
+    """Full fp32 whatever torch's TF32 setting says, as eager computes it."""
+    tiling: ConvTiling | None = None
+    products: MatmulTiling | None = None
+    rows: RowProgram
+    statistics: StatisticsPlan | None = None
+    reduced: tuple[PositionResult, ...] = ()
+    """As in ``HopperConvPlan``."""
+    pool: PhasePoolPlan | None = None
+
+    @property
+    def moments(self) -> bool:
+        """As in ``HopperConvPlan``."""
+        return has_moments(result.fn for result in self.reduced)
+
+
+class DirectConvPlan(Frozen):
+    """A convolution of groups of few channels in plain fp32, with elementwise chains before and after it.
+
+    In both chains ``sample`` is the sample, ``l`` the channel, ``inner`` the flattened position.
+    """
+
+    template: Literal["conv_direct"] = "conv_direct"
+    transposed: bool
+    rank: int
+    axes: tuple[ContractionAxis, ContractionAxis, ContractionAxis]
+    batch: Dim
+    groups: int
+    inputs: int
+    outputs: int
+    """Channels of a group."""
+    source: str
+    weight: str
+    tiles: tuple[Tile, ...]
+    """One for each width of an access, the widest first."""
+    before: RowProgram
+    after: RowProgram
+
+
+class ConvApartPlan(Frozen):
+    """A convolution, then a kernel that reduces what it wrote to the workspace: the ``parts`` of the kernel's plan."""
+
+    template: Literal["conv_apart"] = "conv_apart"
+    conv: ContractionPlan
+    elements: Dim
+    """Of the convolution's result, over binding names."""
+    sizes: tuple[tuple[Dim, ...], tuple[Dim, ...]]
+    """The run-time sizes that either part takes, over those of the whole."""

@@ -1,0 +1,88 @@
+"""Matrix products in kernels of their own; the portable one is a contraction."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fusegen.dims import Dim
+from fusegen.ir import DType, Frozen
+from fusegen.plan.rowprogram import RowProgram
+
+
+class GemmPlan(Frozen):
+    """Product of a matrix [height, inputs] and a weight, or of a batch of those, on the tensor cores of sm_90a.
+
+    In the epilogue ``outer`` is the row, ``l`` the feature.
+    """
+
+    template: Literal["gemm_sm90"] = "gemm_sm90"
+    source: str
+    source_transposed: bool = False
+    """Every matrix of the source is stored as [inputs, rows]."""
+    weight: str
+    weight_transposed: bool
+    """The weight is stored as [outputs, inputs], else as [inputs, outputs]."""
+    weight_batched: bool = False
+    """Every matrix of the batch has a weight of its own."""
+    height: Dim
+    """Rows, of all matrices."""
+    lines: Dim
+    """Rows of a matrix: fewer than ``height`` where tiles keep to one."""
+    inputs: Dim
+    outputs: Dim
+    cluster: int
+    """Blocks side by side that share the rows of a tile."""
+    widths: tuple[int, ...]
+    """Rows of a tile, ascending: the last for all heights above the others."""
+    instructions: tuple[int, ...]
+    """Columns of the products' instructions."""
+    group: int = 0
+    """Neighbouring features that reductions run along, each group for itself: then a row is one of those
+    of a row, ``outer`` counts groups, and ``l`` is the feature within one. 0: all features."""
+    rows: RowProgram
+
+    @property
+    def batched(self) -> bool:
+        return self.lines != self.height
+
+
+class HalfGemmPlan(Frozen):
+    """The same product of 16-bit floats, with a pointwise epilogue in fp32."""
+
+    template: Literal["gemm_half_sm90"] = "gemm_half_sm90"
+    source: str
+    weight: str
+    weight_transposed: bool
+    """The weight is stored as [outputs, inputs], else as [inputs, outputs]."""
+    height: Dim
+    inputs: int
+    outputs: int
+    dtype: DType
+    rows: RowProgram
+
+    @property
+    def instruction(self) -> str:
+        """The element type as the instructions name it."""
+        return {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}[self.dtype]
+
+
+class NarrowPlan(Frozen):
+    """Product of a matrix [height, inputs] and a weight of few outputs, in plain fp32.
+
+    In the epilogue ``outer`` is the row, ``l`` the feature.
+    """
+
+    template: Literal["linear_narrow"] = "linear_narrow"
+    source: str
+    weight: str
+    weight_transposed: bool
+    """As in ``GemmPlan``."""
+    height: Dim
+    inputs: int
+    outputs: int
+    rows_at_once: int
+    """Rows of a warp."""
+    warps: int
+    resident: int
+    """Blocks of a multiprocessor."""
+    rows: RowProgram

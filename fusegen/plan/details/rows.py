@@ -1,0 +1,160 @@
+"""Kernels along rows, windows and elements of a tensor."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fusegen.dims import Dim
+from fusegen.ir import Frozen
+from fusegen.plan.rowprogram import RowProgram
+
+
+class PointwisePlan(Frozen):
+    """A grid-stride elementwise kernel over the output's elements.
+
+    ``rows`` has one phase of element statements; its operands' and stores' ``index`` are C++ over
+    ``index``, the element. ``vector_args`` are the operands indexed by ``index`` itself: loaded as
+    16-byte vectors where alignment allows.
+    """
+
+    template: Literal["pointwise"] = "pointwise"
+    elements: Dim
+    """Element count over binding names."""
+    vector_args: tuple[str, ...] = ()
+    rows: RowProgram
+
+
+class WindowBounds(Frozen):
+    """The positions of an axis from ``start`` on that lie below ``stop``, a size over binding names."""
+
+    start: int
+    stop: Dim
+
+
+class WindowAxis(Frozen):
+    """One axis of a window-sum kernel (three, innermost last; absent axes have kernel 1, one full window)."""
+
+    kernel: int
+    step: int
+    """Of the positions in a window."""
+    windows: tuple[WindowBounds, ...]
+    tap_window: tuple[int, ...]
+    """Tap -> index of its window."""
+    full: bool
+    """One window, the whole axis at any length."""
+    size: Dim
+    """Length over binding names."""
+    least: int
+    """Shortest length at which the convolution has an output."""
+
+
+class WindowSumPlan(Frozen):
+    """One-launch collapse of a convolution under a mean or sum over all its spatial axes."""
+
+    template: Literal["window_sum"] = "window_sum"
+    transposed: bool
+    mean: bool
+    """Divide by ``positions``, the number of the convolution's output positions."""
+    positions: Dim
+    rank: int
+    in_channels: int
+    out_channels: int
+    groups: int
+    axes: tuple[WindowAxis, WindowAxis, WindowAxis]
+    source: str
+    weight: str
+    batch: Dim
+    threads: int
+    min_blocks: int
+    """Resident blocks of a multiprocessor to leave registers for."""
+    unroll: int
+    """Independent loads in flight per thread."""
+    rows: RowProgram
+
+
+class RowReducePlan(Frozen):
+    """Pointwise and reductions along one axis of [outer, length, inner], read once, written once."""
+
+    template: Literal["row_reduce"] = "row_reduce"
+    source: str
+    outer: Dim
+    inner: Dim
+    strided: bool
+    """True when ``inner`` can exceed 1: lanes run along ``inner``."""
+    parts: tuple[int, int]
+    """Threads that share one row, for scalar and for 16-byte accesses."""
+    lanes: tuple[int, int]
+    """Rows side by side in a block, likewise."""
+    resident: int
+    """Resident threads of a multiprocessor to leave registers for."""
+    double: bool
+    """Values are kept and computed in double."""
+    rows: RowProgram
+
+
+class RowStreamPlan(Frozen):
+    """Rows of any length in [outer, before, middle, run, inner], a row being [before, run].
+
+    A pass over the row for each phase; element statements are computed again in every phase that needs
+    them. ``kept`` names the operands that several passes read. ``middle`` is 1 where rows are one run.
+    """
+
+    template: Literal["row_stream"] = "row_stream"
+    outer: Dim
+    before: Dim
+    middle: Dim
+    run: Dim
+    inner: Dim
+    strided: bool
+    """True when ``inner`` can exceed 1: threads side by side take neighbouring rows."""
+    kept: tuple[str, ...]
+    unroll: tuple[int, int]
+    """Accesses in flight per thread, scalar and of 16 bytes."""
+    rows: RowProgram
+
+
+class PoolAxis(Frozen):
+    """One pooled axis; ``size`` and ``output`` are its lengths over binding names."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    size: Dim
+    output: Dim
+    clipped: bool
+    """Some window may reach past the input."""
+
+
+class PoolPlan(Frozen):
+    """Maximum or mean over windows, with the chains before and after it.
+
+    ``before`` runs on every element read, ``after`` on every result; their texts are over ``plane``, the
+    position along the axes before the pooled ones, and ``z``, ``y`` and ``x``, those along the pooled axes.
+    """
+
+    template: Literal["pool"] = "pool"
+    fn: Literal["max", "mean"]
+    adaptive: bool
+    """Windows that cover the axis, of lengths known at run time."""
+    axes: tuple[PoolAxis, PoolAxis, PoolAxis]
+    planes: Dim
+    rows_are_planes: bool
+    """One pooled axis: the middle axis is the planes."""
+    count_include_pad: bool
+    fixed_count: int | None
+    """What every sum is divided by, where that is one number."""
+    vectors: tuple[int, ...]
+    """Neighbouring elements that one aligned access reads, the widest first."""
+    outputs: tuple[int, ...]
+    """For each of them: results of a thread, one below the other."""
+    unrolled: bool
+    source: str
+    before: RowProgram
+    after: RowProgram
+    of_plane: tuple[str, ...]
+    """Values of ``before``, operands and what follows from them, that are the same all over a plane,"""
+    of_row: tuple[str, ...]
+    """along a row of it,"""
+    of_column: tuple[str, ...]
+    """and, operands only, at a place of any row: where a thread reads rows in whole."""
