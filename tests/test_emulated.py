@@ -28,6 +28,11 @@ MODELS = {
     "moments_of_groups": ("nn.Conv2d(32, 80, 3, groups=2)", "self.n(self.m(x) + 30).mean((2, 3))", (32, 9, 20)),
     "pooled": ("nn.ConvTranspose2d(16, 24, 3, 2, 1, 1)", "F.max_pool2d(self.m(x).abs() - 1, 2).tanh()", (16, 8, 11)),
     "pooled_means": ("nn.ConvTranspose2d(20, 40, 5, 2, 2)", "F.avg_pool2d(F.silu(self.m(x)), 2)", (20, 7, 9)),
+    "pooled_with_sizes": (
+        "nn.ConvTranspose2d(16, 24, 4, 2, 1)",
+        "F.max_pool2d(self.m(x).sin() / x.shape[2], 2) * x.shape[3]",
+        (16, 5, 6),
+    ),
     "pooled_volume": ("nn.ConvTranspose3d(3, 16, 3, 2, 1)", "F.max_pool3d(self.m(x).abs(), 2)", (3, 3, 4, 5)),
     "pooled_groups": (
         "nn.ConvTranspose2d(48, 60, (3, 4), (3, 2), 1, groups=3)",

@@ -37,7 +37,8 @@ def _by_phases(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...
         before=_lower(region, parts.before, parts.before_space, "v", style),
     )
     rows = _lower(region, parts.after, parts.after_space, "v", replace(style, array="{}[j]", moves_rows=False))
-    return contraction.portable_conv(region, parts.conv, axes, rows).replace(pool=pool)
+    sizes = tuple(dict.fromkeys((*pool.before.sizes, *rows.sizes)))  # declared once for both chains
+    return contraction.portable_conv(region, parts.conv, axes, rows.replace(sizes=sizes)).replace(pool=pool)
 
 
 def _hopper(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) -> HopperConvPlan:
