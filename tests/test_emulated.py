@@ -40,6 +40,11 @@ MODELS = {
         (48, 4, 5),
     ),
     "pooled_by_five": ("nn.ConvTranspose1d(32, 40, 7, 5, 2)", "F.avg_pool1d(self.m(x).sin(), 5)", (32, 37)),
+    "pooled_idle_phases": (
+        "nn.ConvTranspose2d(16, 24, (2, 3), (3, 4), (0, 1), (2, 3), dilation=(1, 2))",
+        "F.max_pool2d(self.m(x).abs(), (3, 4))",
+        (16, 5, 6),
+    ),
     "pooled_far_taps": (
         "nn.ConvTranspose2d(16, 24, 3, 2, dilation=(19, 1))",
         "F.max_pool2d(self.m(x).abs(), 2)",
@@ -68,8 +73,10 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert kernel.detail.moments == name.startswith("moments")
     assert (kernel.detail.pool is not None) == name.startswith("pooled")
 
-    for tf32 in (True, False):
-        x = torch.randn(2, *shape) + 0.5
+    grown = (shape[0], *(size + 3 for size in shape[1:]))
+    calls = [(shape, True), (shape, False)]
+    for size, tf32 in calls if "self.p" in body else [*calls, (grown, True)]:
+        x = torch.randn(2, *size) + 0.5
         found, exact = kernel(x, tf32), kernel.exact(x, tf32)
         if name.startswith("moments"):  # what rounding took from the mean is no multiple of what float64 loses
             mean, rest, _ = found
@@ -77,13 +84,15 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
             assert (mean.double() + rest - exact[0]).abs().max() <= (mean.double() - exact[0]).abs().max() + 1e-7
             found, exact = [found[0], found[2]], [exact[0], exact[2]]
         for y, r in zip(found, exact, strict=True):
-            assert (y - r).abs().max() <= 4e-6 * r.abs().max(), (tf32, y, r)
+            assert (y - r).abs().max() <= 4e-6 * r.abs().max(), (size, tf32, y, r)
 
+    x = torch.randn(2, *shape) + 0.5
     x[(0, 2, *(size // 2 for size in shape[1:]))], x[(1, 0, *(0 for _ in shape[1:]))] = torch.nan, torch.inf
-    for y, r in zip(kernel(x, False), kernel.exact(x, False), strict=True):
-        if kernel.detail.moments:  # a mean that is infinite, beside a variance that is NaN
-            assert torch.equal(y.isfinite(), r.isfinite())
-        else:
-            assert torch.equal(y.isnan(), r.isnan())
-        finite = r.isfinite()
-        assert not finite.any() or (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max() + 2e-6
+    for tf32 in (True, False):
+        for y, r in zip(kernel(x, tf32), kernel.exact(x, tf32), strict=True):
+            if kernel.detail.moments:  # a mean that is infinite, beside a variance that is NaN
+                assert torch.equal(y.isfinite(), r.isfinite())
+            else:
+                assert torch.equal(y.isnan(), r.isnan())
+            finite = r.isfinite()
+            assert not finite.any() or (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max() + 2e-6
