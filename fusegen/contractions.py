@@ -11,9 +11,10 @@ from math import ceil, prod
 from fusegen import dims, gemm, hopper, ops
 from fusegen.ir import HALVES, ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
+from fusegen.matmul_tiling import tile_matmul
 from fusegen.rowspace import RowSpace, feature_axis
 from fusegen.tf32 import in_tf32
-from fusegen.tiling import TooLarge, tile_conv, tile_matmul
+from fusegen.tiling import TooLarge, tile_conv
 from fusegen.tuning import kernel_or_library
 
 

@@ -110,8 +110,6 @@ _SPLIT_RESIDENT = {1: 4, 2: 3, 3: 3, 4: 2}
 """Blocks of a multiprocessor in full fp32, by the fragments of outputs in a warp: as many as registers allow."""
 _OUTPUT_TILES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (4, 3), (4, 4))
 """(warps, fragments of 16 outputs in each) along the outputs."""
-
-
 _CANDIDATES = 3
 """Tiles along the outputs, and depths for each, that a measurement may choose from."""
 
@@ -379,35 +377,3 @@ class _Words:
     table: int
     fewest: int
     """Slices of a load of x."""
-
-
-class MatmulTiling(Frozen):
-    """Warps and fragments of the portable matrix-product kernel."""
-
-    warps_m: int
-    warps_n: int
-    tiles_n: int
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """(rows, features) of a block."""
-        return 16 * self.warps_m * 4, 8 * self.warps_n * self.tiles_n
-
-
-def tile_matmul(features: int, whole: bool) -> MatmulTiling:
-    """The tiling of a product with so many columns. Raises ``TooLarge``."""
-    return next(iter(matmul_tilings(features, whole).values()))
-
-
-def matmul_tilings(features: int, whole: bool) -> dict[str, MatmulTiling]:
-    """Candidates by their (rows, features) of a block, ``tile_matmul``'s first. Raises ``TooLarge``."""
-    tiles = ceil(features / 8)
-    if whole and tiles > 32:
-        raise TooLarge(f"{features} features do not fit into one block, as a reduction over them needs")
-    best = 1 if tiles <= 8 else 4 if whole and tiles > 16 else 2
-    found: dict[str, MatmulTiling] = {}
-    for warps_n in sorted((1, 2, 4), key=lambda warps: warps != best):
-        tiling = MatmulTiling(warps_m=4 // warps_n, warps_n=warps_n, tiles_n=min(8, ceil(tiles / warps_n)))
-        if not whole or tiling.tile[1] >= features:
-            found["x".join(map(str, tiling.tile))] = tiling
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import contractions, dims, gemm, narrow, tiling
+from fusegen import contractions, dims, gemm, matmul_tiling, narrow
 from fusegen.ir import HALVES, MatmulOp
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan
 from fusegen.plan.region import Region
@@ -29,7 +29,7 @@ def portable(region: Region, alone: bool = False) -> ContractionPlan:
     assert isinstance(node.op, MatmulOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
     outputs, batched = int(node.type.shape[-1]), w.type.rank > 2
-    tiles = tiling.matmul_tilings(outputs, bool(region.space.row_axes))
+    tiles = matmul_tiling.matmul_tilings(outputs, bool(region.space.row_axes))
     return ContractionPlan(
         head="matmul",
         source=region.args[x.name].name,

@@ -8,8 +8,9 @@ from fusegen.convreduce import PositionFn, has_moments
 from fusegen.dims import Dim
 from fusegen.direct import Tile
 from fusegen.ir import Frozen
+from fusegen.matmul_tiling import MatmulTiling
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.tiling import ConvTiling, MatmulTiling
+from fusegen.tiling import ConvTiling
 
 
 class ContractionAxis(Frozen):
