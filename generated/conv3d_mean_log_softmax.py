@@ -17,31 +17,59 @@
 #   mean(x + c) = mean(x) + c,  sum(x + c) = sum(x) + count c,  c constant along the axes  at %mean
 #   reshape(reshape(x)) = reshape(x)  at %mean_r1  (exact)
 #   reshape(x, shape of x) = x  at %mean_r1  (exact)
+#   mean(conv(x, w)) over one axis = conv(window means of x, tap sums of w) without it,  sum likewise  at %mean_r2
+#   permute(x, 0..n-1) = x  at %mean_r2_r11  (exact)
+#   mean(conv(x, w)) over all spatial axes = taps-summed w times window means of x,  sum likewise  at %mean_r2_r16
+#   reshape(reshape(x)) = reshape(x)  at %mean_r2  (exact)
 #
 # Graph that runs:
 #   %p_conv_weight: float32[32, 3, 3, 5, 5] = param('conv.weight')
 #   %p_conv_bias: float32[32] = param('conv.bias')
 #   %x: float32[x0_0, 3, x0_2, x0_3, x0_4] = input(0)
-#   %mean_r2: float32[x0_0, 32] = region.conv_reduce(%x, %p_conv_weight)
+#   %mean_r2_r8_kernel: float32[x0_0, 3, 1, x0_3, x0_4] = region.row_stream(%x)
 #       %x: float32[x0_0, 3, x0_2, x0_3, x0_4] = input(0)
-#       %p_conv_weight: float32[32, 3, 3, 5, 5] = input(1)
-#       %conv3d_r2: float32[x0_0, 32, x0_2, ((x0_3 - 1) // 2) + 1, ((x0_4 - 1) // 2) + 1] = conv3d(%x, %p_conv_weight, stride=(1, 2, 2), padding=(1, 2, 2))
-#       %mean_r2: float32[x0_0, 32] = reduce.mean(%conv3d_r2, axes=(2, 3, 4), keepdim=False)
-#       return %mean_r2
-#   %log_softmax: float32[x0_0, 32] = region.row_reduce(%mean_r2, %p_conv_bias)
-#       %mean_r2: float32[x0_0, 32] = input(0)
-#       %p_conv_bias: float32[32] = input(1)
+#       %mean_r2_r1: float32[x0_0, 3, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=0, length=x0_2 - 1)
+#       %mean_r2_r2: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%mean_r2_r1, axes=(2,), keepdim=False)
+#       %mean_r2_r3: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%x, axes=(2,), keepdim=False)
+#       %mean_r2_r4: float32[x0_0, 3, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=1, length=x0_2 - 1)
+#       %mean_r2_r5: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%mean_r2_r4, axes=(2,), keepdim=False)
+#       %mean_r2_r6: float32[x0_0, 3, 1, x0_3, x0_4] = reshape(%mean_r2_r2, [x0_0, 3, 1, x0_3, x0_4])
+#       %mean_r2_r7: float32[x0_0, 3, 1, x0_3, x0_4] = reshape(%mean_r2_r3, [x0_0, 3, 1, x0_3, x0_4])
+#       %mean_r2_r8: float32[x0_0, 3, 1, x0_3, x0_4] = reshape(%mean_r2_r5, [x0_0, 3, 1, x0_3, x0_4])
+#       return %mean_r2_r6, %mean_r2_r7, %mean_r2_r8
+#   %mean_r2_r6: float32[x0_0, 3, 1, x0_3, x0_4] = getitem(%mean_r2_r8_kernel, 0)
+#   %mean_r2_r7: float32[x0_0, 3, 1, x0_3, x0_4] = getitem(%mean_r2_r8_kernel, 1)
+#   %mean_r2_r8: float32[x0_0, 3, 1, x0_3, x0_4] = getitem(%mean_r2_r8_kernel, 2)
+#   %mean_r2_r9: float32[x0_0, 3, 3, x0_3, x0_4] = cat(%mean_r2_r6, %mean_r2_r7, %mean_r2_r8, axis=2)
+#   %mean_r2_r10: float32[x0_0, 9, x0_3, x0_4] = reshape(%mean_r2_r9, [x0_0, 9, x0_3, x0_4])
+#   %mean_r2_r14: float32[32, 9, 5, 5] = region.pointwise(%p_conv_weight)
+#       %p_conv_weight: float32[32, 3, 3, 5, 5] = input(0)
+#       %mean_r2_r13: float32[] = const(x0_2)
+#       %mean_r2_r12: float32[32, 9, 5, 5] = reshape(%p_conv_weight, [32, 9, 5, 5])
+#       %mean_r2_r14: float32[32, 9, 5, 5] = div(%mean_r2_r12, %mean_r2_r13)
+#       return %mean_r2_r14
+#   %log_softmax: float32[x0_0, 32] = region.window_sum(%mean_r2_r10, %mean_r2_r14, %p_conv_bias)
+#       %mean_r2_r10: float32[x0_0, 9, x0_3, x0_4] = input(0)
+#       %mean_r2_r14: float32[32, 9, 5, 5] = input(1)
+#       %p_conv_bias: float32[32] = input(2)
+#       %mean_r2_r16_r1: float32[x0_0, 9, 25] = window_sum(%mean_r2_r10, of=conv2d, kernel=(5, 5), stride=(2, 2), padding=(2, 2), precise=True, mean=True)
+#       %mean_r2_r16_r2: float32[32, 9, 25] = tap_sum(%mean_r2_r14, of=conv2d, kernel=(5, 5), stride=(2, 2), padding=(2, 2), precise=True)
+#       %mean_r2_r16_r3: float32[x0_0, 32, 1] = conv1d(%mean_r2_r16_r1, %mean_r2_r16_r2)
+#       %mean_r2: float32[x0_0, 32] = reshape(%mean_r2_r16_r3, [x0_0, 32])
 #       %mean: float32[x0_0, 32] = add(%mean_r2, %p_conv_bias)
 #       %log_softmax: float32[x0_0, 32] = log_softmax(%mean, axis=1)
 #       return %log_softmax
 #   return %log_softmax
 #
 # Steps:
-#   k0_conv_reduce: generated contraction kernel, 50.4 MB, 15.1 GFLOP
-#   k1_row_reduce: generated row_reduce kernel, 2.18 kB, 2.3 kFLOP
+#   k0_row_stream: generated row_stream kernel, 55.1 MB, 37 MFLOP
+#   %mean_r2_r9: torch, 9.44 MB, 0 FLOP (a view)
+#   %mean_r2_r10: torch, 0 B, 0 FLOP (with log_softmax: an operand of mean_r2_r16_r3 is computed before it)
+#   k1_pointwise: generated pointwise kernel, 57.6 kB, 7.2 kFLOP
+#   k2_window_sum: generated window_sum kernel, 4.75 MB, 1.3 MFLOP
 #
-# Memory traffic: 319 MB before, 50.4 MB after.
-# Arithmetic: 15.1 GFLOP before, 15.1 GFLOP after.
+# Memory traffic: 319 MB before, 69.3 MB after.
+# Arithmetic: 15.1 GFLOP before, 38.3 MFLOP after.
 
 import contextlib as _fusegen_contextlib
 import hashlib as _fusegen_hashlib
@@ -78,6 +106,43 @@ __device__ __forceinline__ float nan_max(float a, float b) {
     return r;
 }
 
+// Multiprocessors of the current device, asked for once.
+static int multiprocessors() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& count = known[device % 64];
+    if (count == 0) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+}
+
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The value at the same place of shared memory in block `rank` of the cluster.
+__device__ __forceinline__ float cluster_load(const float* p, int rank) {
+    float v = 0.0f;
+#if __CUDA_ARCH__ >= 900
+    unsigned int address = static_cast<unsigned int>(__cvta_generic_to_shared(p));
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+#endif
+    return v;
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -110,15 +175,6 @@ __device__ __forceinline__ void load_vector(float* v, const float* p, int stride
     }
 }
 
-template <int VEC>
-__device__ __forceinline__ void store_vector(float* p, const float* v, int stride = 1) {
-    if constexpr (VEC == 4) {
-        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
-    } else {
-        *p = v[0];
-    }
-}
-
 // As load_vector, for data that the kernel does not write.
 template <int VEC>
 __device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
@@ -130,996 +186,1407 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     }
 }
 
-// As store_vector, for data that is not read again soon.
-template <int VEC>
-__device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
-    if constexpr (VEC == 4) {
-        __stcs(reinterpret_cast<float4*>(p), make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]));
-    } else {
-        __stcs(p, v[0]);
-    }
-}
-
-// Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
-[[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
-    unsigned r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
-    return __uint_as_float(r);
-}
-
-// The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
-// all other bits set, which no arithmetic makes.
-[[maybe_unused]] __device__ __forceinline__ float round_tf32_fast(float v) { return __int_as_float(min(__float_as_int(v), 0x7fffefff) + 0x1000); }
-
-// 16 x 8 sums of products of TF32 fragments, 8 deep.
-[[maybe_unused]] __device__ __forceinline__ void multiply_add(float (&d)[4], const float4& a, float b0, float b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
-          "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
-
-// The bits of |v|, which are ordered as numbers are; 0 for an infinity or NaN.
-__device__ __forceinline__ unsigned finite_magnitude(float v) {
-    const unsigned bits = __float_as_uint(v) & 0x7fffffffu;
-    return bits < 0x7f800000u ? bits : 0;
-}
-
-// The power of two that brings values of at most `peak` (its bits) below 2^15.
-__device__ __forceinline__ float half_scale(unsigned peak) { return __uint_as_float((268 - max(peak >> 23, 15u)) << 23); }
-
-// One over half_scale.
-__device__ __forceinline__ float half_inverse(unsigned peak) { return __uint_as_float((max(peak >> 23, 15u) - 14) << 23); }
-
-// The nearest half, and above it in the word the half of what that leaves.
-__device__ __forceinline__ unsigned split_halves(float v) {
-    unsigned pair;
-    asm("{ .reg .f16 h, l; .reg .f32 r; cvt.rn.f16.f32 h, %1; cvt.f32.f16 r, h; sub.f32 r, %1, r; cvt.rn.f16.f32 l, r; mov.b32 %0, {h, l}; }" : "=r"(pair) : "f"(v));
-    return pair;
-}
-
-__device__ __forceinline__ unsigned high_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x5410); }
-
-__device__ __forceinline__ unsigned low_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x7632); }
-
-// 16 x 8 sums of products of fp16 fragments, 16 deep.
-__device__ __forceinline__ void multiply_add_halves(float (&d)[4], const float4& a, const unsigned (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)), "r"(b[0]), "r"(b[1]));
-}
-
-// One operation for each of COUNT (a multiple of 4) values.
-template <int COUNT>
-__device__ __forceinline__ bool all_finite(const float* v) {
-    float zero[4] = {};
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) zero[i % 4] = fmaf(v[i], 0.0f, zero[i % 4]);
-    return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0.0f;
-}
-
-// What is not finite in split arithmetic may be so in plain fp32, or have another sign: such values of
-// lines in shared memory are computed again.
-template <typename Plain>
-__device__ __forceinline__ void mend(float* values, int lines, int columns, int pitch, int thread, int threads, Plain plain) {
-#pragma unroll 1
-    for (int i = thread; i < lines * columns; i += threads) {
-        const int line = i / columns, column = i % columns;
-        float& value = values[line * pitch + column];
-        if (!isfinite(value)) value = plain(line, column);
-    }
-}
-
-// Copies behind the back of the thread, zeros where `in` is false.
-template <int WORDS>
-__device__ __forceinline__ void copy_words(float* to, const float* from, bool in = true) {
-    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    if constexpr (WORDS == 4)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(in ? 16 : 0) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(in ? 4 : 0) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int PENDING>
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
-// k0_conv_reduce
-//   %conv3d_r2: float32[x0_0, 32, x0_2, ((x0_3 - 1) // 2) + 1, ((x0_4 - 1) // 2) + 1] = conv3d(%x, %p_conv_weight, stride=(1, 2, 2), padding=(1, 2, 2))
-//   %mean_r2: float32[x0_0, 32] = reduce.mean(%conv3d_r2, axes=(2, 3, 4), keepdim=False)
+// k0_row_stream
+//   %mean_r2_r1: float32[x0_0, 3, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=0, length=x0_2 - 1)
+//   %mean_r2_r2: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%mean_r2_r1, axes=(2,), keepdim=False)
+//   %mean_r2_r3: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%x, axes=(2,), keepdim=False)
+//   %mean_r2_r4: float32[x0_0, 3, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=1, length=x0_2 - 1)
+//   %mean_r2_r5: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%mean_r2_r4, axes=(2,), keepdim=False)
+//   %mean_r2_r6: float32[x0_0, 3, 1, x0_3, x0_4] = reshape(%mean_r2_r2, [x0_0, 3, 1, x0_3, x0_4])
+//   %mean_r2_r7: float32[x0_0, 3, 1, x0_3, x0_4] = reshape(%mean_r2_r3, [x0_0, 3, 1, x0_3, x0_4])
+//   %mean_r2_r8: float32[x0_0, 3, 1, x0_3, x0_4] = reshape(%mean_r2_r5, [x0_0, 3, 1, x0_3, x0_4])
 
-namespace k0_conv_reduce_kernel {
+namespace k0_row_stream_kernel {
 
-//   y[n, o, p] = sum over channels c and taps k of w[o, c, k] * x[n, c, i(p, k)]
-//
-// A block computes OUTPUT_TILE channels of a box of output positions. The part of x that the box meets
-// lies in shared memory as one plane per channel, zero outside x, and serves every tap by a shift; the
-// weights stream past it in slices. Where a transposed convolution's stride makes output positions meet
-// different taps, each phase of the stride is a convolution of its own: phases along the width share a
-// block, so that it writes whole runs, the others are blocks of their own.
-//
-// Weights are the left factor (rows = output channels). `pack` puts them into the order in which the
-// fragments of mma want them, rounded to TF32, and beside every slice the offsets at which its products
-// find x.
-//
-// In full fp32 (SPLIT), factors are pairs of halves on the fp16 tensor cores: a power of two brings values
-// into fp16's range, a high and a low half then hold 22 bits of each, and
-//   w x = high high + high low + low high
-// accumulates in fp32. The weights of an output have a scale for every slice, the loaded part of x has one.
-// Tensor cores truncate what they add, so a sum leaves them after 16 terms, the small ones first.
+// A row too long for registers, or of a length known only at run time. What it takes is decided by length
+// and number of rows, in schedule():
+//   resident   a part of a block, a block, or a cluster of blocks has the row to itself: it keeps in shared memory what
+//              fits and reads the rest again while L2 still has it, so that memory is read once and written once;
+//   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
+// States are joined in fixed order: bitwise the same at every run.
+constexpr bool STRIDED = true;        // threads side by side take neighbouring rows
+constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
+constexpr int THREADS = 256, WARP = 32;
+constexpr int KEPT = 0;                  // tensors that several sweeps read
+constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
+constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
+constexpr int MAX_CLUSTER = 16;
+constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
+constexpr int FEW = 8;                   // threads to a short row
+constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
-constexpr bool TRANSPOSED = false;
-constexpr int GROUPS = 1;
-constexpr int CHANNELS = 3, OUTPUTS = 32;   // of a group
-constexpr int WARP = 32, FRAGMENT = 128;   // words of a weight fragment: 16 outputs by 8 channels
-
-// Along one axis, output position j * PHASES + phase meets x at j * STEP + offset(phase, i) for its taps i.
-template <int KERNEL, int STRIDE, int PADDING, int DILATION, int OUTPUT_STEP, int GAP, bool ALONE, int ROW, int SPAN>
-struct Axis {
-    static constexpr int SIZE = KERNEL;
-    static constexpr int PHASES = OUTPUT_STEP, STEP = TRANSPOSED ? 1 : STRIDE;
-    static constexpr bool TAP_BY_TAP = ALONE;   // every tap has a load of x to itself
-    static constexpr int PITCH = ROW;           // step between the rows of x that are loaded
-    static constexpr int HALO = SPAN;           // rows beyond those of the first tap
-    __host__ __device__ static constexpr int first(int phase) {
-        int k = 0;
-        if (TRANSPOSED)
-            while (k < KERNEL && (phase + PADDING - k * DILATION) % STRIDE) ++k;
-        return k;
-    }
-    __host__ __device__ static constexpr int taps(int phase) { return (KERNEL - first(phase) + GAP - 1) / GAP; }
-    __host__ __device__ static constexpr int tap(int phase, int i) { return first(phase) + i * GAP; }
-    __host__ __device__ static constexpr int offset(int phase, int i) {
-        const int k = tap(phase, i);
-        return TRANSPOSED ? (phase + PADDING - k * DILATION) / STRIDE : k * DILATION - PADDING;
-    }
-    __host__ __device__ static constexpr int origin(int phase) { return offset(phase, TRANSPOSED ? taps(phase) - 1 : 0); }
-    // Where an output position meets x by tap k; outside x where it does not.
-    __device__ static int met(int position, int k) {
-        if (!TRANSPOSED) return position * STRIDE - PADDING + k * DILATION;
-        const int at = position + PADDING - k * DILATION;
-        return at % STRIDE ? -1 : at / STRIDE;
-    }
-};
-using Depth = Axis<3, 1, 1, 1, 1, 1, false, 1, 2>;
-using Height = Axis<5, 2, 2, 1, 1, 1, false, 1, 4>;
-using Width = Axis<5, 2, 2, 1, 1, 1, false, 1, 4>;
-
-constexpr int INTERLEAVED = 1;   // phases along the width that one block computes
-// Where a block's phases start to read along the width.
-__host__ __device__ constexpr int width_origin(int phase) { return INTERLEAVED < Width::PHASES ? Width::origin(phase) : -2; }
-constexpr bool TAP_BY_TAP = Depth::TAP_BY_TAP || Height::TAP_BY_TAP;
-constexpr int GRID_PHASES = Depth::PHASES * Height::PHASES * (Width::PHASES / INTERLEAVED);
-
-constexpr int CHUNK = 1;                   // channels of x in shared memory at a time
-constexpr bool AFFINE = false;             // 8 neighbouring products are 8 neighbouring channels
-constexpr int PLANES = AFFINE ? CHUNK : CHUNK + 1;  // with one of zeros for products that pad a slice
-constexpr int CHANNEL_CHUNKS = (CHANNELS + CHUNK - 1) / CHUNK;
-
-constexpr int WARPS_O = 1, WARPS_P = 4;
-constexpr int THREADS = WARPS_O * WARPS_P * WARP;
-constexpr int PLANE_WARPS = CHUNK < 4 ? THREADS / WARP : CHUNK % 4 ? 2 : 1;   // that load a plane of x
-constexpr int TILES_O = 2;                  // fragments of 16 outputs in a warp
-constexpr int OUTPUT_TILE = WARPS_O * TILES_O * 16;
-constexpr int OUTPUT_TILES = (OUTPUTS + OUTPUT_TILE - 1) / OUTPUT_TILE;
-
-constexpr int STATE = 1;   // floats: a sum
-
-template <bool SPLIT>
-struct Shape {
-    static constexpr int K_STEPS = SPLIT ? 10 : 5;   // groups of 8 products in a slice
-    static constexpr int OFFSETS = (K_STEPS * (AFFINE ? 1 : 8) + 3) / 4 * 4;
-    // Slices before each phase's, and their number.
-    __host__ __device__ static constexpr int first_slice(int phase) {
-        if (SPLIT) return phase == 0 ? 0 : 3;
-        return phase == 0 ? 0 : 6;
-    }
-    static constexpr int SLICES = first_slice(GRID_PHASES);
-    static constexpr int INVERSES = K_STEPS * OUTPUT_TILE * 8;   // words before the inverse scales of the outputs
-    static constexpr int TILES_P = SPLIT ? 8 : 8;   // fragments of 8 positions in a warp, per phase
-    static constexpr int POSITIONS = WARPS_P * TILES_P * 8;   // of a block, per phase
-    static constexpr int COLUMNS = POSITIONS * INTERLEAVED;   // outputs of a channel in a block
-    static constexpr int RESIDENT = SPLIT ? 2 : 2;   // blocks of a multiprocessor
-    static constexpr int STAGES = SPLIT ? 2 : 3;    // slices in flight
-    static constexpr int SLOTS = SPLIT ? 2 : 2;     // loads of x in flight
-    static constexpr int PLANE = SPLIT ? 3832 : 3976;   // words, 8 modulo 16: fragments read without bank conflicts
-    static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
-    static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
-    static constexpr int REDUCED_WORDS = 0, RESULT_WORDS = THREADS / WARP * 16 * (TILES_P + 1) * 8 * INTERLEAVED;
-    static constexpr int STATE_WORDS = WARPS_P * STATE * OUTPUT_TILE;
-    static constexpr int WORDS = OPERAND_WORDS > RESULT_WORDS + STATE_WORDS ? OPERAND_WORDS : RESULT_WORDS + STATE_WORDS;
-};
+using Position = int64_t;   // along a row
 
 struct Args {
-    const float* x;
-    const float* w;
-    float* packed;
+    const float* x0;
     float* y0;
+    float* y1;
+    float* y2;
     int64_t depth;
     int64_t height;
     int64_t width;
-    int in[3], out[3];      // sizes of x and of the result
-    int box[3], boxes[3];   // positions of a block along the axes (of one phase), and blocks
-    int extent[3];          // of the loaded part of x
-    FastDivide by_width, by_height;   // of the box
-    bool aligned;           // rows of x start on 16 bytes
-    float* states;          // [sample][place][STATE][channel]
-    int places;             // of a sample: its boxes of every phase
+    int64_t row_count, length, middle, run, inner;
+    int64_t between;     // elements from one run of a row to the next
+    int64_t slots;       // accesses that a row is made of
+    int64_t chunk;       // slots of a row per block
+    int splits;          // blocks of a row
+    int kept_stride;     // elements of shared memory for each kept tensor
+    bool scattered;      // some tensor does not begin at a multiple of 16 bytes
+    int64_t kept_slots;  // of a chunk, the first ones: in shared memory
+    float* partials;
+    FastDivide by_inner, by_middle;   // used while row_count < 2^31
 };
 
-// ---- Reductions over the positions -----------------------------------------------------------------------------
-struct Places {
-    static constexpr int PITCH = GROUPS * OUTPUTS;   // floats from one part of a state to the next
+// Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
+// of them are the row's: `from` to `to`.
+struct Slot {
+    Position l;
+    int64_t offset;
+    int from, to;
+};
 
-    template <typename Visit>
-    __device__ __forceinline__ void each(const Args& args, int sample, int channel, int first, int step, Visit visit) const {
-#pragma unroll 4
-        for (int i = first; i < args.places; i += step) visit(args.states + (int64_t(sample) * args.places + i) * (STATE * PITCH) + channel);
+// Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
+// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
+// accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
+template <int VEC, int PARTS>
+struct Place {
+    static constexpr bool RAGGED = !STRIDED && VEC == 1;
+    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
+    static constexpr int ROWS = STRIDED ? VEC : 1;
+    static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
+    static constexpr int LANES = THREADS / PARTS;
+    static constexpr int BLOCK_ROWS = LANES * ROWS;
+    static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
+    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
+    int lane, part;
+    bool in;
+    int64_t row, outer, middle, inner, base;
+
+    __device__ __forceinline__ Place(const Args& args, int64_t block) {
+        const int thread = threadIdx.x;
+        lane = STRIDED ? thread % LANES : thread / PARTS;
+        part = STRIDED ? thread / LANES : thread % PARTS;
+        row = block * BLOCK_ROWS + lane * ROWS;
+        in = row < args.row_count;
+        if (!in) row = 0;
+        const bool small = args.row_count <= INT32_MAX;
+        int64_t group = row;
+        if (STRIDED) group = small ? args.by_inner.quotient(static_cast<unsigned int>(row)) : row / args.inner;
+        inner = row - group * (STRIDED ? args.inner : 1);
+        outer = group;
+        if (TWO_LEVEL) outer = small ? args.by_middle.quotient(static_cast<unsigned int>(group)) : group / args.middle;
+        middle = TWO_LEVEL ? group - outer * args.middle : 0;
+        base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
+    }
+    __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
+        const Position within = k;
+        const int64_t start = base;
+        if constexpr (RAGGED) {
+            const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
+            return {place, start + place, place < 0 ? static_cast<int>(-place) : 0,
+                    left < WIDE ? static_cast<int>(left) : WIDE};
+        } else {
+            return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
+        }
+    }
+    // All of a slot in one access.
+    __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
+        return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
+    }
+    // The same of the slots from `first` to `last`.
+    __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
+        if (!RAGGED) return true;
+        return whole(args, slot(args, first)) && whole(args, slot(args, last));
     }
 };
 
-constexpr int JOIN_CHANNELS = 32, JOIN_PARTS = 8;   // threads of a block
+// Values of a thread's rows.
+template <int ROWS>
+struct Row {
+    float r1[ROWS];   // %mean_r2_r2: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%mean_r2_r1, axes=(2,), keepdim=False)
+    float r2[ROWS];   // %mean_r2_r3: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%x, axes=(2,), keepdim=False)
+    float r4[ROWS];   // %mean_r2_r5: float32[x0_0, 3, x0_3, x0_4] = reduce.sum(%mean_r2_r4, axes=(2,), keepdim=False)
+};
 
-// Block (sample, 32 channels) joins their states in a fixed order, in double, which costs nothing here.
-template <typename Places>
-__global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_constant__ Args args, const __grid_constant__ Places places) {
-    const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
-    const int64_t at = int64_t(sample) * (GROUPS * OUTPUTS) + channel;
-    __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
-    double sum = 0.0;
-    if (channel < GROUPS * OUTPUTS) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { sum += __ldg(state); });
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y != 0 || channel >= GROUPS * OUTPUTS) return;
-    for (int part = 1; part < JOIN_PARTS; ++part) sum += sums[part][threadIdx.x];
-    args.y0[at] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
+// Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
+template <int ROWS>
+constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : most; }
+
+template <int VEC, int PARTS>
+__device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
 }
 
-template <typename Places>
-static int launch_join(const Args& args, const Places& places, int64_t samples, cudaStream_t stream) {
-    join<<<dim3(static_cast<unsigned int>(samples), (GROUPS * OUTPUTS + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream>>>(args, places);
-    return cudaGetLastError();
+// Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
+struct State0 {
+    float r1 = 0.0f;
+    float r2 = 0.0f;
+    float r4 = 0.0f;
+
+    __device__ __forceinline__ void join(const State0& o) {
+        r1 = [](auto a, auto b) { return a + b; }(r1, o.r1);
+        r2 = [](auto a, auto b) { return a + b; }(r2, o.r2);
+        r4 = [](auto a, auto b) { return a + b; }(r4, o.r4);
+    }
+    template <int ROWS>
+    __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
+        row.r1[i] = r1;
+        row.r2[i] = r2;
+        row.r4[i] = r4;
+    }
+};
+
+template <typename... Sizes>
+constexpr size_t largest(Sizes... sizes) {
+    size_t most = 0;
+    ((most = sizes > most ? sizes : most), ...);
+    return most;
 }
 
-// A phase of the output: its taps, in chunks that share a load of x, in slices.
-template <typename S>
-struct Phase {
-    int depth, height, width;
-    int depth_parts, height_parts;   // loads per chunk of channels
-    int depth_taps, height_taps;     // of one load
-
-    __device__ __forceinline__ explicit Phase(int index) {
-        width = index % (Width::PHASES / INTERLEAVED);
-        height = index / (Width::PHASES / INTERLEAVED) % Height::PHASES;
-        depth = index / (Width::PHASES / INTERLEAVED) / Height::PHASES;
-        depth_taps = Depth::taps(depth), height_taps = Height::taps(height);
-        depth_parts = height_parts = 1;
-        if (Depth::TAP_BY_TAP) depth_parts = depth_taps, depth_taps = 1;
-        if (Height::TAP_BY_TAP) height_parts = height_taps, height_taps = 1;
-    }
-    __device__ __forceinline__ int parts() const { return depth_parts * height_parts; }
-    __device__ __forceinline__ int taps(int sub) const { return depth_taps * height_taps * Width::taps(width + sub); }
-    __device__ __forceinline__ int slices(int sub) const {
-        return ((taps(sub) * CHUNK + 7) / 8 + S::K_STEPS - 1) / S::K_STEPS;
-    }
-    __device__ __forceinline__ int chunk_slices() const {
-        int count = 0;
+template <typename State, typename Move>
+__device__ __forceinline__ State moved(const State& s, Move move) {
+    State result;
+    const float* from = reinterpret_cast<const float*>(&s);
+    float* to = reinterpret_cast<float*>(&result);
 #pragma unroll
-        for (int sub = 0; sub < INTERLEAVED; ++sub) count += slices(sub);
-        return count;
-    }
-    __device__ __forceinline__ int chunks() const { return chunk_slices() ? CHANNEL_CHUNKS * parts() : 0; }
-};
-
-constexpr int PACK_THREADS = 512;
-
-// One slice of weights per block.
-template <bool SPLIT>
-__global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
-    using S = Shape<SPLIT>;
-    const int slice = blockIdx.x % S::SLICES;
-    const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
-    int index = 0;
-    while (slice >= S::first_slice(index + 1)) ++index;
-    const Phase<S> phase(index);
-    int step = slice - S::first_slice(index);
-    const int chunk = step / phase.chunk_slices();
-    step -= chunk * phase.chunk_slices();
-    int sub = 0;
-    while (step >= phase.slices(sub)) step -= phase.slices(sub++);
-    const int width = phase.width + sub;
-    const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
-    const int depth_part = part / phase.height_parts, height_part = part % phase.height_parts;
-    const int taps = phase.taps(sub), width_taps = Width::taps(width);
-    float* const packed = args.packed + static_cast<int64_t>(blockIdx.x) * S::SLICE;
-
-    // The weight of an output of the tile in a product of the slice.
-    auto weight = [&](int line, int k) {
-        const int output = output_tile * OUTPUT_TILE + line, product = step * S::K_STEPS * 8 + k;
-        const int tap = product / CHUNK, channel = first_channel + product % CHUNK;
-        if (tap >= taps || channel >= CHANNELS || output >= OUTPUTS) return 0.0f;
-        const int kw = Width::tap(width, tap % width_taps);
-        const int kh = Height::tap(phase.height, height_part + tap / width_taps % phase.height_taps);
-        const int kd = Depth::tap(phase.depth, depth_part + tap / width_taps / phase.height_taps);
-        const int64_t pair = TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + channel) * OUTPUTS + output
-                                        : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + channel;
-        return args.w[((pair * Depth::SIZE + kd) * Height::SIZE + kh) * Width::SIZE + kw];
-    };
-    if constexpr (SPLIT) {
-        __shared__ unsigned peaks[OUTPUT_TILE];
-        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) peaks[i] = 0;
-        __syncthreads();
-        for (int i = threadIdx.x; i < OUTPUT_TILE * S::K_STEPS * 8; i += blockDim.x)
-            atomicMax(peaks + i / (S::K_STEPS * 8), finite_magnitude(weight(i / (S::K_STEPS * 8), i % (S::K_STEPS * 8))));
-        __syncthreads();
-        // Two neighbours of a fragment are products 4 apart, as the threads that meet them find x.
-        for (int i = threadIdx.x; i < S::K_STEPS / 2 * OUTPUT_TILE * 8; i += blockDim.x) {
-            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
-            const int line = fragment * 16 + lane / 4 + reg % 2 * 8, k = k_step * 16 + lane % 4 + reg / 2 * 8;
-            const float scale = half_scale(peaks[line]);
-            const unsigned near = split_halves(weight(line, k) * scale), far = split_halves(weight(line, k + 4) * scale);
-            float* const to = packed + k_step * OUTPUT_TILE * 16 + i % (OUTPUT_TILE * 8);
-            to[0] = __uint_as_float(high_halves(near, far));
-            to[OUTPUT_TILE * 8] = __uint_as_float(low_halves(near, far));
-        }
-        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) packed[S::INVERSES + i] = half_inverse(peaks[i]);
-    } else {
-        for (int i = threadIdx.x; i < S::K_STEPS * OUTPUT_TILE * 8; i += blockDim.x) {
-            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
-            packed[i] = round_tf32(weight(fragment * 16 + lane / 4 + reg % 2 * 8, k_step * 8 + lane % 4 + reg / 2 * 4));
-        }
-    }
-    int* const offsets = reinterpret_cast<int*>(packed + S::SLICE - S::OFFSETS);
-    for (int i = threadIdx.x; i < S::OFFSETS; i += blockDim.x) {
-        const int product = step * S::K_STEPS * 8 + i * (AFFINE ? 8 : 1);
-        const int tap = product / CHUNK;
-        if (tap >= taps) {   // padding reads zeros, or multiplies by them
-            offsets[i] = AFFINE ? 0 : 4 * (PLANES - 1) * S::PLANE;
-            continue;
-        }
-        const int h = tap / width_taps % phase.height_taps, d = tap / width_taps / phase.height_taps;
-        const int column = Width::offset(width, tap % width_taps) - width_origin(width);
-        const int row = Height::TAP_BY_TAP ? 0 : (Height::offset(phase.height, h) - Height::origin(phase.height)) / Height::PITCH;
-        const int layer = Depth::TAP_BY_TAP ? 0 : (Depth::offset(phase.depth, d) - Depth::origin(phase.depth)) / Depth::PITCH;
-        offsets[i] = 4 * (product % CHUNK * S::PLANE + (layer * args.extent[1] + row) * args.extent[2] + column);
-    }
+    for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
+    return result;
 }
 
-
-// An output in plain fp32.
-__device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int group, int output, int64_t inner) {
-    const int64_t row = inner / args.out[2], plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
-    const int w = static_cast<int>(inner % args.out[2]), h = static_cast<int>(row % args.out[1]), d = static_cast<int>(row / args.out[1]);
-    float sum = 0.0f;
+// Joins the states of all threads of a row, in fixed order; each of them gets the result.
+template <int VEC, int PARTS, typename State>
+__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
+    using P = Place<VEC, PARTS>;
+    State* const scratch = reinterpret_cast<State*>(memory);
+    if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
+    if constexpr (STRIDED) {
+        State* slot = scratch + at.lane * P::ROWS;
 #pragma unroll 1
-    for (int c = 0; c < CHANNELS; ++c) {
-        const float* const x = args.x + ((outer * GROUPS + group) * CHANNELS + c) * plane;
-        const float* tap = args.w + (TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + c) * OUTPUTS + output
-                                                : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + c) *
-                                        (Depth::SIZE * Height::SIZE * Width::SIZE);
-#pragma unroll 1
-        for (int k = 0; k < Depth::SIZE * Height::SIZE * Width::SIZE; ++k, ++tap) {
-            const int z = Depth::met(d, k / Width::SIZE / Height::SIZE), y = Height::met(h, k / Width::SIZE % Height::SIZE);
-            const int at = Width::met(w, k % Width::SIZE);
-            const bool in = unsigned(z) < unsigned(args.in[0]) && unsigned(y) < unsigned(args.in[1]) && unsigned(at) < unsigned(args.in[2]);
-            if (in) sum = fmaf(__ldg(tap), __ldg(x + (static_cast<int64_t>(z) * args.in[1] + y) * args.in[2] + at), sum);
-        }
-    }
-    return sum;
-}
-
-template <bool SPLIT>
-__global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
-    using S = Shape<SPLIT>;
-    extern __shared__ float4 memory[];
-    float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
-    float* const inputs = weights + S::STAGES * S::SLICE;           // [SLOTS][PLANES][PLANE]
-
-    // The block's box of positions.
-    unsigned rest = blockIdx.x;
-    auto next = [&](unsigned count) { const unsigned i = rest % count; rest /= count; return static_cast<int>(i); };
-    const int block_tile = OUTPUT_TILES > 1 ? next(OUTPUT_TILES) : 0;
-    const int phase_index = GRID_PHASES > 1 ? next(GRID_PHASES) : 0;
-    const Phase<S> phase(phase_index);
-    const int box_w = next(args.boxes[2]) * args.box[2], box_h = next(args.boxes[1]) * args.box[1];
-    const int box_d = next(args.boxes[0]) * args.box[0];
-    const int block_group = GROUPS > 1 ? next(GROUPS) : 0, sample = rest;
-    __shared__ int first_output[3], block[3];   // spare registers until the sums are done
-    if (threadIdx.x == 0) {
-        block[0] = block_tile, block[1] = block_group, block[2] = sample;
-        first_output[0] = box_d * Depth::PHASES + phase.depth;
-        first_output[1] = box_h * Height::PHASES + phase.height;
-        first_output[2] = box_w * Width::PHASES + phase.width;
-    }
-
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int warp_o = warp % WARPS_O, warp_p = warp / WARPS_O;
-    const int64_t plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
-    const float* const x = args.x + (static_cast<int64_t>(sample) * GROUPS + block_group) * CHANNELS * plane;
-    const float* const packed = args.packed +
-        (static_cast<int64_t>(block_group * OUTPUT_TILES + block_tile) * S::SLICES + S::first_slice(phase_index)) * S::SLICE;
-
-    // Columns of x are loaded from a multiple of 4 on where rows are aligned.
-    const int first_column = box_w * Width::STEP + width_origin(phase.width);
-    const int shift = args.aligned ? first_column & 3 : 0;
-
-    // Where the v-th vector of a plane lies in x, or -1 for one outside it.
-    const int vector = args.aligned ? 4 : 1;
-    const int vectors = args.extent[0] * args.extent[1] * args.extent[2] / vector;
-    auto locate = [&](int v, int part) {
-        const int row = v * vector / args.extent[2], layer = row / args.extent[1];
-        const int d = box_d * Depth::STEP + layer * Depth::PITCH +
-                      (Depth::TAP_BY_TAP ? Depth::offset(phase.depth, part / phase.height_parts) : Depth::origin(phase.depth));
-        const int h = box_h * Height::STEP + (row - layer * args.extent[1]) * Height::PITCH +
-                      (Height::TAP_BY_TAP ? Height::offset(phase.height, part % phase.height_parts) : Height::origin(phase.height));
-        const int w = first_column - shift + v * vector - row * args.extent[2];
-        const bool in = unsigned(d) < unsigned(args.in[0]) && unsigned(h) < unsigned(args.in[1]) && unsigned(w) < unsigned(args.in[2]);
-        return in ? (d * args.in[1] + h) * args.in[2] + w : -1;
-    };
-    int* const located = reinterpret_cast<int*>(inputs + S::SLOTS * PLANES * S::PLANE);
-    if (!TAP_BY_TAP) {
-#pragma unroll 1
-        for (int v = threadIdx.x; v < vectors; v += THREADS) located[v] = locate(v, 0);
-        __syncthreads();
-    }
-    auto load_inputs = [&](int chunk) {
-        const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
-        float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-#pragma unroll 1
-        for (int c = warp / PLANE_WARPS; c < PLANES; c += THREADS / WARP / PLANE_WARPS) {
-            const bool live = c < CHUNK && first_channel + c < CHANNELS;
-            const float* const from = x + (live ? (first_channel + c) * plane : 0);
-            float* const to = slot + c * S::PLANE;
-            auto copy = [&](auto width) {
-                constexpr int VEC = decltype(width)::value;
-#pragma unroll 1
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    const int at = TAP_BY_TAP ? locate(v, part) : located[v];
-                    copy_words<VEC>(to + v * VEC, from + max(at, 0), live && at >= 0);
-                }
-            };
-            if (args.aligned) copy(std::integral_constant<int, 4>());
-            else copy(std::integral_constant<int, 1>());
-        }
-    };
-    // Applies `change` to every VEC words that this thread has copied, which it sees before the others do.
-    auto for_copied = [&](int chunk, auto change) {
-        float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-#pragma unroll 1
-        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS) {
-            auto visit = [&](auto width) {
-                constexpr int VEC = decltype(width)::value;
-#pragma unroll 2
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    float values[VEC];
-                    load_vector<VEC>(values, slot + c * S::PLANE + v * VEC);
-                    bool store = false;
-#pragma unroll
-                    for (int i = 0; i < VEC; ++i) store = change(values[i]);
-                    if (store) store_vector<VEC>(slot + c * S::PLANE + v * VEC, values);
-                }
-            };
-            if (args.aligned) visit(std::integral_constant<int, 4>());
-            else visit(std::integral_constant<int, 1>());
-        }
-    };
-    [[maybe_unused]] float inverse_x = 1.0f;   // one over the scale of x, of the current chunk
-    __shared__ unsigned peaks[THREADS / WARP];
-    auto convert_inputs = [&](int chunk) {
-        if constexpr (SPLIT) {
-            unsigned peak = 0;
-            for_copied(chunk, [&](float v) { return peak = max(peak, finite_magnitude(v)), false; });
-            peak = __reduce_max_sync(~0u, peak);
-            if (lane == 0) peaks[warp] = peak;
+        for (int d = PARTS / 2; d; d /= 2) {
+            if (at.part >= d && at.part < 2 * d)
+                for (int i = 0; i < P::ROWS; ++i) slot[(at.part - d) * P::BLOCK_ROWS + i] = s[i];
             __syncthreads();
+            if (at.part < d)
+                for (int i = 0; i < P::ROWS; ++i) s[i].join(slot[at.part * P::BLOCK_ROWS + i]);
+            __syncthreads();
+        }
+        if (at.part == 0)
+            for (int i = 0; i < P::ROWS; ++i) slot[i] = s[i];
+        __syncthreads();
+        for (int i = 0; i < P::ROWS; ++i) s[i] = slot[i];
+    } else {
 #pragma unroll
-            for (int i = 0; i < THREADS / WARP; ++i) peak = max(peak, peaks[i]);
-            inverse_x = half_inverse(peak);
-            const float scale = half_scale(peak);
-            for_copied(chunk, [&](float& v) { return v = __uint_as_float(split_halves(v * scale)), true; });
+        for (int d = (PARTS < WARP ? PARTS : WARP) / 2; d; d /= 2)
+            s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
+        if constexpr (PARTS > WARP) {
+            constexpr int WARPS = PARTS / WARP;
+            if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
+            __syncthreads();
+            const State* const row = scratch + at.lane * WARPS;
+            s[0] = row[0];
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
         } else {
-            for_copied(chunk, [&](float& v) { return v = round_tf32_fast(v), true; });
-        }
-    };
-    const float* next_slice = packed + threadIdx.x * 4;
-    auto load_weights = [&](int stage) {
-        float* const to = weights + stage * S::SLICE + threadIdx.x * 4;
-#pragma unroll
-        for (int i = 0; i < S::SLICE; i += THREADS * 4)
-            if (i + THREADS * 4 <= S::SLICE || i + threadIdx.x * 4 < S::SLICE) copy_words<4>(to + i, next_slice + i);
-        next_slice += S::SLICE;
-    };
-
-    // Where a thread's positions lie in a plane, in bytes; those beyond the box repeat the first.
-    int place[S::TILES_P];
-#pragma unroll
-    for (int i = 0; i < S::TILES_P; ++i) {
-        int position = (warp_p * S::TILES_P + i) * 8 + lane / 4;
-        if (position >= args.box[0] * args.box[1] * args.box[2]) position = 0;
-        const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
-        place[i] = 4 * ((layer * (Depth::STEP / Depth::PITCH) * args.extent[1] + (row - layer * args.box[1]) * (Height::STEP / Height::PITCH)) * args.extent[2] +
-                   (position - row * args.box[2]) * Width::STEP + shift + (AFFINE ? lane % 4 * S::PLANE : 0));
-    }
-
-    float sums[INTERLEAVED][TILES_O][S::TILES_P][4] = {};
-
-    auto multiply = [&](float (&d)[TILES_O][S::TILES_P][4], const float* slice, const float* slot) {
-        const int* const offsets = reinterpret_cast<const int*>(slice + S::SLICE - S::OFFSETS);
-        const float4* fragments = reinterpret_cast<const float4*>(slice) + warp_o * TILES_O * WARP + lane;
-        // x of products k and k + 4 of a group of 8 begins at these.
-        auto near = [&](int group) { return reinterpret_cast<const char*>(slot) + offsets[AFFINE ? group : group * 8 + lane % 4]; };
-        auto far = [&](int group) {
-            return AFFINE ? near(group) + 4 * S::PLANE * sizeof(float) : reinterpret_cast<const char*>(slot) + offsets[group * 8 + 4 + lane % 4];
-        };
-        if constexpr (SPLIT) {
-            float inverse[TILES_O][2];
-#pragma unroll
-            for (int o = 0; o < TILES_O; ++o)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    inverse[o][half] = inverse_x * slice[S::INVERSES + (warp_o * TILES_O + o) * 16 + half * 8 + lane / 4];
-#pragma unroll 1
-            for (int k = 0; k < S::K_STEPS; k += 2, fragments += OUTPUT_TILE * 4) {
-                float4 high[TILES_O], low[TILES_O];
-#pragma unroll
-                for (int o = 0; o < TILES_O; ++o) high[o] = fragments[o * WARP], low[o] = fragments[OUTPUT_TILE * 2 + o * WARP];
-                const char* const at[2][2] = {{near(k), far(k)}, {near(k + 1), far(k + 1)}};
-#pragma unroll
-                for (int p = 0; p < S::TILES_P; ++p) {
-                    unsigned high_x[2], low_x[2];
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const unsigned a = *reinterpret_cast<const unsigned*>(at[i][0] + place[p]), b = *reinterpret_cast<const unsigned*>(at[i][1] + place[p]);
-                        high_x[i] = high_halves(a, b), low_x[i] = low_halves(a, b);
-                    }
-                    float terms[TILES_O][4] = {};
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], low[o], high_x);
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], low_x);
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], high_x);
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) d[o][p][e] = fmaf(terms[o][e], inverse[o][e / 2], d[o][p][e]);
-                }
-            }
-        } else {
-#pragma unroll
-            for (int k = 0; k < S::K_STEPS; ++k, fragments += OUTPUT_TILE * 2) {
-                float4 a[TILES_O];
-#pragma unroll
-                for (int o = 0; o < TILES_O; ++o) a[o] = fragments[o * WARP];
-                const char *const from = near(k), *const beyond = far(k);
-#pragma unroll
-                for (int p = 0; p < S::TILES_P; ++p) {
-                    const float b0 = *reinterpret_cast<const float*>(from + place[p]), b1 = *reinterpret_cast<const float*>(beyond + place[p]);
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add(d[o][p], a[o], b0, b1);
-                }
-            }
-        }
-    };
-
-    const int chunks = phase.chunks(), slices = chunks * phase.chunk_slices();
-#pragma unroll
-    for (int i = 0; i < S::SLOTS - 1; ++i)
-        if (i < chunks) load_inputs(i);
-#pragma unroll
-    for (int i = 0; i < S::STAGES - 1; ++i) {
-        if (i < slices) load_weights(i);
-        commit_copies();
-    }
-    int slice = 0, stage = 0, free_stage = S::STAGES - 1;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-        bool first = true;
-#pragma unroll
-        for (int sub = 0; sub < INTERLEAVED; ++sub) {
-            const int count = phase.slices(sub);
-            for (int i = 0; i < count; ++i) {
-                wait_copies<S::STAGES - 2>();
-                if (first) convert_inputs(chunk);
-                __syncthreads();
-                if (first && chunk + S::SLOTS - 1 < chunks) load_inputs(chunk + S::SLOTS - 1);
-                first = false;
-                if (slice++ < slices - (S::STAGES - 1)) load_weights(free_stage);
-                commit_copies();
-                multiply(sums[sub], weights + stage * S::SLICE, slot);
-                free_stage = stage;
-                stage = stage + 1 < S::STAGES ? stage + 1 : 0;
-            }
+            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
         }
     }
-    wait_copies<0>();
-    __syncthreads();
+}
 
+// Floats of shared memory that all sweeps use, one after the other.
+constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
+template <int VEC, int PARTS>
+constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
+constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
+
+// The elements of a slot at p; those that are not the row's are left alone.
+template <int WIDTH>
+__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
+    if (whole) load_once<WIDTH>(v, p);
+    else
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e)
+            if (e >= slot.from && e < slot.to) v[e] = __ldg(p + e);
+}
+
+// How a sweep finds the kept tensors: in memory; there again, what was read last first; in memory, to be copied to
+// shared memory; in that copy.
+enum Source { STREAM, AGAIN, FILL, REUSE };
+
+template <int VEC, int PARTS, Source SOURCE>
+__device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
+                                       Position begin, Position end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
+    using P = Place<VEC, PARTS>;
+    constexpr int UNROLL = P::UNROLL;
+    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t depth = args.depth;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    [[maybe_unused]] const int output_tile = block[0], group = block[1];
-    const int64_t outer = block[2];
-    // An output of the block: where it lies, and whether it exists.
-    auto output_at = [&](int column, int64_t& inner) {
-        const int position = column / INTERLEAVED;
-        const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
-        const int d = first_output[0] + layer * Depth::PHASES, h = first_output[1] + (row - layer * args.box[1]) * Height::PHASES;
-        const int w = first_output[2] + (position - row * args.box[2]) * Width::PHASES + column % INTERLEAVED;
-        inner = (static_cast<int64_t>(d) * args.out[1] + h) * args.out[2] + w;
-        return layer < args.box[0] && d < args.out[0] && h < args.out[1] && w < args.out[2];
-    };
-    // The sums of 16 channels and a warp's positions, a row per channel, the phases of the width interleaved.
-    auto stage_sums = [&](float* rows, int pitch, int o) {
+    const Position steps = at.in ? end - begin : 0;
+    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, Position k) {
+        constexpr bool CHECKED = decltype(checked)::value;
+        float v_x0_at[UNROLL][P::WIDTH];   // %x: float32[x0_0, 3, x0_2, x0_3, x0_4]
 #pragma unroll
-        for (int p = 0; p < S::TILES_P; ++p)
+        for (int u = 0; u < UNROLL; ++u) {
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
+            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+        }
+        State0 part[P::ROWS];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float run[2 * INTERLEAVED];
+        for (int u = 0; u < UNROLL; ++u) {
+            const Position step = k + u * PARTS;
+            if (CHECKED && step >= steps) continue;
+            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
 #pragma unroll
-                for (int i = 0; i < 2 * INTERLEAVED; ++i)
-                    run[i] = sums[i % INTERLEAVED][o][p][half * 2 + i / INTERLEAVED];
-                float* const to = rows + (half * 8 + lane / 4) * pitch + (p * 8 + lane % 4 * 2) * INTERLEAVED;
-                if constexpr (INTERLEAVED % 2 == 0)
-#pragma unroll
-                    for (int i = 0; i < 2 * INTERLEAVED; i += 4) store_vector<4>(to + i, run + i);
-                else
-#pragma unroll
-                    for (int i = 0; i < 2 * INTERLEAVED; i += 2) *reinterpret_cast<float2*>(to + i) = make_float2(run[i], run[i + 1]);
+            for (int e = 0; e < P::WIDTH; ++e) {
+                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
+                [[maybe_unused]] const int i = STRIDED ? e : 0;
+                [[maybe_unused]] const int64_t l = STRIDED ? slot.l : slot.l + e;
+                const float v_x0 = v_x0_at[u][e];
+                const float t0 = (l >= 0 && l < depth - 1 ? v_x0 : 0.0f);   // %mean_r2_r1: float32[x0_0, 3, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=0, length=x0_2 - 1)
+                const float t3 = (l >= 1 && l < depth ? v_x0 : 0.0f);   // %mean_r2_r4: float32[x0_0, 3, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=1, length=x0_2 - 1)
+                part[i].r1 = [](auto a, auto b) { return a + b; }(part[i].r1, t0);
+                part[i].r2 = [](auto a, auto b) { return a + b; }(part[i].r2, v_x0);
+                part[i].r4 = [](auto a, auto b) { return a + b; }(part[i].r4, t3);
             }
-    };
-    const bool special = SPLIT && !all_finite<INTERLEAVED * TILES_O * S::TILES_P * 4>(&sums[0][0][0][0]);
-    // Line `output` of the block's results, where split sums are not finite.
-    auto plain = [&](int output, int column) {
-        int64_t inner;
-        return output < OUTPUTS && output_at(column, inner) ? plain_sum(args, outer, group, output, inner) : 0.0f;
-    };
-
-    // The epilogue, in registers: four lanes hold a channel of a warp's positions.
-    constexpr int WARP_COLUMNS = S::TILES_P * 8 * INTERLEAVED, PITCH = WARP_COLUMNS + 8 * INTERLEAVED, LINES = TILES_O * 16;
-    static_assert(WARP_COLUMNS > WARP && WARP_COLUMNS <= 2 * WARP);
-    float* const staged = weights + warp * 16 * PITCH;
-    float* const states = weights + S::WORDS - S::STATE_WORDS;   // [warp][STATE][LINES]
-    int64_t ignored;
-    const bool second = output_at(warp_p * WARP_COLUMNS + WARP + lane, ignored) && WARP + lane < WARP_COLUMNS;
-    const uint64_t exists = uint64_t(__ballot_sync(~0u, second)) << WARP | __ballot_sync(~0u, output_at(warp_p * WARP_COLUMNS + lane, ignored));
-    const uint64_t own = exists >> (lane % 4 * 2 * INTERLEAVED);   // bit (8 * p + e) * INTERLEAVED + i: result [i][p][e]
-#pragma unroll
-    for (int o = 0; o < TILES_O; ++o) {
-        const int first = output_tile * OUTPUT_TILE + warp_o * LINES + o * 16;
-        if (__any_sync(~0u, special)) {
-            stage_sums(staged, PITCH, o);
-            __syncwarp();
-            mend(staged, 16, WARP_COLUMNS, PITCH, lane, WARP, [&](int line, int column) { return plain(first + line, warp_p * WARP_COLUMNS + column); });
-            __syncwarp();
-#pragma unroll
-            for (int n = 0; n < S::TILES_P * 4 * INTERLEAVED; ++n) {
-                const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, half = n / INTERLEAVED / 2 % 2, p = n / INTERLEAVED / 4;
-                sums[i][o][p][2 * half + e] = staged[(half * 8 + lane / 4) * PITCH + (p * 8 + lane % 4 * 2 + e) * INTERLEAVED + i];
-            }
-            __syncwarp();
         }
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int line = o * 16 + half * 8 + lane / 4;
-            [[maybe_unused]] const int output = first + half * 8 + lane / 4, l = group * OUTPUTS + (output < OUTPUTS ? output : 0);
-            float sum[2] = {};
-#pragma unroll
-            for (int n = 0; n < S::TILES_P * 2 * INTERLEAVED; ++n) {
-                const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, p = n / INTERLEAVED / 2;
-                float& element = sums[i][o][p][2 * half + e];
-                const float v = element;
-                element = v;
-                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) sum[e] += element;
-            }
-            float total = sum[0] + sum[1];
-            total += __shfl_xor_sync(~0u, total, 1), total += __shfl_xor_sync(~0u, total, 2);
-            if (lane % 4 == 0) {
-                float* const state = states + warp * (STATE * LINES) + line;
-                state[0] = total;
-            }
+        for (int i = 0; i < P::ROWS; ++i) {
+            s[i].join(part[i]);
         }
-    }
-    __syncthreads();
-    // A thread joins what the warps along the positions have found of a channel.
-    for (int channel = threadIdx.x; channel < OUTPUT_TILE && output_tile * OUTPUT_TILE + channel < OUTPUTS; channel += THREADS) {
-        const float* const from = states + channel / LINES * (STATE * LINES) + channel % LINES;
-        constexpr int NEXT = WARPS_O * STATE * LINES;   // floats to the next warp's
-        const int64_t place = outer * args.places + blockIdx.x / OUTPUT_TILES % args.places;
-        float* const to = args.states + place * (STATE * Places::PITCH) + group * OUTPUTS + output_tile * OUTPUT_TILE + channel;
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < WARPS_P; ++i) sum += from[i * NEXT];
-        to[0] = sum;
+    };
+    constexpr int REACH = (UNROLL - 1) * PARTS;
+    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
+        else take(std::true_type(), k);
     }
 }
 
-// Words of x that a box meets, with up to 3 more columns on either side; its extents.
-inline int64_t measure(const int (&box)[3], int (&extent)[3]) {
-    extent[0] = (box[0] - 1) * (Depth::STEP / Depth::PITCH) + Depth::HALO + 1;
-    extent[1] = (box[1] - 1) * (Height::STEP / Height::PITCH) + Height::HALO + 1;
-    extent[2] = ((box[2] - 1) * Width::STEP + Width::HALO + 1 + 3 + 3) / 4 * 4;
-    return static_cast<int64_t>(extent[0]) * extent[1] * extent[2];
-}
-
-// The box that costs least: products for all of a block's positions, and the loads of x.
-template <bool SPLIT>
-bool choose_box(Args& args) {
-    using S = Shape<SPLIT>;
-    const int phases[3] = {Depth::PHASES, Height::PHASES, Width::PHASES};
-    int size[3];
-    for (int a = 0; a < 3; ++a) size[a] = (args.out[a] + phases[a] - 1) / phases[a];
-    constexpr double PRODUCTS = (SPLIT ? 2560 : 2560) / 80.0 * S::POSITIONS;   // the time of a block's products, in words of x
-    double least = INFINITY;
-    for (int w = 8; w < S::POSITIONS + 8; w += 8) {
-        int box[3] = {1, 1, w < size[2] ? w : size[2]}, extent[3];
-        if (box[2] > S::POSITIONS) break;
-        for (box[1] = 1; box[1] <= size[1] && box[1] * box[2] <= S::POSITIONS; ++box[1]) {
-            box[0] = S::POSITIONS / (box[1] * box[2]);
-            if (box[0] > size[0]) box[0] = size[0];
-            while (box[0] && measure(box, extent) > S::PLANE) --box[0];
-            if (box[0] == 0) break;
-            double blocks = 1;
-            for (int a = 0; a < 3; ++a) blocks *= (size[a] + box[a] - 1) / box[a];
-            const double cost = blocks * (PRODUCTS + measure(box, extent));
-            if (cost >= least) continue;
-            least = cost;
-            for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = (size[a] + box[a] - 1) / box[a];
-        }
-        if (w >= size[2]) break;
+template <int VEC, int PARTS>
+__device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
+    if (!at.in || at.part != 0) return;
+    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
+    [[maybe_unused]] const int64_t depth = args.depth;
+    [[maybe_unused]] const int64_t height = args.height;
+    [[maybe_unused]] const int64_t width = args.width;
+#pragma unroll
+    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
+        [[maybe_unused]] const int64_t inner = at.inner + i;
+        args.y0[outer * (height*width) + inner] = row.r1[i];
+        args.y1[outer * (height*width) + inner] = row.r2[i];
+        args.y2[outer * (height*width) + inner] = row.r4[i];
     }
-    return least < INFINITY;
 }
 
-inline int places_of_box(const Args& args) { return args.boxes[0] * args.boxes[1] * args.boxes[2] * GRID_PHASES; }
+// ------------------------------------------------------------------------------------------------
+// resident: one launch
 
-template <bool SPLIT>
-int launch(Args& args, int64_t samples, cudaStream_t stream) {
-    using S = Shape<SPLIT>;
-    if (!choose_box<SPLIT>(args)) return cudaErrorInvalidConfiguration;
-    const int64_t blocks = static_cast<int64_t>(args.boxes[0]) * args.boxes[1] * args.boxes[2] * OUTPUT_TILES * GRID_PHASES * GROUPS * samples;
-    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    args.by_width = fast_divide(args.box[2]);
-    args.by_height = fast_divide(args.box[1]);
-    const int bytes = S::WORDS * int(sizeof(float));
-    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
-    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    args.places = places_of_box(args);
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
-    if (const cudaError_t error = cudaGetLastError()) return error;
-    return launch_join(args, Places{}, samples, stream);
+template <int VEC, int PARTS>
+__global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
+    using P = Place<VEC, PARTS>;
+    extern __shared__ __align__(16) float kept[];
+    const P at(args, blockIdx.x / args.splits);
+    const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
+    {
+        State0 s[P::ROWS];
+        sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
+        across_threads<VEC, PARTS>(s, at, scratch);
+        if (args.splits > 1) {   // the row is a cluster's
+            __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
+            if (at.part == 0)
+                for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
+            cluster_barrier();
+            for (int rank = 0; rank < args.splits; rank += STAGED) {
+                const int count = args.splits - rank < STAGED ? args.splits - rank : STAGED;
+                if (rank) __syncthreads();
+                for (int n = threadIdx.x; n < count * P::BLOCK_ROWS; n += THREADS)
+                    others[n] = moved(others[n], [&](float, int f) {
+                        return cluster_load(reinterpret_cast<const float*>(&mine[n % P::BLOCK_ROWS]) + f, rank + n / P::BLOCK_ROWS);
+                    });
+                __syncthreads();
+                for (int i = 0; i < P::ROWS; ++i) {
+                    if (rank == 0) s[i] = State0();
+                    for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    if (begin == 0) store_row(args, at, row);
+    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
 }
 
-int64_t workspace_bytes() {
-    constexpr int SPLIT_WORDS = Shape<true>::SLICES * Shape<true>::SLICE;
-    constexpr int WORDS = SPLIT_WORDS;
-    return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
+// ------------------------------------------------------------------------------------------------
+// streaming: a launch for each sweep
+
+template <int VEC>
+constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
+
+// Partial states of sweep 0, a row's side by side.
+__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
+    float* first = args.partials;
+    return reinterpret_cast<State0*>(first) + row * args.splits;
 }
 
-int64_t state_bytes(int64_t samples, int64_t depth, int64_t height, int64_t width) {
+template <int VEC>
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
+    constexpr int PARTS = STREAM_PARTS<VEC>;
+    using P = Place<VEC, PARTS>;
+    const int64_t block = blockIdx.x;
+    const P at(args, block / args.splits);
+    [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
+    const int64_t begin = split * args.chunk;
+    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
+    State0 s[P::ROWS];
+    sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
+    across_threads<VEC, PARTS>(s, at, scratch);
+    if (at.in && at.part == 0)
+        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
+}
+
+template <int VEC>
+__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
+    constexpr int PARTS = STREAM_PARTS<VEC>;
+    using P = Place<VEC, PARTS>;
+    const int64_t block = blockIdx.x;
+    const P at(args, block / 1);
+    [[maybe_unused]] const int split = static_cast<int>(block % 1);
+    Row<P::ROWS> row;
+    begin_row(args, at, row);
+    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
+    {
+        State0 s[P::ROWS];
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i)
+            if (at.in)
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
+        across_threads<VEC, PARTS>(s, at, scratch);
+#pragma unroll
+        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+    }
+    if (split == 0) store_row(args, at, row);
+}
+
+// ------------------------------------------------------------------------------------------------
+// launch
+
+struct Schedule {
+    bool resident;
+    int parts;               // threads to a row
+    int splits;
+    int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
+};
+
+constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
+
+// `slots`: accesses of a row, each of `step` of its elements.
+Schedule schedule(int64_t row_count, int64_t slots, int step) {
+    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
+    if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
+        const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
+        return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
+    }
+    const int64_t groups = (row_count + columns - 1) / columns;
+    const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
+    const int most = on_hopper() ? MAX_CLUSTER : 1;
+    for (int c = 1; c <= most; c *= 2) {
+        const int64_t chunk = (slots + c - 1) / c;
+        // Rather more blocks than reading again, and that rather than more than eight.
+        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
+        const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
+        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
+            const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
+            return {true, THREADS, c, chunk, kept, groups};
+        }
+    }
+    // Streaming: several turns of the blocks that a multiprocessor holds.
+    int64_t splits = (4 * busy + groups - 1) / groups;
+    const int64_t useful = (length * columns + 8191) / 8192;
+    if (splits > useful) splits = useful;
+    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
+    const int64_t chunk = (slots + splits - 1) / splits;
+    return {false, THREADS, static_cast<int>((slots + chunk - 1) / chunk), chunk, 0, groups};
+}
+
+template <int VEC, int PARTS>
+int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
+    using P = Place<VEC, PARTS>;
+    const int64_t turns = (plan.kept + PARTS - 1) / PARTS;
+    args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
+    const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
+    cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = plan.splits > 1 ? 1 : 0;
+    if (plan.splits > 8) cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
+    return cudaGetLastError();
+}
+
+template <int VEC>
+int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
+    if constexpr (!STRIDED) {
+        if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
+        if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
+        if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
+    }
+    if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
+    const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
+    stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    if (const int error = cudaGetLastError()) return error;
+    stream_1<VEC><<<static_cast<unsigned int>(plan.blocks), THREADS, 0, stream>>>(args);
+    if (const int error = cudaGetLastError()) return error;
+    return cudaSuccess;
+}
+
+struct Extent {
+    int64_t row_count, before, run;
+    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
+    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
+};
+
+Extent extent(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+    return {int64_t(3*batch) * (1) * (height*width), 1, depth};
+}
+
+int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
+    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State0));
+}
+
+// Bytes for the states of every row, whichever accesses turn out to be possible.
+extern "C" int64_t k0_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+    const Extent all = extent(batch, depth, height, width);
+    if (all.row_count * all.before * all.run == 0) return 0;
+    const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
+    return wide > narrow ? wide : narrow;
+}
+
+extern "C" int k0_row_stream(const float* x0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
+    const Extent all = extent(batch, depth, height, width);
+    if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
-    args.out[0] = static_cast<int>(depth), args.out[1] = static_cast<int>(height), args.out[2] = static_cast<int>(width);
-    if (samples == 0 || depth * height * width == 0 || depth * height * width > INT32_MAX) return 0;
-    int places = choose_box<true>(args) ? places_of_box(args) : 0;
-    return samples * places * (STATE * Places::PITCH * int64_t(sizeof(float)));
-}
-
-int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    const int64_t samples = batch;
-    const int64_t in[3] = {depth, height, width};
-    const int64_t out[3] = {depth, ((height - 1) / 2) + 1, ((width - 1) / 2) + 1};
-    if (samples * in[0] * in[1] * in[2] == 0 || samples * out[0] * out[1] * out[2] == 0) return cudaSuccess;
-    if (in[0] * in[1] * in[2] > INT32_MAX || out[0] * out[1] * out[2] > INT32_MAX) return cudaErrorInvalidValue;
-    Args args = {};
-    args.x = x0;
-    args.w = p0;
-    args.packed = static_cast<float*>(workspace);
-    args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
+    args.x0 = x0;
     args.y0 = y0;
+    args.y1 = y1;
+    args.y2 = y2;
     args.depth = depth;
     args.height = height;
     args.width = width;
-    for (int a = 0; a < 3; ++a) args.in[a] = static_cast<int>(in[a]), args.out[a] = static_cast<int>(out[a]);
-    args.aligned = args.in[2] % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
-    return launch<true>(args, samples, stream);
+    args.row_count = all.row_count, args.length = all.before * all.run;
+    args.middle = 1, args.run = depth, args.inner = height*width;
+    args.between = args.middle * args.run * args.inner;
+    args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
+    // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
+    bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
+    const Schedule plan = all.plan(wide);
+    if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
+    args.slots = all.before * all.run_slots(wide);
+    args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
+    args.partials = static_cast<float*>(workspace);
+    if (args.row_count <= INT32_MAX) {
+        args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
+        args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
+    }
+    return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
-extern "C" int64_t k0_conv_reduce_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
-    return workspace_bytes() + state_bytes(batch, depth, ((height - 1) / 2) + 1, ((width - 1) / 2) + 1);
-}
-
-extern "C" int k0_conv_reduce(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    return compute(x0, p0, y0, workspace, batch, depth, height, width, tf32, stream);
-}
-
-}  // namespace k0_conv_reduce_kernel
+}  // namespace k0_row_stream_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_row_reduce
+// k1_pointwise
+//   %mean_r2_r13: float32[] = const(x0_2)
+//   %mean_r2_r12: float32[32, 9, 5, 5] = reshape(%p_conv_weight, [32, 9, 5, 5])
+//   %mean_r2_r14: float32[32, 9, 5, 5] = div(%mean_r2_r12, %mean_r2_r13)
+
+namespace k1_pointwise_kernel {
+
+constexpr int THREADS = 256;
+constexpr int BLOCKS_PER_MULTIPROCESSOR = 2048 / THREADS;
+constexpr int WIDTH = 4;  // elements of a 16-byte access
+
+template <typename T, int COUNT>
+struct alignas(sizeof(T) * COUNT) Pack {
+    T at[COUNT];
+};
+
+// Elements base..base+COUNT-1.
+template <typename Index, int COUNT>
+__device__ __forceinline__ void compute(
+    const float* __restrict__ p0,
+    float* __restrict__ y0,
+    const Index given0,
+    const int64_t base
+) {
+    const auto p0_pack = *reinterpret_cast<const Pack<float, COUNT>*>(p0 + base);
+    Pack<float, COUNT> y0_pack;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        [[maybe_unused]] const Index index = static_cast<Index>(base + i);
+        const auto v_p0 = p0_pack.at[i];  // %p_conv_weight: float32[32, 3, 3, 5, 5]
+        const float t0 = v_p0 / static_cast<float>(given0);  // %mean_r2_r14: float32[32, 9, 5, 5] = div(%mean_r2_r12, %mean_r2_r13)
+        y0_pack.at[i] = t0;
+    }
+    *reinterpret_cast<Pack<float, COUNT>*>(y0 + base) = y0_pack;
+}
+
+// COUNT elements per thread and step; the rest, fewer than COUNT, by the first threads.
+template <typename Index, int COUNT>
+__global__ void __launch_bounds__(THREADS) run(
+    const float* __restrict__ p0,
+    float* __restrict__ y0,
+    const Index given0,
+    const int64_t count
+) {
+    const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+    const int64_t threads = int64_t(gridDim.x) * THREADS;
+    const int64_t whole = count / COUNT * COUNT;
+    for (int64_t base = thread * COUNT; base < whole; base += threads * COUNT)
+        compute<Index, COUNT>(p0, y0, given0, base);
+    if (COUNT > 1 && thread < count - whole) compute<Index, 1>(p0, y0, given0, whole + thread);
+}
+
+// Coordinates are 32 bits wide where they fit.
+template <int COUNT>
+int launch(const float* p0, float* y0, int64_t given0, cudaStream_t stream, int64_t count) {
+    const int64_t needed = (count - 1) / (int64_t(THREADS) * COUNT) + 1;
+    const int64_t resident = int64_t(multiprocessors()) * BLOCKS_PER_MULTIPROCESSOR;
+    const auto blocks = static_cast<unsigned int>(needed < resident ? needed : resident);
+    if (count <= INT32_MAX) {
+        run<int32_t, COUNT><<<blocks, THREADS, 0, stream>>>(
+            p0, y0, int32_t(given0), count);
+    } else {
+        run<int64_t, COUNT><<<blocks, THREADS, 0, stream>>>(p0, y0, given0, count);
+    }
+    return cudaGetLastError();
+}
+
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+extern "C" int k1_pointwise(const float* p0, float* y0, int64_t given0, cudaStream_t stream) {
+    const int64_t count = 7200;
+    if (count == 0) return cudaSuccess;
+    const bool vectorised = aligned(p0) && aligned(y0);
+    return vectorised ? launch<WIDTH>(p0, y0, given0, stream, count) : launch<1>(p0, y0, given0, stream, count);
+}
+
+}  // namespace k1_pointwise_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k2_window_sum
+//   %mean_r2_r16_r1: float32[x0_0, 9, 25] = window_sum(%mean_r2_r10, of=conv2d, kernel=(5, 5), stride=(2, 2), padding=(2, 2), precise=True, mean=True)
+//   %mean_r2_r16_r2: float32[32, 9, 25] = tap_sum(%mean_r2_r14, of=conv2d, kernel=(5, 5), stride=(2, 2), padding=(2, 2), precise=True)
+//   %mean_r2_r16_r3: float32[x0_0, 32, 1] = conv1d(%mean_r2_r16_r1, %mean_r2_r16_r2)
+//   %mean_r2: float32[x0_0, 32] = reshape(%mean_r2_r16_r3, [x0_0, 32])
 //   %mean: float32[x0_0, 32] = add(%mean_r2, %p_conv_bias)
 //   %log_softmax: float32[x0_0, 32] = log_softmax(%mean, axis=1)
 
-namespace k1_row_reduce_kernel {
+namespace k2_window_sum_kernel {
 
-// Every element of a row is read once, kept in registers, and written once. Two layouts:
-//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
-//   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
-// Partial results of a row are combined in fixed order: bitwise the same at every run.
-constexpr int LENGTH = 32;
-constexpr bool STRIDED = false;
-constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
-// Resident threads of a multiprocessor to leave registers for.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int MIN_THREADS = 256;
-#else
-constexpr int MIN_THREADS = 512;
-#endif
+//   y[n,o] = scale * sum over c, r of S[n,c,r] * (sum of the taps w[c,o,k] whose window is r)
+//
+// S[n,c,r] is the sum of x[n,c] over one rectangle, a product of one window per axis. Every block
+// streams a run of rows of one sample once, adds each element into exactly the windows that hold it
+// (never by subtraction: Inf and NaN stay where they belong), contracts its rectangle sums with the
+// weights and writes one partial row of outputs. The block that finishes a sample adds the partial
+// rows in fixed order and runs the row program on them. One launch, bitwise deterministic.
+//
+// A thread adds its share of the input in float; everything after that, a few values by then, is in
+// double: it costs no time beside the stream and leaves the rounding of the first sums alone.
+
+// Three axes, innermost last; an absent axis has kernel 1 and one window, the whole axis.
+constexpr bool TRANSPOSED = false;
+constexpr int AXES = 2;
+constexpr int CHANNELS = 9, OUTPUTS = 32, GROUPS = 1;
+constexpr int MAX_KERNEL = 5;
+constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 4;
+
+// ------------------------------------------------------------------------------------------------
+// compile-time structure
+
+__host__ __device__ constexpr int kernel_of(int a) { constexpr int t[3] = {1, 5, 5}; return t[a]; }
+// The elements of a window are start, start + step, ... below its stop.
+__host__ __device__ constexpr int step_of(int a) { constexpr int t[3] = {1, 2, 2}; return t[a]; }
+__host__ __device__ constexpr int windows_of(int a) { constexpr int t[3] = {1, 5, 5}; return t[a]; }
+__host__ __device__ constexpr bool full_of(int a) { constexpr bool t[3] = {true, false, false}; return t[a]; }
+__host__ __device__ constexpr int window_of_tap(int a, int k) {
+    constexpr int t[3][MAX_KERNEL] = {
+        {0},
+        {0, 1, 2, 3, 4},
+        {0, 1, 2, 3, 4},
+    };
+    return t[a][k];
+}
+
+constexpr int VEC = 4;   // elements of a load
+constexpr int MAX_ALIGN = 64;     // elements; long planes are read from such boundaries on
 constexpr int WARP = 32;
+constexpr int WARPS = THREADS / WARP;
+constexpr int OUTER_WINDOWS = windows_of(0) * windows_of(1), INNER_WINDOWS = windows_of(2);
+constexpr int RECTANGLES = OUTER_WINDOWS * INNER_WINDOWS;
+constexpr int MAX_WINDOWS = RECTANGLES < 64 ? RECTANGLES : 64;
+constexpr int TAPS = kernel_of(0) * kernel_of(1) * kernel_of(2);
+constexpr int GROUP_CHANNELS = CHANNELS / GROUPS, GROUP_OUTPUTS = OUTPUTS / GROUPS;
+constexpr bool OUTER_FULL = full_of(0) && full_of(1);
+constexpr bool OUTER_DENSE = step_of(0) == 1 && step_of(1) == 1;
+constexpr bool FLAT = OUTER_FULL && full_of(2);       // a plane is one run of elements
+constexpr bool COLUMNS = AXES == 1 || FLAT;           // stream along the innermost axis
+constexpr int UNIT_COLUMNS = 1024;                    // grain of the split in that case
+static_assert((THREADS & (THREADS - 1)) == 0 && RECTANGLES <= 64 && step_of(2) <= THREADS, "out of range");
 
-template <int VEC>
-struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 8 : 8;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 16 : 16;   // rows (or vectors of rows) side by side
-    static constexpr int THREADS = PARTS * LANES;
-    static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
-    static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
-    static constexpr int VALUES = (LENGTH + PARTS * ELEMENT - 1) / (PARTS * ELEMENT) * ELEMENT;
-    static constexpr int BLOCK_ROWS = LANES * ROWS;
-    static constexpr int ROW_WARPS = STRIDED ? PARTS : (PARTS + WARP - 1) / WARP;   // partial results of a row
-    static constexpr int MIN_BLOCKS = MIN_THREADS > THREADS ? MIN_THREADS / THREADS : 1;
+// The least power of two that is not below n, or `most`, itself one, where that is less.
+__host__ __device__ constexpr int power_of_two(int n, int most) {
+    int p = 1;
+    while (p < n && p < most) p *= 2;
+    return p;
+}
+
+__host__ __device__ constexpr int rectangle_of_tap(int tap) {
+    const int k2 = tap % kernel_of(2), k1 = tap / kernel_of(2) % kernel_of(1);
+    const int k0 = tap / kernel_of(2) / kernel_of(1);
+    return (window_of_tap(0, k0) * windows_of(1) + window_of_tap(1, k1)) * windows_of(2) +
+           window_of_tap(2, k2);
+}
+
+// A sample's outputs as the last block handles them: thread t holds outputs t, t + THREADS, ...
+constexpr int OUT_PER_THREAD = (OUTPUTS + THREADS - 1) / THREADS;
+// The channels of a chunk are shared out over this many parts of the block for the contraction.
+constexpr int CONTRACT_PARTS = GROUPS == 1 && OUTPUTS * 2 <= THREADS ? THREADS / OUTPUTS : 1;
+// The partial rows of a sample are read by this many parts of the block, FINISH_VEC outputs a load.
+constexpr int FINISH_VEC = GROUP_OUTPUTS % 2 == 0 && OUTPUTS / 2 * 2 <= THREADS ? 2 : 1;
+constexpr int FINISH_COLUMNS = OUTPUTS / FINISH_VEC;
+constexpr int FINISH_PARTS = FINISH_COLUMNS * 2 <= THREADS ? THREADS / FINISH_COLUMNS : 1;
+constexpr int FINISH_LOADS = 8;
+static_assert((FINISH_VEC == 1 || FINISH_PARTS > 1) && FINISH_LOADS == 8, "out of step");
+
+// ------------------------------------------------------------------------------------------------
+// arguments
+
+struct Window {
+    int start;
+    unsigned span;   // stop - start, 0 when empty
+};
+
+struct Plan {
+    int length[3];          // axis lengths as streamed
+    int team;               // threads that share one channel: a power of two, at least a warp
+    int segments;           // column segments of a row, each team covers one at a time
+    int segment_vectors;    // vectors of a segment, one thread each
+    int team_rows;          // rows that a team covers at a time
+    int units;              // units of a channel: segments * rows, or runs of UNIT_COLUMNS
+    unsigned chunk_units;   // units of a block
+    int chunks;             // blocks of a sample
+    int max_channels;       // most channels a block touches
+    int weights_at;         // where a block keeps their weights in shared memory, in doubles,
+    bool stage_weights;     // if it does
+    int align;              // elements of the boundary from which planes are read (columns)
 };
 
 struct Args {
     const float* x;
+    const float* x_end;
+    const float* weight;
     const float* p0;
     float* y0;
-    int64_t row_count, inner_count;   // row_count = outer * inner
-    FastDivide by_inner;              // used while row_count < 2^31
+    double* partial;        // [sample][chunk][OUTPUTS]
+    unsigned* counters;     // [sample], zero between launches
+    double scale;
+    bool weights_aligned;
+    Plan plan;
+    Window window[3][MAX_WINDOWS];
+    Window shared[3];       // the part of each axis that every window of it holds
 };
 
-// Combines r[] over the threads of a row; all of them get the result. One barrier each, since
-// successive reductions alternate between two buffers.
-template <int VEC, typename Combine>
-__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
-    using S = Shape<VEC>;
-    if constexpr (STRIDED) {
-        if constexpr (S::PARTS == 1) return;
-        const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
-        float* slot = buffer + lane * VEC;
-        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
-        __syncthreads();
-#pragma unroll 4
-        for (int p = 0; p < S::PARTS; ++p) {
-            float other[VEC];
-            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
+// ------------------------------------------------------------------------------------------------
+// device helpers
+
+// 16 bytes that are read once. SHORT spares what else is in the caches (dirty lines of the kernel
+// before, say) and is faster for a short stream; a long stream runs faster without.
+template <bool SHORT>
+__device__ __forceinline__ void load_stream(float (&v)[VEC], const float* p) {
+    if constexpr (SHORT)
+        asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p));
+    else
+        asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p));
+}
+
+// The same where some of the 16 bytes may lie before or after the tensor.
+__device__ __forceinline__ void load_edge(float (&v)[VEC], const float* p, const float* begin, const float* end) {
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
+    for (int e = 0; e < VEC; ++e) v[e] = p + e >= begin && p + e < end ? __ldg(p + e) : 0.f;
+}
+
+// Elements between the boundary of `align` elements (a power of two) at or below p and p.
+__device__ __forceinline__ int skew_of(const float* p, int align) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(p) / 4) & (align - 1);
+}
+
+// Copies to shared memory behind the back of the thread; `wait` before a barrier.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(BYTES) : "memory");
+}
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// The sums over the warp of value(FIRST), ..., value(FIRST + COUNT - 1), COUNT a power of two: lane l
+// gets that of FIRST + l % COUNT. Two lanes swap halves of what they hold, so that a sum costs about one
+// shuffle, where a reduction of its own takes five.
+template <int FIRST, int COUNT, typename Value>
+__device__ __forceinline__ auto swap_sums(Value value) {
+    if constexpr (FIRST >= RECTANGLES) {
+        return 0.f;
+    } else if constexpr (COUNT == 1) {
+        return value(std::integral_constant<int, FIRST>());
+    } else {
+        constexpr int HALF = COUNT / 2;
+        const auto low = swap_sums<FIRST, HALF>(value);
+        const auto high = swap_sums<FIRST + HALF, HALF>(value);
+        const bool upper = threadIdx.x & HALF;
+        return double(upper ? high : low) + double(__shfl_xor_sync(~0u, upper ? low : high, HALF));
+    }
+}
+
+// Adds the sum over the warp of value(r) to slot[r], for every rectangle r; sets it when `fresh`.
+template <int FIRST = 0, typename Value>
+__device__ __forceinline__ void fold(double* slot, bool fresh, Value value) {
+    constexpr int COUNT = power_of_two(RECTANGLES - FIRST, WARP);
+    const int lane = threadIdx.x % WARP;
+    double s = swap_sums<FIRST, COUNT>(value);
+#pragma unroll
+    for (int d = COUNT; d < WARP; d *= 2) s += __shfl_xor_sync(~0u, s, d);
+    if (lane < COUNT && FIRST + lane < RECTANGLES) slot[FIRST + lane] = fresh ? s : slot[FIRST + lane] + s;
+    if constexpr (FIRST + COUNT < RECTANGLES) fold<FIRST + COUNT>(slot, fresh, value);
+}
+
+// Combines v over the block; every thread gets the result, combined in the same order.
+template <typename T, typename Combine>
+__device__ __forceinline__ T reduce_block(T v, double* scratch, Combine combine) {
+#pragma unroll
+    for (int d = WARP / 2; d; d /= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = v;
+    __syncthreads();
+    v = static_cast<T>(scratch[0]);
+#pragma unroll
+    for (int i = 1; i < WARPS; ++i) v = combine(v, static_cast<T>(scratch[i]));
+    return v;
+}
+
+template <int STEP>
+__device__ __forceinline__ bool holds(const Window& w, int i) {
+    const unsigned d = static_cast<unsigned>(i - w.start);
+    return d < w.span && (STEP == 1 || d % STEP == 0);
+}
+
+// ------------------------------------------------------------------------------------------------
+// streaming
+//
+// A piece is a run of a plane that one team streams batch by batch: `open` starts one, `load` fetches
+// a batch, `add` takes it in and moves on, `close` leaves the rectangle sums of each warp in its slot.
+// Between `open` of a piece and `close` of the one before, the first batch is on its way.
+
+// All loads are of 16 aligned bytes, whatever the alignment of a row: its vectors begin up to three
+// elements before it, and elements that are not the row's own drop out where windows are applied.
+
+using Batch = float[UNROLL][VEC];
+
+// Fetches vectors u of a batch at p, p + hop bytes, ... where `wanted(u)`. Only a batch at the very
+// rim of x takes the careful way.
+template <bool SHORT, typename Wanted>
+__device__ __forceinline__ void load_batch(const Args& a, Batch& v, const float*& p, int64_t hop, Wanted wanted) {
+    if (p < a.x || p + VEC > a.x_end - (UNROLL - 1) * (hop / 4)) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u, advance(p, hop))
+            if (wanted(u)) load_edge(v[u], p, a.x, a.x_end);
+    } else {
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u, advance(p, hop))
+            if (wanted(u)) load_stream<SHORT>(v[u], p);
+    }
+}
+
+// Rows: a thread keeps its column; rows add into the windows of the outer axes.
+struct Rows {
+    // `common` holds what is in every outer window, `own` the rest; strided windows have no rest.
+    static constexpr bool COMMON = OUTER_DENSE;
+    static constexpr bool OWN = OUTER_WINDOWS > 1 || !COMMON;
+    static constexpr int OWNED = OWN ? OUTER_WINDOWS : 1;
+    float common[VEC] = {}, own[OWNED][VEC] = {};
+    int row, end;           // of the team: the next batch, the end of the piece
+    int thread_row, column;
+    const float* p;
+
+    // Starts the piece at unit `first`; returns the unit after it, `last` at most.
+    __device__ __forceinline__ int open(const Args& a, const float* plane, int first, int last, int thread) {
+        const int rows = a.plan.length[0] * a.plan.length[1], width = a.plan.length[2];
+        const int segment = a.plan.segments == 1 ? 0 : first / rows;
+        const int ty = thread / a.plan.segment_vectors, tx = thread - ty * a.plan.segment_vectors;
+        row = first - segment * rows;
+        end = min(last - segment * rows, rows);
+        p = plane + static_cast<int64_t>(row + ty) * width;
+        // The same for all rows of a thread: team_rows * width is a multiple of VEC.
+        column = (segment * a.plan.segment_vectors + tx) * VEC - skew_of(p, VEC);
+        p += column;
+        thread_row = ty < a.plan.team_rows && column < width ? ty : 1 << 30;   // else no row at all
+        return segment * rows + end;
+    }
+
+    template <bool SHORT>
+    __device__ __forceinline__ void load(const Args& a, Batch& v) {
+        load_batch<SHORT>(a, v, p, static_cast<int64_t>(a.plan.team_rows) * a.plan.length[2] * 4,
+                          [&](int u) { return thread_row + u * a.plan.team_rows < end - row; });
+    }
+
+    // Whether rows `first` to `last` are in every outer window; false when that takes a look at each.
+    static __device__ __forceinline__ bool common_rows(const Args& a, int first, int last) {
+        if constexpr (OUTER_FULL) return true;
+        if constexpr (!COMMON || AXES == 3) return false;
+        return holds<1>(a.shared[1], first) && holds<1>(a.shared[1], last);
+    }
+
+    __device__ __forceinline__ void add_row(const Args& a, int at, const float (&v)[VEC]) {
+        int i0 = 0, i1 = at;
+        if constexpr (AXES == 3) {
+        }
+        if constexpr (COMMON) {
+            if ((full_of(0) || holds<1>(a.shared[0], i0)) && (full_of(1) || holds<1>(a.shared[1], i1))) {
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) common[e] += v[e];
+                return;
+            }
+        }
+        if constexpr (OWN) {
+#pragma unroll
+            for (int w0 = 0; w0 < windows_of(0); ++w0)
+#pragma unroll
+                for (int w1 = 0; w1 < windows_of(1); ++w1)
+                    if ((full_of(0) || holds<step_of(0)>(a.window[0][w0], i0)) &&
+                        (full_of(1) || holds<step_of(1)>(a.window[1][w1], i1)))
+#pragma unroll
+                        for (int e = 0; e < VEC; ++e) own[w0 * windows_of(1) + w1][e] += v[e];
+        }
+    }
+
+    // True while the piece goes on.
+    __device__ __forceinline__ bool add(const Args& a, const Batch& v) {
+        const int stride = a.plan.team_rows, batch = UNROLL * stride;
+        if (end - row >= batch && common_rows(a, row, row + batch - 1)) {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) common[e] += v[u][e];   // 0 in threads without a row
+        } else {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+                if (thread_row + u * stride < end - row) add_row(a, row + thread_row + u * stride, v[u]);
+        }
+        row += batch;
+        return row < end;
+    }
+
+    // `was`: the column of the piece that ends.
+    __device__ __forceinline__ void close(const Args& a, int was, double* slot, bool fresh) {
+        fold(slot, fresh, [&](auto rectangle) {
+            constexpr int R = decltype(rectangle)::value, O = R / INNER_WINDOWS, I = R % INNER_WINDOWS;
+            float part[VEC];
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) {
+                const float s = OWN ? common[e] + own[OWN ? O : 0][e] : common[e];
+                part[e] = holds<step_of(2)>(a.window[2][I], was + e) ? s : 0.f;
+            }
+            return (part[0] + part[1]) + (part[2] + part[3]);
+        });
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+            common[e] = 0.f;
+#pragma unroll
+            for (int o = 0; o < OWNED; ++o) own[o][e] = 0.f;
+        }
+    }
+};
+
+// Columns: one long row; a vector inside every window goes to `common`, one at the rim to the
+// windows that hold its elements.
+struct Columns {
+    static constexpr int STEP = step_of(2);
+    float common[VEC] = {}, rim[INNER_WINDOWS] = {};
+    int at, end;            // of the team: the next batch, the end of the piece
+    int offset, column;     // of the thread: within the batch, its first column
+    int skew;               // `at` and `end` count from the aligned boundary below the plane
+    const float* p;
+
+    // A thread keeps its residue modulo the step.
+    static __device__ __forceinline__ int stride(const Args& a) {
+        return STEP == 1 ? a.plan.team * VEC : a.plan.team / STEP * STEP * VEC;
+    }
+
+    __device__ __forceinline__ int open(const Args& a, const float* plane, int first, int last, int thread) {
+        skew = skew_of(plane, a.plan.align);
+        at = first * UNIT_COLUMNS;
+        end = last == a.plan.units ? a.plan.length[2] + skew : last * UNIT_COLUMNS;
+        offset = STEP == 1 || thread * VEC < stride(a) ? thread * VEC : 1 << 30;   // else no column at all
+        column = at - skew + thread * VEC;
+        p = plane + column;
+        return last;
+    }
+
+    template <bool SHORT>
+    __device__ __forceinline__ void load(const Args& a, Batch& v) {
+        load_batch<SHORT>(a, v, p, static_cast<int64_t>(stride(a)) * 4,
+                          [&](int u) {   // what holds an element of the plane
+                              const int d = offset + u * stride(a);
+                              return d < end - at && d > skew - VEC - at;
+                          });
+    }
+
+    // Whether all elements from `first` to `last` are in every window, up to the step.
+    static __device__ __forceinline__ bool common_columns(const Args& a, int first, int last) {
+        return holds<1>(a.shared[2], first) && holds<1>(a.shared[2], last);
+    }
+
+    __device__ __forceinline__ void add_vector(const Args& a, int first, const float (&v)[VEC]) {
+        if (common_columns(a, first, first + VEC - 1)) {
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) common[e] += v[e];
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < INNER_WINDOWS; ++i) {
+            float part[VEC];
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) part[e] = holds<STEP>(a.window[2][i], first + e) ? v[e] : 0.f;
+            rim[i] += (part[0] + part[1]) + (part[2] + part[3]);
+        }
+    }
+
+    __device__ __forceinline__ bool add(const Args& a, const Batch& v) {
+        const int batch = UNROLL * stride(a);
+        if (end - at >= batch && common_columns(a, at - skew, at - skew + batch - 1)) {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) common[e] += v[u][e];
+        } else {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+                if (offset + u * stride(a) < end - at) add_vector(a, at - skew + offset + u * stride(a), v[u]);
+        }
+        at += batch;
+        return at < end;
+    }
+
+    __device__ __forceinline__ void close(const Args& a, int was, double* slot, bool fresh) {
+        fold(slot, fresh, [&](auto window) {
+            constexpr int I = decltype(window)::value;
+            float part[VEC];
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) {
+                const int d = was + e - a.window[2][I].start;
+                part[e] = STEP == 1 || (d % STEP + STEP) % STEP == 0 ? common[e] : 0.f;
+            }
+            return (part[0] + part[1]) + (part[2] + part[3]) + rim[I];
+        });
+#pragma unroll
+        for (int i = 0; i < INNER_WINDOWS; ++i) rim[i] = 0.f;
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) common[e] = 0.f;
+    }
+};
+
+// ------------------------------------------------------------------------------------------------
+// kernel
+
+// Outputs of a chunk's channels: sum over channels and taps, one thread per output and part.
+// `weights` holds the chunk's weights in shared memory, or is null.
+__device__ __forceinline__ double contract(const Args& a, const double* sums, const float* weights, int first_channel,
+                                          int o, int begin, int end, int hop) {
+    const int group = o / GROUP_OUTPUTS;
+    double total = 0.0;
+    for (int c = begin; c < end; c += hop) {
+        const int64_t channel = first_channel + c;
+        const int64_t at = TRANSPOSED ? channel * GROUP_OUTPUTS + (o - group * GROUP_OUTPUTS)
+                                      : static_cast<int64_t>(o) * GROUP_CHANNELS + (channel - group * GROUP_CHANNELS);
+        const double* s = sums + c * RECTANGLES;
+        double t = 0.0;
+        if (weights) {
+            const float* w = weights + (c * GROUP_OUTPUTS + (o - group * GROUP_OUTPUTS)) * TAPS;
+#pragma unroll
+            for (int k = 0; k < TAPS; ++k) t = fma(double(w[k]), s[rectangle_of_tap(k)], t);
+        } else {
+            const float* w = a.weight + at * TAPS;
+#pragma unroll
+            for (int k = 0; k < TAPS; ++k) t = fma(double(__ldg(w + k)), s[rectangle_of_tap(k)], t);
+        }
+        total += t;
+    }
+    return total;
+}
+
+template <bool SHORT>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant__ Args a) {
+    extern __shared__ double shared[];
+    __shared__ double parts[THREADS * 2];
+    __shared__ double scratch[WARPS];
+    __shared__ bool finished;
+
+    const int thread = threadIdx.x;
+    const int chunks = a.plan.chunks, units = a.plan.units;
+    const int64_t sample = blockIdx.x / static_cast<unsigned>(chunks);
+    const int chunk = blockIdx.x % static_cast<unsigned>(chunks);
+    const unsigned first = static_cast<unsigned>(chunk) * a.plan.chunk_units;
+    const unsigned last = min(first + a.plan.chunk_units, static_cast<unsigned>(CHANNELS) * units);
+    const int first_channel = first / units;
+    const int channels = (last - 1) / units - first_channel + 1;
+
+    // 1. Stream. Teams of threads take channels in turn; each warp leaves its sums in a slot.
+    const int team = a.plan.team, teams = THREADS / team, team_warps = team / WARP;
+    double* sums = shared + a.plan.max_channels * team_warps * RECTANGLES;
+    float* weights = a.plan.stage_weights ? reinterpret_cast<float*>(shared + a.plan.weights_at) : nullptr;
+    {
+        std::conditional_t<COLUMNS, Columns, Rows> stream;
+        const int64_t plane = static_cast<int64_t>(a.plan.length[0]) * a.plan.length[1] * a.plan.length[2];
+        const float* x = a.x + (sample * CHANNELS + first_channel) * plane;
+        auto begin = [&](int c) { return max(static_cast<int>(first - static_cast<unsigned>(first_channel + c) * units), 0); };
+        auto end = [&](int c) { return static_cast<int>(min(last - static_cast<unsigned>(first_channel + c) * units, static_cast<unsigned>(units))); };
+        int c = thread / team;
+        const bool any = c < channels;
+        Batch v = {};
+        int next = 0;   // unit after the piece
+        if (any) {
+            next = stream.open(a, x + c * plane, begin(c), end(c), thread % team);
+            stream.template load<SHORT>(a, v);
+        }
+        if constexpr (TRANSPOSED) {
+            if (weights) {   // the chunk's weights come along meanwhile
+                constexpr int WORDS = GROUP_OUTPUTS * TAPS;
+                constexpr int GRAIN = WORDS % 4 == 0 ? 4 : 1;
+                const float* w = a.weight + static_cast<int64_t>(first_channel) * WORDS;
+                if (GRAIN == 4 && a.weights_aligned)
+                    for (int i = thread * 4; i < channels * WORDS; i += THREADS * 4) copy_async<16>(weights + i, w + i);
+                else
+                    for (int i = thread; i < channels * WORDS; i += THREADS) copy_async<4>(weights + i, w + i);
+            }
+        }
+        bool fresh = true;
+        for (bool on = any; on;) {
+            if (stream.add(a, v)) {
+                stream.template load<SHORT>(a, v);
+                continue;
+            }
+            const int was = stream.column;
+            double* slot = shared + (c * team_warps + thread % team / WARP) * RECTANGLES;
+            const bool same = next < end(c);   // another segment of this channel
+            if (!same) c += teams;
+            on = c < channels;
+            if (on) {
+                next = stream.open(a, x + c * plane, same ? next : begin(c), end(c), thread % team);
+                stream.template load<SHORT>(a, v);
+            }
+            stream.close(a, was, slot, fresh);
+            fresh = !same;
+        }
+        copy_async_wait();
+    }
+    __syncthreads();
+
+    // 2. Rectangle sums of each channel, then this chunk's share of the outputs.
+    for (int i = thread; i < channels * RECTANGLES; i += THREADS) {
+        const double* slot = shared + i / RECTANGLES * team_warps * RECTANGLES + i % RECTANGLES;
+        double s = slot[0];
+        for (int j = 1; j < team_warps; ++j) s += slot[j * RECTANGLES];
+        sums[i] = s;
+    }
+    __syncthreads();
+    double* partial = a.partial + (sample * chunks + chunk) * OUTPUTS;
+    if constexpr (CONTRACT_PARTS > 1) {
+        const int o = thread % OUTPUTS, part = thread / OUTPUTS;
+        if (part < CONTRACT_PARTS) parts[thread] = contract(a, sums, weights, first_channel, o, part, channels, CONTRACT_PARTS);
+        __syncthreads();
+        if (thread < OUTPUTS) {
+            double t = parts[thread];
+#pragma unroll
+            for (int j = 1; j < CONTRACT_PARTS; ++j) t += parts[j * OUTPUTS + thread];
+            partial[thread] = t;
+        }
+    } else {
+        const int first_group = first_channel / GROUP_CHANNELS;
+        const int last_group = (first_channel + channels - 1) / GROUP_CHANNELS;
+        for (int o = first_group * GROUP_OUTPUTS + thread; o < (last_group + 1) * GROUP_OUTPUTS; o += THREADS) {
+            const int begin = max(o / GROUP_OUTPUTS * GROUP_CHANNELS - first_channel, 0);
+            const int end = min((o / GROUP_OUTPUTS + 1) * GROUP_CHANNELS - first_channel, channels);
+            partial[o] = contract(a, sums, weights, first_channel, o, begin, end, 1);
+        }
+    }
+
+    // 3. The last block of the sample goes on.
+    __syncthreads();
+    if (chunks > 1) {
+        if (thread == 0) {
+            __threadfence();
+            const unsigned total = static_cast<unsigned>(chunks);
+            finished = atomicInc(a.counters + sample, total - 1) == total - 1;
+            __threadfence();
+        }
+        __syncthreads();
+        if (!finished) return;
+    }
+
+    // 4. The sample's outputs: partial rows in fixed order. Only rows that hold the output's group.
+    const int64_t outer = sample;
+    float v_p0[OUT_PER_THREAD];   // %p_conv_bias: float32[32]
+#pragma unroll
+    for (int j = 0; j < OUT_PER_THREAD; ++j) {
+        const int l = thread + j * THREADS;
+        v_p0[j] = l < OUTPUTS ? __ldg(a.p0 + l) : 0.0f;
+    }
+    const double* rows = a.partial + sample * chunks * OUTPUTS;
+    // Sum of the partial rows of outputs o to o + FINISH_VEC - 1 that fall to `part`.
+    auto add_rows = [&](int o, int part, double (&total)[FINISH_VEC]) {
+        const unsigned group = o / GROUP_OUTPUTS * static_cast<unsigned>(GROUP_CHANNELS) * units;
+        const int begin = GROUPS == 1 ? 0 : group / a.plan.chunk_units;
+        const int end = GROUPS == 1 ? chunks : (group + static_cast<unsigned>(GROUP_CHANNELS) * units - 1) / a.plan.chunk_units + 1;
+        for (int k = begin + part; k < end; k += FINISH_LOADS * FINISH_PARTS) {
+            double t[FINISH_LOADS][FINISH_VEC];
+#pragma unroll
+            for (int u = 0; u < FINISH_LOADS; ++u) {
+                const double* p = rows + static_cast<int64_t>(k + u * FINISH_PARTS) * OUTPUTS + o;
+                const bool in = k + u * FINISH_PARTS < end;
+                if constexpr (FINISH_VEC == 2) {
+                    const double2 q = in ? __ldcg(reinterpret_cast<const double2*>(p)) : make_double2(0.0, 0.0);
+                    t[u][0] = q.x, t[u][1] = q.y;
+                } else {
+                    t[u][0] = in ? __ldcg(p) : 0.0;
+                }
+            }
+#pragma unroll
+            for (int e = 0; e < FINISH_VEC; ++e)
+                total[e] += ((t[0][e] + t[1][e]) + (t[2][e] + t[3][e])) + ((t[4][e] + t[5][e]) + (t[6][e] + t[7][e]));
+        }
+    };
+    float v[OUT_PER_THREAD];
+    if constexpr (FINISH_PARTS > 1) {
+        const int part = thread / FINISH_COLUMNS, o = thread % FINISH_COLUMNS * FINISH_VEC;
+        if (part < FINISH_PARTS) {
+            double total[FINISH_VEC] = {};
+            add_rows(o, part, total);
+#pragma unroll
+            for (int e = 0; e < FINISH_VEC; ++e) parts[part * OUTPUTS + o + e] = total[e];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < OUT_PER_THREAD; ++j) {
+            const int at = thread + j * THREADS;
+            double total = 0.0;
+            if (at < OUTPUTS)
+#pragma unroll
+                for (int k = 0; k < FINISH_PARTS; ++k) total += parts[k * OUTPUTS + at];
+            v[j] = static_cast<float>(total * a.scale);
         }
     } else {
 #pragma unroll
-        for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
-            r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
-        if constexpr (S::PARTS > WARP) {
-            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
-            if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
-            __syncthreads();
-            r[0] = slot[threadIdx.x % S::ROW_WARPS];
-#pragma unroll
-            for (int d = S::ROW_WARPS / 2; d; d /= 2) r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
+        for (int j = 0; j < OUT_PER_THREAD; ++j) {
+            double total[FINISH_VEC] = {};   // FINISH_VEC is 1
+            if (thread + j * THREADS < OUTPUTS) add_rows(thread + j * THREADS, 0, total);
+            v[j] = static_cast<float>(total[0] * a.scale);
         }
+    }
+
+    // 5. Row program: v[j] is output thread + j * THREADS of this sample.
+    float t0[OUT_PER_THREAD];
+    float r1 = -INFINITY;   // %log_softmax: float32[x0_0, 32] = log_softmax(%mean, axis=1)
+#pragma unroll
+    for (int j = 0; j < OUT_PER_THREAD; ++j) {
+        const int l = thread + j * THREADS;
+        t0[j] = v[j] + v_p0[j];   // %mean: float32[x0_0, 32] = add(%mean_r2, %p_conv_bias)
+        if (l < OUTPUTS) r1 = nan_max(r1, t0[j]);
+    }
+    r1 = reduce_block(r1, scratch, nan_max);
+    float t2[OUT_PER_THREAD];
+    double r4 = 0.0f;   // its denominator
+#pragma unroll
+    for (int j = 0; j < OUT_PER_THREAD; ++j) {
+        const int l = thread + j * THREADS;
+        t2[j] = t0[j] - r1;   // its exponent
+        const float t3 = expf(t2[j]);   // its numerator
+        if (l < OUTPUTS) r4 += t3;
+    }
+    r4 = reduce_block(r4, scratch, [](auto a, auto b) { return a + b; });
+    const double t5 = log(r4);   // log of its denominator
+#pragma unroll
+    for (int j = 0; j < OUT_PER_THREAD; ++j) {
+        const int l = thread + j * THREADS;
+        const float t6 = t2[j] - t5;   // %log_softmax: float32[x0_0, 32] = log_softmax(%mean, axis=1)
+        if (l < OUTPUTS) a.y0[outer * 32 + l] = t6;
     }
 }
 
-template <int VEC>
-__global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
-    using S = Shape<VEC>;
-    __shared__ __align__(16) float buffers[2][S::BLOCK_ROWS * S::ROW_WARPS];
-    const int thread = threadIdx.x;
-    const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
-    const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * S::BLOCK_ROWS + lane * S::ROWS;
-    const bool in = row < args.row_count;
-    const int64_t outer = !STRIDED ? row
-        : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
-                                      : row / args.inner_count;
+// ------------------------------------------------------------------------------------------------
+// host
 
-    // The thread's first element, and the bytes from one of its vectors to the next.
-    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
-                                  : row * LENGTH + part * VEC;
-    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
-    // Value j of a thread is element position(j) of the row, which exists when live(j).
-    auto position = [&](int j) {
-        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
-    };
-    auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
-        return EVEN || position(j) < LENGTH;
-    };
-
-    float v[S::ROWS][S::VALUES] = {};
-    {
-        const float* p = args.x + first;
-#pragma unroll
-        for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
-    }
-    float t0[S::ROWS][S::VALUES];
-    float r1[S::ROWS];   // %log_softmax: float32[x0_0, 32] = log_softmax(%mean, axis=1)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) r1[i] = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        float v_p0_at[S::ELEMENT] = {};   // %p_conv_bias: float32[32]
-#pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p0_at, args.p0 + l);
-            const float v_p0 = v_p0_at[j % S::ELEMENT];
-            t0[i][j] = v[i][j] + v_p0;   // %mean: float32[x0_0, 32] = add(%mean_r2, %p_conv_bias)
-            if (live(j)) r1[i] = nan_max(r1[i], t0[i][j]);
-        }
-    }
-    reduce_row<VEC>(r1, buffers[0], nan_max);
-    float t2[S::ROWS][S::VALUES];
-    float r4[S::ROWS];   // its denominator
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) r4[i] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-#pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            t2[i][j] = t0[i][j] - r1[i];   // its exponent
-            const float t3 = expf(t2[i][j]);   // its numerator
-            if (live(j)) r4[i] += t3;
-        }
-    }
-    reduce_row<VEC>(r4, buffers[1], [](auto a, auto b) { return a + b; });
-    float t5[S::ROWS];   // log of its denominator
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t5[i] = logf(r4[i]);
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-#pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const float t6 = t2[i][j] - t5[i];   // %log_softmax: float32[x0_0, 32] = log_softmax(%mean, axis=1)
-            v[i][j] = t6;
-        }
-    }
-
-    float* p = args.y0 + first;
-#pragma unroll
-    for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-        if (in && live(j)) store_streaming<VEC>(p, &v[0][j], STRIDED ? S::VALUES : 1);
+// The elements start, start + step, ... below stop of an axis of `length`.
+Window window(int64_t start, int64_t stop, int64_t length) {
+    if (start > length) start = length;
+    return {int(start), unsigned(stop > start ? stop - start : 0)};
 }
 
-template <int VEC>
-int launch(const Args& args, cudaStream_t stream) {
-    const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
-    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+constexpr int64_t WAVE_BYTES = 2 << 20;         // above this many bytes a block, take more waves
+constexpr int64_t LEAST_BYTES = 16 << 10;       // below this many a block is not worth starting
+constexpr int64_t LEAST_VECTORS = RECTANGLES > 4 ? RECTANGLES : 4;   // of a thread, per channel
+constexpr int64_t LONGEST_CHAIN = 1024;         // additions into one register
+constexpr int64_t SHARED_BYTES = (48 << 10) - THREADS * 16 - 1024;   // of 48 KB, what the fixed arrays leave
+constexpr int64_t SHORT_STREAM = 192 << 20;     // bytes of x up to which caches should not keep them
+
+// `offset`: elements of x beyond a boundary of MAX_ALIGN.
+Plan make_plan(int offset, int64_t n, const int64_t (&length)[3]) {
+    Plan p = {};
+    const int64_t rows = FLAT ? 1 : length[0] * length[1];
+    const int64_t width = FLAT ? length[0] * length[1] * length[2] : length[2];
+    p.length[0] = FLAT ? 1 : int(length[0]);
+    p.length[1] = FLAT ? 1 : int(length[1]);
+    p.length[2] = int(width);
+    p.align = COLUMNS && width >= 16 * MAX_ALIGN ? MAX_ALIGN : VEC;
+    const bool skewed = offset % p.align != 0 || width % p.align != 0;
+    const int64_t slack = skewed ? p.align - 1 : 0;
+    const int64_t vectors = (width + slack + VEC - 1) / VEC;   // that a row can touch
+    const int64_t plane_vectors = rows * vectors, sample_bytes = CHANNELS * rows * width * 4;
+
+    // Blocks of a sample: whole waves of the chip, each block with enough to stream.
+    const int64_t capacity = int64_t(multiprocessors()) * MIN_BLOCKS;
+    int64_t waves = (n * sample_bytes + capacity * WAVE_BYTES - 1) / (capacity * WAVE_BYTES);
+    int64_t chunks = waves * capacity / n;
+    if (chunks > sample_bytes / LEAST_BYTES) chunks = sample_bytes / LEAST_BYTES;
+    if (chunks > 1 && chunks < CHANNELS) {   // whole channels where that loses little
+        const int64_t whole = (CHANNELS + CHANNELS / chunks - 1) / (CHANNELS / chunks);
+        const int64_t more = (CHANNELS + (CHANNELS + chunks - 1) / chunks - 1) / ((CHANNELS + chunks - 1) / chunks);
+        if (whole * 16 <= chunks * 17) chunks = whole;
+        else if (more * 10 >= chunks * 9) chunks = more;
+    }
+    if (chunks < 1) chunks = 1;
+
+    // Threads of a channel: all of the block, fewer when a plane has little for each beside the folding.
+    const int64_t touched = CHANNELS / chunks > 1 ? CHANNELS / chunks : 1;
+    p.team = THREADS;
+    while (p.team > WARP && p.team / 2 >= step_of(2) && plane_vectors < p.team * LEAST_VECTORS && THREADS / p.team * 2 <= touched) p.team /= 2;
+
+    // Columns of a row: as few segments as keep most threads busy.
+    p.segments = 1, p.segment_vectors = 1, p.team_rows = 1;
+    if (!COLUMNS) {
+        double best = 0;
+        const int grain = !skewed || width % 4 == 0 ? 1 : width % 2 == 0 ? 2 : 4;   // rows until the alignment repeats
+        const int64_t least = (vectors * grain + p.team - 1) / p.team;
+        for (int64_t s = least; (s < least + 4 || best == 0) && best < 0.5; ++s) {
+            const int64_t sv = (vectors + s - 1) / s, tr = p.team / sv / grain * grain;
+            if (tr == 0) continue;
+            const double busy = double(vectors) / double(s * sv) * double(sv * tr) / p.team;
+            if (busy > best) best = busy, p.segments = int(s), p.segment_vectors = int(sv), p.team_rows = int(tr);
+        }
+    }
+    p.units = int(COLUMNS ? (width + slack + UNIT_COLUMNS - 1) / UNIT_COLUMNS : rows * p.segments);
+
+    const int64_t total = int64_t(CHANNELS) * p.units;
+    int64_t chunk = (total + chunks - 1) / chunks;
+    const int64_t longest = COLUMNS ? LONGEST_CHAIN * p.team * VEC / UNIT_COLUMNS / 2 : LONGEST_CHAIN * p.team_rows;
+    if (chunk > longest && p.units > longest) chunk = longest;
+    const int64_t slots = SHARED_BYTES / 8 / (RECTANGLES * (p.team / WARP + 1));   // channels that fit
+    if ((chunk - 1) / p.units + 2 > slots) chunk = (slots - 2) * p.units + 1;
+    p.chunk_units = unsigned(chunk);
+    p.chunks = int((total + chunk - 1) / chunk);
+    // A chunk of whole channels meets as many, any other up to one more.
+    const int64_t most = chunk % p.units == 0 ? chunk / p.units : (chunk - 1) / p.units + 2;
+    p.max_channels = int(most < CHANNELS ? most : CHANNELS);
+    p.weights_at = (p.max_channels * (p.team / WARP + 1) * RECTANGLES + 1) / 2 * 2;
+    p.stage_weights = TRANSPOSED && int64_t(p.max_channels) * GROUP_OUTPUTS * TAPS * 4 + p.weights_at * 8 <= SHARED_BYTES;
+    return p;
+}
+
+template <bool SHORT>
+cudaError_t launch(const Args& a, int64_t n, cudaStream_t stream) {
+    if (int64_t(CHANNELS) * a.plan.units > INT32_MAX || n * a.plan.chunks > INT32_MAX) return cudaErrorInvalidValue;
+    const size_t bytes = size_t(a.plan.weights_at) * sizeof(double) +
+                         (a.plan.stage_weights ? size_t(a.plan.max_channels) * GROUP_OUTPUTS * TAPS * sizeof(float) : 0);
+    run<SHORT><<<unsigned(n * a.plan.chunks), THREADS, bytes, stream>>>(a);
     return cudaGetLastError();
 }
 
-extern "C" int k1_row_reduce(const float* x0, const float* p0, float* y0, int64_t batch, cudaStream_t stream) {
-    const int64_t outer = batch, inner = 1;
-    if (outer == 0 || inner == 0) return cudaSuccess;
-    Args args = {};
-    args.x = x0;
-    args.p0 = p0;
-    args.y0 = y0;
-    args.row_count = outer * inner;
-    args.inner_count = inner;
-    if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(p0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
-    return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+// Bytes for the partial rows of every block.
+extern "C" int64_t k2_window_sum_workspace(int64_t batch, int64_t height, int64_t width) {
+    const int64_t samples = batch;
+    const int64_t length[3] = {1, height, width};
+    if (samples == 0) return 0;
+    const int64_t aligned = make_plan(0, samples, length).chunks, skewed = make_plan(1, samples, length).chunks;
+    return samples * (aligned > skewed ? aligned : skewed) * OUTPUTS * int64_t(sizeof(double));
 }
 
-}  // namespace k1_row_reduce_kernel
+// Planes of 2^30 elements or more are refused.
+extern "C" int k2_window_sum(const float* x0, const float* x1, const float* p0, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+    const int64_t samples = batch;
+    const int64_t length[3] = {1, height, width};
+    const int64_t plane = length[0] * length[1] * length[2];
+    if (samples == 0) return cudaSuccess;
+    if (plane < 1 || plane >= int64_t(1) << 30) return cudaErrorInvalidValue;
+    if (height < 1) return cudaErrorInvalidValue;   // the convolution has no output
+    if (width < 1) return cudaErrorInvalidValue;   // the convolution has no output
+    Args args = {};
+    args.x = x0;
+    args.x_end = args.x + samples * CHANNELS * plane;
+    args.weight = x1;
+    args.weights_aligned = reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+    args.p0 = p0;
+    args.y0 = y0;
+    args.partial = static_cast<double*>(workspace);
+    args.counters = counters;
+    args.window[0][0] = window(0, 1, 1);
+    args.window[1][0] = window(0, min((2*((height - 1) / 2) - 1), height), height);
+    args.window[1][1] = window(1, min(2*((height - 1) / 2), height), height);
+    args.window[1][2] = window(0, min((2*((height - 1) / 2) + 1), height), height);
+    args.window[1][3] = window(1, height, height);
+    args.window[1][4] = window(2, height, height);
+    args.window[2][0] = window(0, min((2*((width - 1) / 2) - 1), width), width);
+    args.window[2][1] = window(1, min(2*((width - 1) / 2), width), width);
+    args.window[2][2] = window(0, min((2*((width - 1) / 2) + 1), width), width);
+    args.window[2][3] = window(1, width, width);
+    args.window[2][4] = window(2, width, width);
+    for (int i = 0; i < 3; ++i) {
+        int64_t start = 0, stop = length[i];
+        for (int w = 0; w < windows_of(i); ++w) {
+            const Window each = args.window[i][w];
+            if (each.start > start) start = each.start;
+            if (int64_t(each.start) + each.span < stop) stop = int64_t(each.start) + each.span;
+        }
+        // With a step, only the innermost axis uses this, and a window's last step still is whole.
+        args.shared[i] = {int(start), static_cast<unsigned int>(stop > start ? stop - start : 0)};
+    }
+    if (FLAT) args.window[2][0] = args.shared[2] = {0, static_cast<unsigned int>(plane)};
+    args.scale = 1 / double(((height - 1) / 2)*((width - 1) / 2) + ((height - 1) / 2) + ((width - 1) / 2) + 1);
+    args.plan = make_plan(int(reinterpret_cast<uintptr_t>(args.x) / sizeof(float) % MAX_ALIGN), samples, length);
+    const bool brief = samples * CHANNELS * plane * int64_t(sizeof(float)) <= SHORT_STREAM;
+    return brief ? launch<true>(args, samples, stream) : launch<false>(args, samples, stream);
+}
+
+}  // namespace k2_window_sum_kernel
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -1135,13 +1602,18 @@ _fusegen_GLUE_SOURCE = r"""
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-extern "C" int k0_conv_reduce(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
-extern "C" int64_t k0_conv_reduce_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
-extern "C" int k1_row_reduce(const float* x0, const float* p0, float* y0, int64_t batch, cudaStream_t stream);
+extern "C" int k0_row_stream(const float* x0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int64_t k0_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
+extern "C" int k1_pointwise(const float* p0, float* y0, int64_t given0, cudaStream_t stream);
+extern "C" int k2_window_sum(const float* x0, const float* x1, const float* p0, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int64_t k2_window_sum_workspace(int64_t batch, int64_t height, int64_t width);
 
 namespace {
 
@@ -1207,64 +1679,110 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
-Tensor call_k0_conv_reduce(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    int64_t tf32
+// `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
+// per device and stream, where launches follow each other, so that the counters are cleared once;
+// inside a graph capture it is fresh and cleared by the graph itself.
+Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+    static auto& mutex = *new std::mutex;
+    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    const bool capturing = capture != cudaStreamCaptureStatusNone;
+    const std::lock_guard<std::mutex> guard(mutex);
+    const auto found = kept.find({device, stream});
+    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+        found->second.memory.numel() >= found->second.counter_bytes + bytes) {
+        return found->second;
+    }
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
+    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    return fresh;
+}
+
+std::tuple<Tensor, Tensor, Tensor> call_k0_row_stream(
+    const Tensor& x0_given
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_conv_reduce: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k0_conv_reduce: p0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor x0 = operand(x0_given, "k0_row_stream: x0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
-    require(x0.size(1) == 3, "k0_conv_reduce", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 32, "k0_conv_reduce", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 3, "k0_conv_reduce", "p0 has another size on axis 1 than compiled for");
-    require(p0.size(2) == 3, "k0_conv_reduce", "p0 has another size on axis 2 than compiled for");
-    require(p0.size(3) == 5, "k0_conv_reduce", "p0 has another size on axis 3 than compiled for");
-    require(p0.size(4) == 5, "k0_conv_reduce", "p0 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 32}, aoti_torch_dtype_float32(), device);
+    require(x0.size(1) == 3, "k0_row_stream", "x0 has another size on axis 1 than compiled for");
+    const Tensor y0 = allocate({batch, 3, 1, height, width}, aoti_torch_dtype_float32(), device);
+    const Tensor y1 = allocate({batch, 3, 1, height, width}, aoti_torch_dtype_float32(), device);
+    const Tensor y2 = allocate({batch, 3, 1, height, width}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k0_conv_reduce_workspace(batch, depth, height, width);
+    const int64_t bytes = k0_row_stream_workspace(batch, depth, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_conv_reduce(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_conv_reduce");
+    check(k0_row_stream(data<const float>(x0), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, depth, height, width, stream), "k0_row_stream");
+    return {y0, y1, y2};
+}
+
+Tensor call_k1_pointwise(
+    const Tensor& p0_given,
+    int64_t given0
+) {
+    const int32_t device = p0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor p0 = operand(p0_given, "k1_pointwise: p0", device, aoti_torch_dtype_float32(), 5);
+    require(p0.size(0) == 32, "k1_pointwise", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 3, "k1_pointwise", "p0 has another size on axis 1 than compiled for");
+    require(p0.size(2) == 3, "k1_pointwise", "p0 has another size on axis 2 than compiled for");
+    require(p0.size(3) == 5, "k1_pointwise", "p0 has another size on axis 3 than compiled for");
+    require(p0.size(4) == 5, "k1_pointwise", "p0 has another size on axis 4 than compiled for");
+    const Tensor y0 = allocate({32, 9, 5, 5}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    check(k1_pointwise(data<const float>(p0), data<float>(y0), given0, stream), "k1_pointwise");
     return y0;
 }
 
-Tensor call_k1_row_reduce(
+Tensor call_k2_window_sum(
     const Tensor& x0_given,
+    const Tensor& x1_given,
     const Tensor& p0_given
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_row_reduce: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k1_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k2_window_sum: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor x1 = operand(x1_given, "k2_window_sum: x1", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k2_window_sum: p0", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
-    require(x0.size(1) == 32, "k1_row_reduce", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 32, "k1_row_reduce", "p0 has another size on axis 0 than compiled for");
+    const int64_t height = x0.size(2);
+    const int64_t width = x0.size(3);
+    require(x0.size(1) == 9, "k2_window_sum", "x0 has another size on axis 1 than compiled for");
+    require(x1.size(0) == 32, "k2_window_sum", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 9, "k2_window_sum", "x1 has another size on axis 1 than compiled for");
+    require(x1.size(2) == 5, "k2_window_sum", "x1 has another size on axis 2 than compiled for");
+    require(x1.size(3) == 5, "k2_window_sum", "x1 has another size on axis 3 than compiled for");
+    require(p0.size(0) == 32, "k2_window_sum", "p0 has another size on axis 0 than compiled for");
     const Tensor y0 = allocate({batch, 32}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k1_row_reduce(data<const float>(x0), data<const float>(p0), data<float>(y0), batch, stream), "k1_row_reduce");
+    const int64_t bytes = k2_window_sum_workspace(batch, height, width);
+    const Scratch memory = scratch(batch, bytes, device, stream);
+    check(k2_window_sum(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<float>(y0), memory.workspace(), memory.counters(), batch, height, width, stream), "k2_window_sum");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b544c0702b47c5c1, m) {
-    m.def("k0_conv_reduce(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_reduce(Tensor x0, Tensor p0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6b22b24ac0fcaa67, m) {
+    m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
+    m.def("k1_pointwise(Tensor p0, int given0) -> Tensor");
+    m.def("k2_window_sum(Tensor x0, Tensor x1, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b544c0702b47c5c1, CUDA, m) {
-    m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
-    m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6b22b24ac0fcaa67, CUDA, m) {
+    m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
+    m.impl("k1_pointwise", TORCH_BOX(&call_k1_pointwise));
+    m.impl("k2_window_sum", TORCH_BOX(&call_k2_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b544c0702b47c5c1"
+_fusegen_NAMESPACE = "fusegen_6b22b24ac0fcaa67"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1345,7 +1863,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_conv_reduce"):
+    if not hasattr(namespace, "k0_row_stream"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1387,22 +1905,29 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_conv_reduce(x0, p0, tf32):
+def _fusegen_fake_k0_row_stream(x0):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
     width = x0.shape[4]
-    return x0.new_empty([batch, 32], dtype=_fusegen_torch.float32)
+    return (x0.new_empty([batch, 3, 1, height, width], dtype=_fusegen_torch.float32), x0.new_empty([batch, 3, 1, height, width], dtype=_fusegen_torch.float32), x0.new_empty([batch, 3, 1, height, width], dtype=_fusegen_torch.float32))
 
 
-def _fusegen_fake_k1_row_reduce(x0, p0):
+def _fusegen_fake_k1_pointwise(p0, given0):
+    return p0.new_empty([32, 9, 5, 5], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k2_window_sum(x0, x1, p0):
     batch = x0.shape[0]
+    height = x0.shape[2]
+    width = x0.shape[3]
     return x0.new_empty([batch, 32], dtype=_fusegen_torch.float32)
 
 
 _fusegen_fakes = {
-    "k0_conv_reduce": _fusegen_fake_k0_conv_reduce,
-    "k1_row_reduce": _fusegen_fake_k1_row_reduce,
+    "k0_row_stream": _fusegen_fake_k0_row_stream,
+    "k1_pointwise": _fusegen_fake_k1_pointwise,
+    "k2_window_sum": _fusegen_fake_k2_window_sum,
 }
 
 
@@ -1410,9 +1935,18 @@ _fusegen_fakes = {
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
-    """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_mean_r2 = ops[0](v_x, v_p_conv_weight, 0)
-    v_log_softmax = ops[1](v_mean_r2, v_p_conv_bias)
+    """The graph after rewriting: 3 generated kernels, 2 calls to torch."""
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    x0_4 = v_x.shape[4]
+    v_mean_r2_r6, v_mean_r2_r7, v_mean_r2_r8 = ops[0](v_x)
+    # %mean_r2_r9: float32[x0_0, 3, 3, x0_3, x0_4] = cat(%mean_r2_r6, %mean_r2_r7, %mean_r2_r8, axis=2)
+    v_mean_r2_r9 = _fusegen_torch.cat([v_mean_r2_r6, v_mean_r2_r7, v_mean_r2_r8], dim=2)
+    # %mean_r2_r10: float32[x0_0, 9, x0_3, x0_4] = reshape(%mean_r2_r9, [x0_0, 9, x0_3, x0_4])
+    v_mean_r2_r10 = _fusegen_torch.reshape(v_mean_r2_r9, [x0_0, 9, x0_3, x0_4])
+    v_mean_r2_r14 = ops[1](v_p_conv_weight, x0_2)
+    v_log_softmax = ops[2](v_mean_r2_r10, v_mean_r2_r14, v_p_conv_bias)
     return v_log_softmax
 
 

@@ -1,7 +1,8 @@
-r"""A mean or sum of a convolution along one of its spatial axes: a convolution of one dimension less.
+"""A mean or sum of a convolution along one of its spatial axes: a convolution of one dimension less.
 
-Along the reduced axis every tap meets one window of the input (\`windows\`). The sums over the distinct
-windows become channels, and so do the sums of the taps that share a window.
+Along the reduced axis every tap meets one window of the input (``windows``). The sums over the distinct
+windows become channels, and so do the sums of the taps that share a window. All axes at once are for
+``collapse``; where their taps see more windows than its kernel has sums for, one axis goes first.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import math
 
 from fusegen import dims, ops, windows
+from fusegen.contractions import allows_tf32
 from fusegen.dims import Dim
 from fusegen.ir import CatOp, ConvOp, DType, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, SliceOp
 from fusegen.machines import DEFAULT_TARGET, machine
+from fusegen.passes.algebra import collapse
 from fusegen.passes.algebra.collapse import LINEAR, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
@@ -19,25 +22,34 @@ MAX_WINDOWS = 4
 """Distinct windows of the axis: the input is read once for each."""
 
 
+def _taps(m: Match, axis: int) -> windows.AxisTaps:
+    conv = m["conv"].op
+    assert isinstance(conv, ConvOp)
+    return windows.axis_taps(conv, ops.kernel_size(m["w"].type), axis)
+
+
 def _axis(m: Match) -> int:
-    """The last spatial axis that is reduced, counted from 0."""
-    return reduction(m).axes[-1] - 2
+    """The spatial axis that goes, from 0: of those that are reduced the one with fewest windows, the last of equals."""
+    return min((axis - 2 for axis in reversed(reduction(m).axes)), key=lambda axis: len(_taps(m, axis).windows))
 
 
 def _along(m: Match) -> str | None:
     reduce, conv = reduction(m), m["conv"].op
     assert isinstance(conv, ConvOp)
     spatial = set(range(2, 2 + conv.rank))
-    if not set(reduce.axes) < spatial:
+    if not set(reduce.axes) <= spatial or conv.rank == 1:
+        return ""
+    kernel = ops.kernel_size(m["w"].type)
+    if set(reduce.axes) == spatial and windows.window_count(conv, kernel) <= collapse.MAX_WINDOWS:
         return ""
     if not m.only_user("conv"):
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
     if m["x"].type.dtype is not DType.FLOAT32:
         return f"{m['x'].type.dtype.value} sums would lose accuracy"
-    taps = windows.axis_taps(conv, ops.kernel_size(m["w"].type), _axis(m))
-    if len(taps.windows) > MAX_WINDOWS:
-        return f"{len(taps.windows)} distinct windows along the axis, each a pass over the input"
-    return _pays(m, len(taps.windows))
+    count = len(_taps(m, _axis(m)).windows)
+    if count > MAX_WINDOWS:
+        return f"{count} distinct windows along the axis, each a pass over the input"
+    return _pays(m, count)
 
 
 def _pays(m: Match, count: int) -> str | None:
@@ -45,7 +57,8 @@ def _pays(m: Match, count: int) -> str | None:
     rates = machine(DEFAULT_TARGET)
     x, w, y = (m.graph.shape(m[name].name) for name in ("x", "w", "conv"))
     flops = ops.flops(m.graph, m["conv"])
-    direct = flops / rates.tensor_flops + 4 * math.prod(y) / rates.bandwidth
+    split = 1 if allows_tf32(m.graph, m["conv"]) else 3  # products of a full-fp32 one
+    direct = split * flops / rates.tensor_flops + 4 * math.prod(y) / rates.bandwidth
     lines = (x if m["conv"].op.transposed else y)[2 + _axis(m)]  # type: ignore[union-attr]
     left = flops * count / (lines * w[2 + _axis(m)]) / rates.flops
     collapsed = 4 * (count + 1) * math.prod(x) / rates.bandwidth + (6 + 3 * count) * rates.launch + left
@@ -53,7 +66,7 @@ def _pays(m: Match, count: int) -> str | None:
 
 
 def _stacked(m: Match, parts: list[Node], axis: int) -> Node:
-    r"""Nodes of one shape side by side along \`axis\`, each entry of which becomes as many."""
+    """Nodes of one shape side by side along ``axis``, each entry of which becomes as many."""
     if len(parts) == 1:
         return parts[0]
     shape = parts[0].type.shape
@@ -105,8 +118,7 @@ def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
 def _collapse_axis(m: Match) -> Node:
     reduce, conv, axis = reduction(m), m["conv"].op, _axis(m)
     assert isinstance(conv, ConvOp)
-    kernel = ops.kernel_size(m["w"].type)
-    taps = windows.axis_taps(conv, kernel, axis)
+    taps = _taps(m, axis)
     x, w = _window_sums(m, conv, axis, taps), _tap_sums(m, conv, axis, taps)
     # Rounded to TF32, a sum of the input would carry an error that the direct form averages out.
     less = conv.replace(
@@ -117,10 +129,10 @@ def _collapse_axis(m: Match) -> Node:
         output_padding=_without(conv.output_padding, axis),
     )
     if reduce.fn == "mean":  # divides the weights, which are small
-        count: Dim = windows.output_size(conv, kernel, axis, m["x"].type.shape[2 + axis])
+        count: Dim = windows.output_size(conv, ops.kernel_size(m["w"].type), axis, m["x"].type.shape[2 + axis])
         w = m.add(PointwiseOp(fn="div"), w, m.const(count))
     y = m.add(less, x, w)
-    if rest := reduce.axes[:-1]:
+    if rest := tuple(a - (a > 2 + axis) for a in reduce.axes if a != 2 + axis):
         y = m.add(ReduceOp(fn=reduce.fn, axes=rest, keepdim=True), y)
     return m.add(ReshapeOp(shape=m.root.type.shape), y)
 
