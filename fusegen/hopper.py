@@ -172,14 +172,23 @@ def in_place_patch(height: int, width: int) -> tuple[int, int]:
     return min(((2, 32), (1, 64)), key=lambda shape: covered(shape, height, width))
 
 
+def _taps(conv: ConvOp, weight: Node) -> list[Taps]:
+    structure = zip(ops.kernel_size(weight.type), conv.stride, conv.padding, conv.dilation, strict=True)
+    return [Taps(*axis, conv.transposed) for axis in structure]
+
+
+def _product_seconds(products: int, columns: int, machine: Machine) -> float:
+    """The tensor cores' time for so many multiplications and additions, ``columns`` wide."""
+    return products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
+
+
 def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> float:
     """Seconds at the traced sizes: the input is written once as a grid, then the products and what follows them."""
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
     inputs, outputs = ops.group_channels(conv, x.type, w.type)
-    structure = zip(ops.kernel_size(w.type), conv.stride, conv.padding, conv.dilation, strict=True)
-    taps = [Taps(*axis, conv.transposed) for axis in structure]
+    taps = _taps(conv, w)
     lengths = zip(body.shape(x.name)[2:], body.shape(node.name)[2:], strict=True)
     pitches = [axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True)]
     slots = body.shape(x.name)[0] * prod(pitches)
@@ -192,7 +201,7 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
         len(axis.shifts) for axis in taps
     )
     results = 4 * dims.numel(node.type.shape, body.sizes)
-    tensor = products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
+    tensor = _product_seconds(products, columns, machine)
     if precise:
         each = width * prod(axis.phases for axis in taps)
         tiles = _tile_seconds(slots * conv.groups, each, machine)
@@ -206,8 +215,7 @@ def reads_in_place(body: Graph, node: Node, machine: Machine) -> bool:
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
-    structure = zip(ops.kernel_size(w.type), conv.stride, conv.padding, conv.dilation, strict=True)
-    taps = [Taps(*axis, conv.transposed) for axis in structure]
+    taps = _taps(conv, w)
     if body.shape(x.name)[-1] % _ROW_ELEMENTS or in_place_refusal(taps, precise=False):
         return False
     if any(axis.phases > 1 for axis in taps):
@@ -219,7 +227,7 @@ def reads_in_place(body: Graph, node: Node, machine: Machine) -> bool:
     positions = body.shape(x.name)[0] * prod(bases[:-2]) * covered(patch, bases[-2], bases[-1])
     products = 2 * positions * prod(axis.products for axis in taps) * depth * width * conv.groups
     columns = min(_COLUMNS, width * prod(axis.phases for axis in taps))
-    tensor = products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
+    tensor = _product_seconds(products, columns, machine)
     traffic = dims.numel(x.type.shape, body.sizes) + STORE * dims.numel(node.type.shape, body.sizes)
     seconds = tensor + 4 * traffic / machine.bandwidth + _LAUNCHES * machine.launch
     return seconds < _IN_PLACE * conv_seconds(body, node, machine, False)
@@ -264,8 +272,7 @@ def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, 
     halves = _HALVES if precise else 1
     patch, columns = windows.patch(bases[1], bases[2]), min(_COLUMNS, halves * width)
     results = batch * prod(windows.parts) * bases[0] * covered(patch, bases[1], bases[2])
-    tensor = 2 * results * prod(kernel) * depth * halves * width * conv.groups / machine.tensor_flops
-    tensor *= 1 + _NARROW * (_COLUMNS / columns - 1)
+    tensor = _product_seconds(2 * results * prod(kernel) * depth * halves * width * conv.groups, columns, machine)
     # For each tap along z a patch reads its rows and columns of every residue, the reach of the taps included.
     read = prod(size + own.reach for size, own in zip(patch, taps[1:], strict=True))
     read *= kernel[0] * prod(len(own.shifts) for own in taps[1:])

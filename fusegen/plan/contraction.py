@@ -81,7 +81,7 @@ def hopper_conv(
     )
     channels = ops.conv_channels(node.op, x.type, w.type)
     precise = not contractions.allows_tf32(region.body, node)
-    # Statistics from products in registers have not been run on a device.
+    # Statistics and moments beside operands in registers are not measured: they keep to the prepared input.
     states = statistics is not None or convreduce.has_moments(result.fn for result in reduced)
     in_place = not (precise or pooling or states) and hopper.reads_in_place(region.body, node, machine("sm_90"))
     return conv_sm90.plan(

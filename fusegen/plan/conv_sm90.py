@@ -39,8 +39,6 @@ AVERAGED_CHAIN = 3
 """The same where results are averaged: what truncation takes from each does not average out."""
 MAX_TAP_ROWS = 128
 MAX_SLOTS = 1024
-MAX_ROW = 64
-"""Slots of a row of a tensor copy."""
 
 
 class Operands(NamedTuple):
