@@ -152,7 +152,7 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
         return "its weight has a size that is known only at run time"
     if isinstance(node.op, ConvOp) and node.op.groups > 1 and space.row_axes:
         return "a reduction over the channels of several groups"
-    if dims.numel(node.type.shape, body.sizes) == 0:
+    if any(dims.numel(body.node(name).type.shape, body.sizes) == 0 for name in (*node.inputs, node.name)):
         return "it is empty"
     by_gemm = fits_gemm(body, space, node)
     plain = is_plain_product(body, node) or by_gemm
