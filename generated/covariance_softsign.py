@@ -939,6 +939,8 @@ extern "C" int k0_gemm_sm90(const float* x0, float* y0, void* workspace, unsigne
     args.inputs = channels;
     args.outputs = width;
     if (args.row_count == 0 || args.outputs == 0) return cudaSuccess;
+    if (args.inputs > INT32_MAX - CLUSTER * FEATURES) return cudaErrorInvalidValue;
+    if (args.outputs > INT32_MAX - CLUSTER * FEATURES) return cudaErrorInvalidValue;
     args.x = x0;
     args.weight = x0;
     args.y0 = y0;
@@ -1081,16 +1083,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fcd52a97e6a2b023, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_76bb4800edbf68e7, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fcd52a97e6a2b023, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_76bb4800edbf68e7, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fcd52a97e6a2b023"
+_fusegen_NAMESPACE = "fusegen_76bb4800edbf68e7"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -882,6 +882,8 @@ extern "C" int k0_gemm_sm90(const float* x0, float* y0, void* workspace, unsigne
     args.inputs = width;
     args.outputs = channels;
     if (args.row_count == 0 || args.outputs == 0) return cudaSuccess;
+    if (args.inputs > INT32_MAX - CLUSTER * FEATURES) return cudaErrorInvalidValue;
+    if (args.outputs > INT32_MAX - CLUSTER * FEATURES) return cudaErrorInvalidValue;
     args.x = x0;
     args.weight = x0;
     args.y0 = y0;
@@ -1024,16 +1026,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ed7fe6a7f4d163df, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f254170006e6b1da, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ed7fe6a7f4d163df, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f254170006e6b1da, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ed7fe6a7f4d163df"
+_fusegen_NAMESPACE = "fusegen_f254170006e6b1da"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
