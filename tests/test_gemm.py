@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -143,6 +144,13 @@ def test_products_that_the_library_computes_as_fast_are_left_to_it(
     assert "worth it up to" in step.reason
 
 
+@pytest.mark.parametrize(("a", "b"), [((64, 0), (0, 32)), ((3, 64, 0), (3, 0, 32)), ((3, 0, 8), (3, 8, 32))])
+def test_products_of_nothing_are_left_to_the_library(tmp_path: Path, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    step = two(tmp_path, "torch.matmul(a, b)", a, b).program.steps[0]
+    assert isinstance(step, EagerStep)
+    assert "it is empty" in step.reason
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
     ("body", "outputs"),
@@ -197,6 +205,29 @@ def test_tiles_cover_every_height(rows: int) -> None:
         assert all(width % 16 == 0 and width <= 192 for width in found)
 
 
+def build(found: Compiled, folder: Path, *options: str) -> str:
+    """Compile the kernels of ``found``; what nvcc says."""
+    source = re.search(r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', found.source, re.S | re.M)
+    assert source
+    (folder / "k.cu").write_text(source[1])
+    command = ["nvcc", "-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", *options, "k.cu"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("axis", [1, 2])
+def test_sizes_beyond_its_offsets_are_refused(axis: int, tmp_path: Path) -> None:
+    """By the launcher, before it asks for a device. Rows, inputs and features are bound in this order."""
+    found = two(tmp_path, "torch.matmul(a, b)", (2048, 1024), (1024, 4096))
+    build(found, tmp_path, "-shared", "-Xcompiler=-fPIC", "-o", "k.so")
+    launch = ctypes.CDLL(str(tmp_path / "k.so")).k0_gemm_sm90
+    sizes = [1, 1, 1]
+    sizes[axis] = 1 << 31
+    operands: list[None] = [None] * 5  # both factors, result, workspace, counters
+    assert launch(*operands, *map(ctypes.c_int64, [*sizes, 0]), None) == 1  # cudaErrorInvalidValue
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
@@ -215,13 +246,8 @@ def test_compiles_without_spills(
 ) -> None:
     monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
     init = f"self.linear = nn.Linear({inputs}, {outputs})"
-    text = compile_file(write(tmp_path, body, init, f"torch.rand(200, {inputs})")).source
-    source = re.search(r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', text, re.S | re.M)
-    assert source
-    (tmp_path / "k.cu").write_text(source[1])
-    target = "-gencode=arch=compute_90a,code=sm_90a"
-    command = ["nvcc", "-std=c++17", "-O3", target, "-Xptxas", "-v", "-c", "k.cu", "-o", "k.o"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", run.stderr)))
+    found = compile_file(write(tmp_path, body, init, f"torch.rand(200, {inputs})"))
+    messages = build(found, tmp_path, "-Xptxas", "-v", "-c", "-o", "k.o")
+    spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", messages)))
     assert spilled <= 64  # of what the roles of a block share, outside of their loops
-    assert "C75" not in run.stderr  # products serialized, or fences added by the compiler
+    assert "C75" not in messages  # products serialized, or fences added by the compiler
