@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ from fusegen.passes.algebra import axes, collapse, pools
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.verify import verify
 from tests import modular
+from tests.models import traced, write
 
 CONFIGURATIONS = 10_000
 """Random structures for each rule."""
@@ -208,8 +210,7 @@ def _biased(draw: Draw) -> Node:
 
 def _swapped(draw: Draw, x: Node) -> Node:
     """A transposed view of the last two axes."""
-    rank = x.type.rank
-    return draw.add(PermuteOp(order=(*range(rank - 2), rank - 1, rank - 2)), x)
+    return draw.add(simplify.transpose(x.type.rank), x)
 
 
 def _biased_matmul(draw: Draw, bias: bool = False, swap: bool = False, left: bool = False) -> Node:
@@ -223,6 +224,11 @@ def _biased_matmul(draw: Draw, bias: bool = False, swap: bool = False, left: boo
     a, b = draw.leaf(*batch, *kept), draw.leaf(*([] if shared else batch), *stored)
     a, b = _swapped(draw, a) if left else a, _swapped(draw, b) if swap else b
     return draw.add(op, a, b, *([draw.leaf(columns)] if bias else []))
+
+
+def _left_transposed(draw: Draw) -> Node:
+    x, (_, *w) = draw.leaf(*draw.shape(least=2)), draw.shape(least=2)
+    return draw.add(MatmulOp(left_transposed=True), x, draw.leaf(x.type.shape[-2], w[-1]))  # type: ignore[arg-type]
 
 
 def _scales(draw: Draw) -> Node:
@@ -439,6 +445,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise": (_statistics_of_statistics),
     "conv(x, w, b) = conv(x, w) + b": _biased,
     "matmul(x, w, b) = matmul(x, w) + b": lambda d: _biased_matmul(d, bias=True),
+    "matmul(x, w) with x's axes swapped = matmul(transpose(x), w)": _left_transposed,
     "matmul(a, transpose(w)) = matmul(a, w) with w's axes swapped": lambda d: _biased_matmul(d, swap=True),
     "matmul(transpose(x), w) = matmul(x, w) with x's axes swapped": lambda d: _biased_matmul(d, left=True),
     "mean(x + c) = mean(x) + c,  sum(x + c) = sum(x) + count c,  c constant along the axes": lambda d: (
@@ -585,6 +592,38 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(expected, found), f"seed {seed}"
         applied += bool(outcome.applied)
     assert applied >= 0.9 * CONFIGURATIONS / CHUNKS, "the builder must exercise the rule"
+
+
+@pytest.mark.parametrize("features", [1, 5])
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+def test_sums_find_the_rows_of_a_left_factor_that_is_stored_transposed(axes: tuple[int, ...], features: int) -> None:
+    draw = Draw(0)
+    product = draw.add(MatmulOp(left_transposed=True), draw.leaf(2, 3, 3), draw.leaf(3, features))
+    before = draw.graph(draw.reduce(product, axes))
+    (expected,) = modular.evaluate(before, draw.values)
+    summed = algebra.run(decompose.run(before).graph)
+    assert summed.applied
+    for after in (summed.graph, algebra.run(before).graph):
+        assert torch.equal(modular.evaluate(after, draw.values)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return (self.linear(x) * x).mean()",
+        "return (self.linear(x) + x).sum((0, 1))",
+        "return (self.linear(x) * self.linear.bias).mean()",
+        "y = self.linear(x)\nreturn y.sum(), y",
+        "y = self.linear(x) * 2\nreturn y.sum(), y",
+        "return (self.conv(x[:, None]) * x[:, None]).mean()",
+    ],
+)
+def test_sums_that_get_no_further_come_to_rest(body: str, tmp_path: Path) -> None:
+    init = "self.linear = nn.Linear(20, 20)\nself.conv = nn.Conv1d(1, 1, 3, padding=1)"
+    graph = traced(write(tmp_path, body, init, "torch.rand(6, 20)")).graph
+    found = algebra.run(simplify.run(decompose.run(graph).graph).graph)
+    assert len(found.applied) < 30
+    assert not algebra.run(found.graph).applied
 
 
 SPECIAL = torch.tensor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusegen.ir import ConvOp, Graph, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
+from fusegen.passes.simplify import transpose
 
 
 def _split_bias(m: Match) -> Node:
@@ -18,6 +19,11 @@ def _split_linear_bias(m: Match) -> Node:
     return m.add(PointwiseOp(fn="add"), m.add(m.root.op, m["x"], m["w"]), m["b"])
 
 
+def _transpose_left(m: Match) -> Node:
+    assert isinstance(m.root.op, MatmulOp)
+    return m.add(m.root.op.replace(left_transposed=False), m.add(transpose(m["x"].type.rank), m["x"]), m["w"])
+
+
 RULES = (
     Rule(
         "conv(x, w, b) = conv(x, w) + b",
@@ -29,6 +35,12 @@ RULES = (
         "matmul(x, w, b) = matmul(x, w) + b",
         op(MatmulOp, anything("x"), anything("w"), anything("b")),
         _split_linear_bias,
+        Numerics.EXACT,
+    ),
+    Rule(  # the algebra counts on rows being an axis in place; ``layouts`` takes the transpose back
+        "matmul(x, w) with x's axes swapped = matmul(transpose(x), w)",
+        op(MatmulOp, anything("x"), anything("w"), left_transposed=True),
+        _transpose_left,
         Numerics.EXACT,
     ),
 )

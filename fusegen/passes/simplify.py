@@ -69,11 +69,14 @@ def _softmax_axis_is_one(m: Match) -> str | None:
     return None if m["x"].type.shape[m.root.op.axis] == 1 else ""
 
 
+def transpose(rank: int) -> PermuteOp:
+    """A transpose of the last two axes."""
+    return PermuteOp(order=(*range(rank - 2), rank - 1, rank - 2))
+
+
 def swaps_last_axes(permute: Node) -> str | None:
-    """A guard: None for a transpose of the last two axes."""
-    rank = permute.type.rank
-    assert isinstance(permute.op, PermuteOp)
-    return None if permute.op.order == (*range(rank - 2), rank - 1, rank - 2) else ""
+    """A guard: None for such a transpose."""
+    return None if permute.op == transpose(permute.type.rank) else ""
 
 
 def _absorb_transpose(m: Match) -> Node:

@@ -14,6 +14,7 @@ from fusegen.ir import (
     ConvOp,
     DType,
     Graph,
+    MatmulOp,
     Node,
     PointwiseOp,
     ReduceOp,
@@ -91,7 +92,8 @@ def _merge_reductions(m: Match) -> Node:
 def _same_reduction(m: Match) -> str | None:
     inner = m["inner"].op
     assert isinstance(inner, ReduceOp)
-    return None if inner.fn == reduction(m).fn and m.only_user("inner") else ""
+    split = inner.axes in (features_first(m.graph, m["x"]), spatial_first(m.graph, m["x"]))  # they come apart again
+    return None if inner.fn == reduction(m).fn and not split and m.only_user("inner") else ""
 
 
 def conv_below(graph: Graph, node: Node) -> Node | None:
@@ -105,13 +107,35 @@ def conv_below(graph: Graph, node: Node) -> Node | None:
     return node if isinstance(node.op, ConvOp) else None
 
 
+def product_below(graph: Graph, node: Node) -> bool:
+    """True when a matrix product lies under ``node`` through what sums pass through, all of it read here alone."""
+    by_name, users = graph.by_name, graph.users()
+    while len(users[node.name]) == 1 and node.name not in graph.results:
+        if isinstance(node.op, PointwiseOp) and node.op.fn not in ("add", "sub", "mul", "div", "neg"):
+            return False
+        if not isinstance(node.op, (PointwiseOp, ReshapeOp)):
+            return isinstance(node.op, MatmulOp)
+        node = max((by_name[name] for name in node.inputs), key=lambda n: dims.numel(n.type.shape, graph.sizes))
+    return False
+
+
+def features_first(graph: Graph, x: Node) -> tuple[int, ...] | None:
+    """The axis along which ``x`` is summed before any other: the features of a product."""
+    below = isinstance(x.op, (MatmulOp, PointwiseOp)) and product_below(graph, x)
+    return (x.type.rank - 1,) if below else None
+
+
+def spatial_first(graph: Graph, x: Node) -> tuple[int, ...] | None:
+    """The axes along which ``x`` is summed before any other: the spatial ones of a convolution that collapses."""
+    conv = conv_below(graph, x)
+    if conv is None or _collapse_obstacle(graph, conv) is not None:
+        return None  # a spatial mean that would not collapse is better left in one reduction
+    return tuple(range(2, x.type.rank))
+
+
 def _more_than_spatial(m: Match) -> str | None:
-    conv = conv_below(m.graph, m["x"])
-    if conv is None or _collapse_obstacle(m.graph, conv) is not None:
-        return ""  # a spatial mean that would not collapse is better left in one reduction
-    assert isinstance(conv.op, ConvOp)
-    spatial = set(range(2, 2 + conv.op.rank))
-    return None if spatial < set(reduction(m).axes) else ""
+    axes = spatial_first(m.graph, m["x"])
+    return None if axes is not None and set(axes) < set(reduction(m).axes) else ""
 
 
 def _spatial_first(m: Match) -> Node:

@@ -8,23 +8,12 @@ from __future__ import annotations
 
 from fusegen import dims, ops
 from fusegen.dims import Dim
-from fusegen.ir import Graph, MatmulOp, Node, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
-from fusegen.passes.algebra.collapse import LINEAR, constant_along, reduction
+from fusegen.ir import MatmulOp, Node, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
+from fusegen.passes.algebra.collapse import LINEAR, constant_along, features_first, product_below, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 _MATMUL = op(MatmulOp, anything("x"), anything("w"), name="matmul")
-
-
-def _product_below(graph: Graph, node: Node) -> bool:
-    """True when a matrix product lies under ``node`` through what sums pass through."""
-    by_name, users = graph.by_name, graph.users()
-    while isinstance(node.op, (PointwiseOp, ReshapeOp)):
-        if isinstance(node.op, PointwiseOp) and node.op.fn not in ("add", "sub", "mul", "div", "neg"):
-            return False
-        if len(users[node.name]) > 1:
-            return False
-        node = max((by_name[name] for name in node.inputs), key=lambda n: dims.numel(n.type.shape, graph.sizes))
-    return isinstance(node.op, MatmulOp) and len(users[node.name]) == 1
+_ROWS_IN_PLACE = op(MatmulOp, anything("x"), anything("w"), name="matmul", left_transposed=False)
 
 
 # --- sums over the product's own axes -----------------------------------------------------------
@@ -63,9 +52,8 @@ def _sum_rows(m: Match) -> Node:
 
 
 def _features_and_more(m: Match) -> str | None:
-    axes, last = reduction(m).axes, m["x"].type.rank - 1
-    below = isinstance(m["x"].op, (MatmulOp, PointwiseOp)) and _product_below(m.graph, m["x"])
-    return None if below and last in axes and len(axes) > 1 else ""
+    axes = features_first(m.graph, m["x"])
+    return None if axes is not None and set(axes) < set(reduction(m).axes) else ""
 
 
 def _features_first(m: Match) -> Node:
@@ -94,7 +82,7 @@ def _varying_term(m: Match) -> str | None:
     if m["x"].type.shape != inner.type.shape or constant_along(c, inner, reduction(m).axes):
         return ""
     small = dims.numel(c.type.shape, m.graph.sizes) * 2 <= dims.numel(inner.type.shape, m.graph.sizes)
-    return None if small and m.only_user("inner") and _product_below(m.graph, m["x"]) else ""
+    return None if small and m.only_user("inner") and product_below(m.graph, m["x"]) else ""
 
 
 def _sum_term(m: Match) -> Node:
@@ -134,7 +122,7 @@ def _tiles(m: Match) -> str | None:
     pool, size = m.root.op, m["x"].type.shape[-1]
     assert isinstance(pool, PoolOp)
     plain = pool.rank == 1 and pool.kernel == pool.stride and not pool.padding[0] and pool.divisor is None
-    if not plain or not _product_below(m.graph, m["x"]):
+    if not plain or not product_below(m.graph, m["x"]):
         return ""
     exact = isinstance(size, int) and size % pool.kernel[0] == 0
     return None if exact else f"{size} features are not whole windows of {pool.kernel[0]}"
@@ -177,7 +165,7 @@ def _splits_term(m: Match) -> str | None:
         return ""
     scales = isinstance(inner.op, PointwiseOp) and inner.op.fn in ("mul", "div")
     per_feature = not scales and c.type.shape[-1:] == inner.type.shape[-1:] and set(c.type.shape[:-1]) <= {1}
-    return None if (c.type.rank == 0 or per_feature) and _product_below(m.graph, m["x"]) else ""
+    return None if (c.type.rank == 0 or per_feature) and product_below(m.graph, m["x"]) else ""
 
 
 def _split_both(m: Match) -> Node:
@@ -198,7 +186,7 @@ RULES = (
     ),
     Rule(
         "sum over rows of matmul(x, w) = matmul(sum over rows of x, w),  mean likewise",
-        op(ReduceOp, _MATMUL, fn=LINEAR),
+        op(ReduceOp, _ROWS_IN_PLACE, fn=LINEAR),
         _sum_rows,
         Numerics.REASSOCIATES,
         _rows_only,
@@ -212,7 +200,7 @@ RULES = (
     ),
     Rule(
         "matmul(x, w) of one column = sum of x w over the last axis",
-        op(MatmulOp, anything("x"), anything("w")),
+        _ROWS_IN_PLACE,
         _row_products,
         Numerics.REASSOCIATES,
         _single_column,
