@@ -42,13 +42,14 @@ def watched(model: nn.Module, path: Path) -> Iterator[Assigned]:
     assign = nn.Module.__setattr__
 
     def noted(module: nn.Module, name: str, value: Any) -> None:
-        kept = (module.__dict__.get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))
+        before = module.__dict__
+        kept = (before.get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))
         if id(module) in names and name != "training" and not any(name in slots for slots in kept):
-            before = module.__dict__
+            full = names[id(module)] + name
             if name not in before:
-                found.added.setdefault(names[id(module)] + name, _line(path))
-            elif names[id(module)] + name not in found.added and not _is_same(before[name], value):
-                found.changed.setdefault(names[id(module)] + name, _line(path))
+                found.added.setdefault(full, _line(path))
+            elif full not in found.added and not _is_same(before[name], value):
+                found.changed.setdefault(full, _line(path))
         assign(module, name, value)
 
     setattr(nn.Module, "__setattr__", noted)  # noqa: B010 - its declared type has fewer values

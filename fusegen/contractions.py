@@ -6,7 +6,7 @@ a row of all output channels (features), which an epilogue then works on before 
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil, inf, prod
 
 from fusegen import dims, gemm, hopper, ops
 from fusegen.ir import HALVES, ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
@@ -27,6 +27,8 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
     return not node.op.precise and in_tf32(node.op.transposed, channels)
 
 
+SPLIT = 3
+"""Tensor-core products of an fp32-accurate one (high by high, high by low, low by high)."""
 _RESIDENT = 2
 """Blocks of the portable kernels on a multiprocessor."""
 _BLOCK_SECONDS = 2e-6
@@ -84,10 +86,14 @@ def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> fl
 
     The portable kernel must fit wherever the Hopper one runs: it takes the calls that that one does not.
     """
-    seconds = portable_seconds(body, node, whole, machine)
-    if isinstance(node.op, ConvOp) and machine.wgmma and hopper_refusal(body, node) is None:
-        return min(seconds, hopper.conv_seconds(body, node, machine, not allows_tf32(body, node)))
-    return seconds
+    return min(portable_seconds(body, node, whole, machine), asynchronous_seconds(body, node, machine))
+
+
+def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
+    """Expected time of a convolution on Hopper's tensor cores; infinite where there is no such kernel."""
+    if not isinstance(node.op, ConvOp) or not machine.wgmma or hopper_refusal(body, node):
+        return inf
+    return hopper.conv_seconds(body, node, machine, not allows_tf32(body, node))
 
 
 def hopper_refusal(body: Graph, conv: Node) -> str | None:

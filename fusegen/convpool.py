@@ -116,9 +116,8 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         if reason := contractions.hopper_refusal(body, conv) or hopper.window_refusal(conv.op, parts.windows):
             return reason
         ours = hopper.pooled_seconds(body, conv, parts.windows, machine, not contractions.allows_tf32(body, conv))
-    alone = min(portable, contractions.library_seconds(body, conv, machine))
-    if machine.wgmma and not contractions.hopper_refusal(body, conv):
-        alone = min(alone, hopper.conv_seconds(body, conv, machine, not contractions.allows_tf32(body, conv)))
+    asynchronous = contractions.asynchronous_seconds(body, conv, machine)
+    alone = min(portable, asynchronous, contractions.library_seconds(body, conv, machine))
     apart = alone + result + pooled + machine.launch
     reason = f"with the convolution expected to take {ours * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
     answers = {"the convolution's kernel": (None, ours), "a kernel of its own": (reason, apart)}

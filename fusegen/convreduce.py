@@ -147,11 +147,9 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     if dims.numel(conv.type.shape[2:], body.sizes) < LEAST_POSITIONS:
         return f"samples of fewer than {LEAST_POSITIONS} positions"
     result = 4 * dims.numel(conv.type.shape, body.sizes) / machine.bandwidth
-    here = contractions.portable_seconds(body, conv, False, machine) + (_PORTABLE - 1) * result
-    if machine.wgmma and not contractions.hopper_refusal(body, conv):
-        seconds = hopper.conv_seconds(body, conv, machine, not contractions.allows_tf32(body, conv))
-        here = min(here, seconds + (_EPILOGUE[parts.moments] - hopper.STORE) * result)
-    here += machine.launch
+    portable = contractions.portable_seconds(body, conv, False, machine) + (_PORTABLE - 1) * result
+    asynchronous = contractions.asynchronous_seconds(body, conv, machine)
+    here = min(portable, asynchronous + (_EPILOGUE[parts.moments] - hopper.STORE) * result) + machine.launch
     apart = contractions.kernel_seconds(body, conv, False, machine) + result + machine.launch
     reason = f"with the convolution expected to take {here * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
     answers = {"the convolution's kernel": (None, here), "a kernel of its own": (reason, apart)}

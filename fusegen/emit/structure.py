@@ -74,8 +74,8 @@ def _attribute(name: str, value: object, home: str) -> Attribute:
         return Attribute(name=name, condition=f"{{0}} is not {value}", compiled=str(value))
     if text is not None:
         return Attribute(name=name, condition="{0} != " + text.replace("{", "{{").replace("}", "}}"), compiled=text)
-    function = isinstance(value, (FunctionType, BuiltinFunctionType))
     known = value if isinstance(value, (FunctionType, BuiltinFunctionType)) else type(value)
+    function = known is value
     return Attribute(
         name=name,
         condition='getattr({0}, "__qualname__", "") != {1}' if function else "type({0}).__qualname__ != {1}",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fusegen import dims, gemm, ops
+from fusegen.contractions import SPLIT
 from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, MatmulOp, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan
@@ -48,10 +49,6 @@ def graph_flops(graph: Graph) -> int:
     return sum(node_flops(graph, node) for node in graph.nodes)
 
 
-_SPLIT = 3
-"""Tensor-core products of an fp32-accurate one (high by high, high by low, low by high)."""
-
-
 def _flop_rate(program: Program, step: Step, rates: Machine) -> float:
     """The rate of a step's arithmetic: TF32 tensor cores for convolutions, split TF32 where eager is fp32."""
     if isinstance(step, KernelStep):
@@ -59,7 +56,7 @@ def _flop_rate(program: Program, step: Step, rates: Machine) -> float:
         detail = detail.conv if isinstance(detail, ConvApartPlan) else detail
         if not isinstance(detail, ContractionPlan):
             return rates.flops
-        return rates.tensor_flops / (_SPLIT if detail.precise or detail.head == "matmul" else 1)
+        return rates.tensor_flops / (SPLIT if detail.precise or detail.head == "matmul" else 1)
     return rates.tensor_flops if isinstance(program.after.node(step.output).op, ConvOp) else rates.flops
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from fusegen import dims, ops, windows
-from fusegen.contractions import allows_tf32
+from fusegen.contractions import SPLIT, allows_tf32
 from fusegen.dims import Dim
 from fusegen.ir import CatOp, ConvOp, DType, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, SliceOp
 from fusegen.machines import DEFAULT_TARGET, machine
@@ -57,8 +57,8 @@ def _pays(m: Match, count: int) -> str | None:
     rates = machine(DEFAULT_TARGET)
     x, w, y = (m.graph.shape(m[name].name) for name in ("x", "w", "conv"))
     flops = ops.flops(m.graph, m["conv"])
-    split = 1 if allows_tf32(m.graph, m["conv"]) else 3  # products of a full-fp32 one
-    direct = split * flops / rates.tensor_flops + 4 * math.prod(y) / rates.bandwidth
+    products = 1 if allows_tf32(m.graph, m["conv"]) else SPLIT
+    direct = products * flops / rates.tensor_flops + 4 * math.prod(y) / rates.bandwidth
     lines = (x if m["conv"].op.transposed else y)[2 + _axis(m)]  # type: ignore[union-attr]
     left = flops * count / (lines * w[2 + _axis(m)]) / rates.flops
     collapsed = 4 * (count + 1) * math.prod(x) / rates.bandwidth + (6 + 3 * count) * rates.launch + left
