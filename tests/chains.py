@@ -9,17 +9,44 @@ from __future__ import annotations
 import math
 import random
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 Shape = tuple[int, ...]
 
-CHANNELS = (3, 4, 5, 6, 8, 12, 16)
-SPATIAL = {1: range(9, 18), 2: range(5, 12), 3: range(4, 7)}
-FEATURES = range(3, 18)
-LARGEST = 60_000
-"""Elements of any value."""
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the sizes of a model are drawn from."""
+
+    batches: Sequence[int]
+    channels: Sequence[int]
+    spatial: Mapping[int, Sequence[int]]
+    """By the number of spatial axes."""
+    rows: Sequence[int]
+    features: Sequence[int]
+    largest: int
+    """Elements of any value."""
+
+
+SMALL = Sizes(
+    batches=range(1, 5),
+    channels=(3, 4, 5, 6, 8, 12, 16),
+    spatial={1: range(9, 18), 2: range(5, 12), 3: range(4, 7)},
+    rows=range(2, 10),
+    features=range(3, 18),
+    largest=60_000,
+)
+LARGE = Sizes(
+    batches=(8, 16, 32, 64),
+    channels=(3, 8, 16, 24, 32, 64, 96, 128),
+    spatial={1: range(1000, 8000), 2: range(24, 150), 3: range(10, 34)},
+    rows=(16, 64, 128, 200, 512),
+    features=(64, 128, 256, 512, 768, 1000, 1024, 2048),
+    largest=50_000_000,
+)
+"""For times: what a model costs is its bytes and products, not its launches."""
 
 
 @dataclass
@@ -27,6 +54,7 @@ class Chain:
     """A model while it is built: the lines of its file, and the value that the next op takes."""
 
     rng: random.Random
+    sizes: Sizes = SMALL
     init: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     inputs: list[tuple[str, Shape]] = field(default_factory=list)
@@ -103,11 +131,11 @@ def convolution(c: Chain) -> None:
     transposed = r.random() < 0.5
     groups = r.choice((1, 1, 1, 2, 0))
     if groups:
-        inputs, outputs = (groups * -(-r.choice(CHANNELS) // groups) for _ in range(2))
+        inputs, outputs = (groups * -(-r.choice(c.sizes.channels) // groups) for _ in range(2))
     else:  # few channels in each
-        groups = r.choice(CHANNELS)
+        groups = r.choice(c.sizes.channels)
         inputs, outputs = (groups * r.choice((1, 1, 1, 2, 3)) for _ in range(2))
-    sizes = [r.choice(SPATIAL[rank]) for _ in range(rank)]
+    sizes = [r.choice(c.sizes.spatial[rank]) for _ in range(rank)]
     kernel, stride, dilation = r.choice((1, 2, 3, 3, 3, 5)), r.choice((1, 1, 2, 3)), r.choice((1, 1, 1, 2))
     reach = dilation * (kernel - 1)
     while reach >= min(sizes):
@@ -121,7 +149,7 @@ def convolution(c: Chain) -> None:
         spatial = [(s + 2 * padding - reach - 1) // stride + 1 for s in sizes]
     options = f"stride={stride}, padding={padding}, dilation={dilation}, groups={groups}, bias={r.random() < 0.8}"
     options += f", output_padding={extra}" if transposed else ""
-    batch = r.randint(1, 4)
+    batch = r.choice(c.sizes.batches)
     start(c, (batch, inputs, *sizes))
     layer = c.member(f"nn.Conv{'Transpose' if transposed else ''}{rank}d({inputs}, {outputs}, {kernel}, {options})")
     c.then(f"{layer}({{x}})", (batch, outputs, *spatial))
@@ -129,8 +157,8 @@ def convolution(c: Chain) -> None:
 
 def linear(c: Chain) -> None:
     r = c.rng
-    leading = [r.randint(2, 9) for _ in range(r.choice((1, 1, 2)))]
-    inputs, outputs = r.choice(FEATURES), r.choice(FEATURES)
+    leading = [r.choice(c.sizes.rows) for _ in range(r.choice((1, 1, 2)))]
+    inputs, outputs = r.choice(c.sizes.features), r.choice(c.sizes.features)
     start(c, (*leading, inputs))
     layer = c.member(f"nn.Linear({inputs}, {outputs}, bias={r.random() < 0.8})")
     c.then(f"{layer}({{x}})", (*leading, outputs))
@@ -140,7 +168,7 @@ def product(c: Chain) -> None:
     """matmul, bmm or einsum of two inputs, or of an input and a parameter."""
     r = c.rng
     batch = [r.randint(2, 4)] if r.random() < 0.5 else []
-    m, k, n = (r.choice(FEATURES) for _ in range(3))
+    m, k, n = (r.choice(c.sizes.features) for _ in range(3))
     start(c, (*batch, m, k))
     other = c.parameter((k, n)) if r.random() < 0.3 else c.input((*batch, k, n))
     spelled = ["torch.matmul({x}, {y})", "{x} @ {y}"]
@@ -366,7 +394,7 @@ def reshaping(c: Chain) -> None:
     doubled = [2 * s if a == axis else s for a, s in enumerate(shape)]
     options.append((f"torch.cat([{{x}}, {{x}} * 0.5], dim={axis})", doubled))
     options.append(("F.pad({x}, (1, 2))", (*shape[:-1], shape[-1] + 3)))
-    most = max(LARGEST, math.prod(shape))
+    most = max(c.sizes.largest, math.prod(shape))
     text, result = r.choice([o for o in options if math.prod(o[1]) <= most and len(o[1]) <= 5])
     if ".view(" in text and not plain(c):
         text = text.replace(".view(", ".reshape(")
@@ -391,10 +419,12 @@ OPS: tuple[Callable[[Chain], None], ...] = (
 )
 
 
-def chain(rng: random.Random) -> Chain:
-    """A random model."""
-    c = Chain(rng)
-    rng.choice(HEADS)(c)
-    for _ in range(rng.randint(2, 6)):
-        rng.choice(OPS)(c)
-    return c
+def chain(rng: random.Random, sizes: Sizes = SMALL) -> Chain:
+    """A random model, of the first numbers that give one without a value of too many elements."""
+    while True:
+        c = Chain(rng, sizes)
+        rng.choice(HEADS)(c)
+        for _ in range(rng.randint(2, 6)):
+            rng.choice(OPS)(c)
+        if all(math.prod(shape) <= sizes.largest for _, shape in c.values):
+            return c
