@@ -15,7 +15,7 @@ from side_by_side import ROOT, run
 
 sys.path.insert(0, str(ROOT))
 
-from tests.chains import LARGE, SMALL, chain  # noqa: E402
+from tests.chains import LARGE, SMALL, chain
 
 SIZES = {"large": LARGE, "small": SMALL}
 
