@@ -126,6 +126,12 @@ def symbols(dims: Iterable[Dim]) -> tuple[str, ...]:
     return tuple(sorted({s.name for d in dims for s in parse(d).free_symbols}))
 
 
+def divided(dim: Dim) -> set[str]:
+    """The size symbols inside quotients and remainders of ``dim``."""
+    parts = parse(dim).atoms(FloorDiv, Mod, PythonMod)
+    return {symbol.name for part in parts for symbol in part.free_symbols}
+
+
 def linear(dim: Dim) -> tuple[sympy.Expr, int, int] | None:
     """(unknown, a, b) where ``dim`` is ``a*unknown + b``: the unknown, a symbol or a quotient, follows from it."""
     offset, rest = parse(dim).as_coeff_Add()

@@ -373,6 +373,12 @@ class _Converter:
         return graph
 
 
+def known(target: str) -> bool:
+    """True when some calls of the ATen op ``target`` have a form in the IR."""
+    overload = target.removeprefix("aten.")
+    return overload in IMPORTERS or overload in BY_ATEN
+
+
 def convert(program: ExportedProgram, model: nn.Module, path: Path) -> Graph:
     """The graph of an exported program. Raises ``TraceError`` or ``UnsupportedOpError`` with the source line."""
     return _Converter(program, model, path).run()

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from fusegen import dims, guards
 from fusegen.assigned import watched
 from fusegen.errors import ModelFileError, TraceError
-from fusegen.from_export import convert
+from fusegen.from_export import convert, known
 from fusegen.interpret import input_shapes
 from fusegen.ir import EagerOp, Graph, ReduceOp, SoftmaxOp
 
@@ -200,6 +200,19 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
     return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
 
 
+def _obscuring(graph: Graph) -> frozenset[str]:
+    """Input sizes in whose quotients the shapes of known ops got lost, so that these are left to torch.
+
+    Windows, patches and chunks of a size give such shapes: ``(n // 7, 7)`` regrouped has ``n // (n // 7)`` rows.
+    """
+    found: set[str] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, EagerOp) and known(node.op.target):
+            shapes = [node.type.shape, *(graph.node(name).type.shape for name in node.inputs)]
+            found.update(*(dims.divided(dim) for shape in shapes for dim in shape))
+    return frozenset(found & graph.sizes.keys())
+
+
 def _outline(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[object, ...]]:
     """What every node computes, and its shape at ``sizes``."""
     return [
@@ -280,7 +293,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
             )
     program, notes = _first_export(model, inputs, path)
     graph = convert(program, model, path)
-    if fixed := _row_lengths(graph):
+    if fixed := _row_lengths(graph) | _obscuring(graph):
         graph = convert(_export(model, inputs, dynamic=True, fixed=fixed), model, path)
     if graph.sizes:
         graph = _settled(model, inputs, graph, path)

@@ -63,7 +63,7 @@
 #
 # Steps:
 #   k0_row_stream: generated row_stream kernel, 55.1 MB, 37 MFLOP
-#   %mean_r2_r9: torch, 9.44 MB, 0 FLOP (a view)
+#   %mean_r2_r9: torch, 9.44 MB, 0 FLOP (with mean_r2_r10: its result is laid out in another way than the data: a view is free)
 #   %mean_r2_r10: torch, 0 B, 0 FLOP (with log_softmax: an operand of mean_r2_r16_r3 is computed before it)
 #   k1_pointwise: generated pointwise kernel, 57.6 kB, 7.2 kFLOP
 #   k2_window_sum: generated window_sum kernel, 4.75 MB, 1.3 MFLOP

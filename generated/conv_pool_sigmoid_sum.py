@@ -51,7 +51,7 @@
 #   where x0_2 - 2 != 1
 #
 # Steps:
-#   %avg_pool2d_r1_r1: torch, 369 kB, 0 FLOP (a view)
+#   %avg_pool2d_r1_r1: torch, 369 kB, 0 FLOP (with avg_pool2d_r1_r2: what is joined, padded or spread is read as it lies)
 #   k0_pool: generated pool kernel, 479 kB, 590 kFLOP
 #   k1_contraction: generated contraction kernel, 83 MB, 4.53 GFLOP
 #   k2_row_stream: generated row_stream kernel, 15.7 MB, 31.5 MFLOP

@@ -48,7 +48,7 @@
 #   return %mul
 #
 # Steps:
-#   %avg_pool3d_r1_r1: torch, 745 kB, 0 FLOP (a view)
+#   %avg_pool3d_r1_r1: torch, 745 kB, 0 FLOP (with avg_pool3d_r1_r2: what is joined, padded or spread is read as it lies)
 #   k0_pool: generated pool kernel, 590 kB, 131 kFLOP
 #   k1_contraction: generated contraction kernel, 46.4 MB, 4.32 GFLOP
 #

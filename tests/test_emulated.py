@@ -77,7 +77,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     calls = [(shape, True), (shape, False)]
     for size, tf32 in calls if "self.p" in body else [*calls, (grown, True)]:
         x = torch.randn(2, *size) + 0.5
-        found, exact = kernel(x, tf32), kernel.exact(x, tf32)
+        found, exact = kernel.of(x, tf32), kernel.exact(x, tf32)
         if name.startswith("moments"):  # what rounding took from the mean is no multiple of what float64 loses
             mean, rest, _ = found
             assert rest.abs().max() <= 2**-24 * mean.abs().max()
@@ -89,7 +89,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     x = torch.randn(2, *shape) + 0.5
     x[(0, 2, *(size // 2 for size in shape[1:]))], x[(1, 0, *(0 for _ in shape[1:]))] = torch.nan, torch.inf
     for tf32 in (True, False):
-        for y, r in zip(kernel(x, tf32), kernel.exact(x, tf32), strict=True):
+        for y, r in zip(kernel.of(x, tf32), kernel.exact(x, tf32), strict=True):
             if kernel.detail.moments:  # a mean that is infinite, beside a variance that is NaN
                 assert torch.equal(y.isfinite(), r.isfinite())
             else:

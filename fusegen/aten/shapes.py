@@ -181,6 +181,36 @@ for _overload in ("split.Tensor", "split_with_sizes.default", "split.sizes", "ch
 IMPORTERS["unbind.int"] = partial(_split, remove_axis=True)
 
 
+@register("roll.default")
+def _roll(call: Call) -> Value | None:
+    """The end of every rolled axis, then what is before it."""
+    x: Value = call["self"]
+    axes = call["dims"]
+    if not axes:
+        return None
+    for shift, axis in zip(call["shifts"], (axis % x.type.rank for axis in axes), strict=True):
+        size = x.type.shape[axis]
+        if not isinstance(size, int) or not isinstance(shift, int):
+            return None
+        if first := size and shift % size:
+            parts = _part(call, x, axis, size - first, first), _part(call, x, axis, 0, size - first)
+            x = call.build.add(CatOp(axis=axis), *parts)
+    return x
+
+
+@register("unfold.default")
+def _unfold(call: Call) -> Value | None:
+    """Windows side by side; those that overlap are left to torch."""
+    x, size, rank = call["self"], call["size"], call["self"].type.rank
+    axis = call["dimension"] % rank
+    if call["step"] != size:
+        return None
+    count = call.result.shape[axis]
+    x = _part(call, x, axis, 0, dims.mul(count, size))
+    x = _to(call, x, (*x.type.shape[:axis], count, size, *x.type.shape[axis + 1 :]))
+    return call.build.add(PermuteOp(order=(*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)), x)
+
+
 @register("glu.default")
 def _glu(call: Call) -> Value | None:
     x = call["self"]

@@ -46,6 +46,11 @@ def widened(text: str, plan: KernelPlan, name: str) -> str:
     return f"{_WIDEN[dtype]}({text})" if dtype in _WIDEN else text
 
 
+def absent(plan: KernelPlan, name: str) -> str:
+    """What stands for an element that operand ``name`` does not have."""
+    return "false" if next(arg.type.dtype for arg in plan.args if arg.name == name) is DType.BOOL else "0.0f"
+
+
 def narrowed(text: str, dtype: DType) -> str:
     """A computed value as an element of a result."""
     return f"{_NARROW[dtype]}({text})" if dtype in _NARROW else text
@@ -150,7 +155,8 @@ def mentioned(name: str, text: str) -> bool:
 
 def row_text(rows: RowProgram) -> str:
     """Every C++ text of a row program, one after the other."""
-    texts = [operand.index for operand in rows.operands]
+    texts = [position.expr for position in rows.positions]
+    texts += [text for operand in rows.operands for text in (operand.index, operand.guard)]
     for phase in rows.phases:
         texts += [s.expr for s in (*phase.elements, *phase.scalars)]
         texts += [r.value for r in phase.reductions]

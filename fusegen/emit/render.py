@@ -77,6 +77,7 @@ def environment() -> jinja2.Environment:
         sizes_text=kernels.sizes_text,
         widest_bytes=kernels.widest_bytes,
         widened=kernels.widened,
+        absent=kernels.absent,
         narrowed=kernels.narrowed,
         fake_results=fake_results,
         mentioned=kernels.mentioned,

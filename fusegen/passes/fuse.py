@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import channels, contractions, convpool, convreduce, direct, ops, poolspace
+from fusegen import channels, contractions, convpool, convreduce, direct, ops, poolspace, viewspace
 from fusegen.ir import (
     AdaptivePoolOp,
     ConstOp,
@@ -49,8 +49,7 @@ Template = Literal[
     "pointwise",
 ]
 _POOLS = (PoolOp, AdaptivePoolOp)
-_WORK = (PointwiseOp, ReduceOp, SoftmaxOp, WindowSumOp, ConvOp, MatmulOp, *_POOLS)
-_JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, ReshapeOp, PermuteOp, SliceOp, *_POOLS)
+_JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, *viewspace.VIEWS, *_POOLS)
 _SMALL = (PointwiseOp, ReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
 _SHARED = "it is read outside the kernel too"
@@ -70,6 +69,8 @@ def _unit(node: Node, by_name: dict[str, Node]) -> set[str] | None:
 def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
     body, _ = grouping.body(group)
     try:
+        if viewspace.takes(body):
+            return viewspace.refusal(body)
         template = _template(body)
         if template == "pool":
             poolspace.split(body)
@@ -83,8 +84,6 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         space = analyze(body)
     except NotFusable as error:
         return str(error)
-    if template == "pointwise" and any(space.base_axes(n) != space.base_axes(space.source) for n in body.outputs):
-        return "its result is laid out in another way than the data: a view is free"
     if template.startswith("row") and any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
         return "its result is no float32 tensor"
     if template == "contraction" and (reason := contractions.refusal(body, space, machine)):
@@ -99,7 +98,12 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
     if unit is None or not unit <= free:
         return None
     group = Group(frozenset(unit))
-    if reason := _refusal(grouping, group, machine):
+    reason = _refusal(grouping, group, machine)
+    if reason and isinstance(sink.op, ReshapeOp) and isinstance(by_name[sink.inputs[0]].op, PermuteOp):
+        copied = group.plus(sink.inputs, copied=True)  # both are one copy in torch
+        if sink.inputs[0] in free and _refusal(grouping, copied, machine) is None:
+            group, reason = copied, None
+    if reason:
         known = refused.get(sink.name)  # why it joined no kernel of a reader says more
         refused[sink.name] = f"{known}; alone: {reason}" if known and isinstance(sink.op, ConvOp) else known or reason
         return None
@@ -118,14 +122,36 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         if more != unit:
             candidates.append(group.plus(more))
         for candidate in candidates:
-            reason = _refusal(grouping, candidate, machine)
+            reason = _refusal(grouping, candidate, machine) or _left_behind(grouping, candidate, unit, free)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:
                 group = candidate
                 break
-            refused[name] = f"with {sink.name}: {reason}"
+            if candidate.members <= group.members | unit:  # what comes before it is no part of the reason
+                refused[name] = f"with {sink.name}: {reason}"
+    body, _ = grouping.body(group)
+    if viewspace.takes(body) and not viewspace.pays(body):
+        return None
     return _absorb(grouping, group, free, machine)
+
+
+def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]) -> str | None:
+    """Why elementwise work before a view stays out of the kernel behind it, or None: its data's kernel takes it."""
+    heads = (ConvOp, MatmulOp, ReduceOp, SoftmaxOp, *_POOLS)
+    if not viewspace.takes(grouping.body(group)[0]):
+        return None
+    pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
+    while pending:
+        for name in grouping.by_name[pending.pop()].inputs:
+            if name not in free or name in seen or not set(grouping.users[name]) <= seen:
+                continue
+            if isinstance(grouping.by_name[name].op, heads):
+                return f"the kernel of {name} takes it"
+            if isinstance(grouping.by_name[name].op, (PointwiseOp, ReshapeOp)):
+                seen.add(name)
+                pending.append(name)
+    return None
 
 
 def _up_to_data(grouping: Grouping, unit: set[str], free: set[str]) -> set[str]:
@@ -187,6 +213,8 @@ def _template(body: Graph) -> Template:
         return "contraction"
     if pools:
         return "pool"
+    if viewspace.takes(body):
+        return "pointwise"
     space = analyze(body)
     if not space.row_axes:
         return "pointwise"
@@ -258,8 +286,8 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
         group = _grow(grouping, sink, free, refused, machine(target))
         if group is None:
             continue
-        if not any(isinstance(graph.node(name).op, _WORK) for name in group.members):
-            continue  # a lone reshape is a view, not a kernel
+        if all(isinstance(graph.node(name).op, ReshapeOp) for name in group.members):
+            continue  # a view, not a kernel
         grouping.groups[sink.name] = group
         free -= group.owned
     inside = {name for group in grouping.groups.values() for name in group.owned}

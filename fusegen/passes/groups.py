@@ -6,7 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fusegen import dims
-from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, PointwiseOp, ReduceOp, ReshapeOp, SliceOp, SoftmaxOp
+from fusegen.ir import (
+    ConstOp,
+    ExpandOp,
+    Graph,
+    InputOp,
+    Node,
+    ParamOp,
+    PermuteOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    SliceOp,
+    SoftmaxOp,
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,9 @@ class Grouping:
             holders = [group for group in self.groups.values() if user in group.members]
             if any(name not in group.members for group in holders if group is not inside):
                 return True
-            if user not in inside.members and self.owner(user) is None and self.is_read(user):
+            if user in inside.owned or self.owner(user) is not None:
+                continue
+            if self.is_read(user, inside if user in inside.copies else Group(frozenset())):
                 return True
         return False
 
@@ -99,7 +114,11 @@ class Grouping:
 
         Its readers must be able to: else it is written for one of them, and may as well be read.
         """
-        if node.name in self.results or not self._fusable_readers(node.name):
+        if node.name in self.results:
+            return False
+        if isinstance(node.op, (PermuteOp, ExpandOp)):
+            return True
+        if not self._fusable_readers(node.name):
             return False
         if isinstance(node.op, (ReshapeOp, SliceOp)):
             return True

@@ -11,6 +11,8 @@ def _only_adds_bias(m: Match) -> str | None:
     assert isinstance(region, RegionOp)
     axis = 1 if isinstance(heavy.op, ConvOp) else heavy.type.rank - 1
     work = [node for node in region.body.nodes if not isinstance(node.op, InputOp)]
+    while isinstance(work[-1].op, ReshapeOp) and len(work) > 1:  # of the result
+        work.pop()
     product, bias = (region.body.inputs[m.root.inputs.index(outside.name)] for outside in (heavy, b))
     spread = work[0] if isinstance(work[0].op, ReshapeOp) else bias
     shape = spread.type.shape
@@ -23,7 +25,9 @@ def _only_adds_bias(m: Match) -> str | None:
 
 
 def _with_bias(m: Match) -> Node:
-    return m.add(m["heavy"].op, m["x"], m["w"], m["b"])
+    heavy, shape = m["heavy"], m.root.type.shape
+    found = m.add(heavy.op, m["x"], m["w"], m["b"])
+    return found if found.type.shape == shape else m.add(ReshapeOp(shape=shape), found)
 
 
 RULES = tuple(
@@ -41,5 +45,5 @@ IDENTITIES = frozenset(rule.identity for rule in RULES)
 
 
 def run(graph: Graph) -> Outcome:
-    """%m = matmul(%x, %w); %y = region(%m, %b) { add }  ->  %y = matmul(%x, %w, %b)."""
+    """%m = matmul(%x, %w); %y = region(%m, %b) { add }  ->  %y = matmul(%x, %w, %b), reshaped as the region does."""
     return rewrite(graph, RULES)

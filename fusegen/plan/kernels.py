@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fusegen import dims, ops, windows
+from fusegen import dims, ops, viewspace, windows
 from fusegen.dims import Dim
 from fusegen.ir import (
     HALVES,
@@ -21,7 +21,7 @@ from fusegen.ir import (
     ReshapeOp,
     WindowSumOp,
 )
-from fusegen.plan import contraction, conv_direct, conv_pool, pool, stream
+from fusegen.plan import contraction, conv_direct, conv_pool, pool, stream, views
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand
@@ -177,6 +177,8 @@ def _channel_axis(region: Region) -> int | None:
 
 
 def _pointwise(region: Region, name: str) -> KernelPlan:
+    if viewspace.takes(region.body):
+        return views.plan(region, name)
     halves = any(arg.type.dtype in HALVES for arg in region.args.values())
     axis = None if halves else _channel_axis(region)
     if axis is not None and len(region.body.outputs) == 1:

@@ -40,6 +40,13 @@ class OutputArg(Frozen):
     shape: Dims
 
 
+class Position(Frozen):
+    """``name = expr``, an integer that the indices of operands are made of."""
+
+    name: str
+    expr: str
+
+
 class Operand(Frozen):
     """A value read from a tensor argument: ``index`` is C++ over ``outer``, ``inner`` and, per element, ``l``."""
 
@@ -50,6 +57,8 @@ class Operand(Frozen):
     comment: str
     vector: Literal["", "source", "row"] = ""
     """Read at the offsets of the source, or at those of the row; ``""``: at offsets of its own."""
+    guard: str = ""
+    """C++ condition under which there is such an element; its value is not used elsewhere."""
 
     @property
     def along_row(self) -> bool:
@@ -134,6 +143,7 @@ class RowProgram(Frozen):
 
     length: int
     source: str
+    positions: tuple[Position, ...] = ()
     operands: tuple[Operand, ...]
     phases: tuple[Phase, ...]
     stores: tuple[Store, ...]

@@ -27,7 +27,17 @@ from fusegen.ir import (
     SoftmaxOp,
 )
 from fusegen.literals import hex_float
-from fusegen.plan.rowprogram import Operand, OutputArg, Phase, Reduction, RowProgram, Statement, Store, TensorArg
+from fusegen.plan.rowprogram import (
+    Operand,
+    OutputArg,
+    Phase,
+    Position,
+    Reduction,
+    RowProgram,
+    Statement,
+    Store,
+    TensorArg,
+)
 from fusegen.plan.sizes import Sizes
 from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
@@ -111,6 +121,8 @@ class RowLowering:
     style: Style
     source: str
     drafts: list[Draft | DraftReduction] = field(default_factory=list)
+    positions: dict[str, Position] = field(default_factory=dict)
+    """By their text."""
     operands: dict[tuple[str, str], Operand] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
@@ -152,21 +164,21 @@ class RowLowering:
             if order[position : position + len(whole)] == whole:  # the whole group at once: its own coordinate
                 done.update(whole)
                 stride = self.product([shape[a] for a in order[position + len(whole) :]])
-                terms.append(name if stride == "1" else f"{name} * {_factor(stride)}")
+                terms.append(name if stride == "1" else f"{name} * {factor(stride)}")
                 continue
             done.add(axis)
             after = [shape[a] for a in group if a > axis]
             split = any(shape[a] != 1 for a in group if a < axis)
             coordinate = self.coordinate(name, after, shape[axis] if split else None)
             stride = self.product([shape[a] for a in order[position + 1 :]])
-            terms.append(f"({coordinate})" if stride == "1" else f"({coordinate}) * {_factor(stride)}")
+            terms.append(f"({coordinate})" if stride == "1" else f"({coordinate}) * {factor(stride)}")
         return " + ".join(terms) or "0", any(axis in self.space.row_axes for axis in order)
 
     def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
         """The position along one axis of a group; ``size`` is given when other axes of the group are before it."""
         step = self.product(after)
-        text = name if step == "1" else f"{name} / {_factor(step)}"
-        return text if size is None else f"{text} % {_factor(self.text(size))}"
+        text = name if step == "1" else f"{name} / {factor(step)}"
+        return text if size is None else f"{text} % {factor(self.text(size))}"
 
     # --- values -------------------------------------------------------------------------------
 
@@ -438,11 +450,13 @@ class RowLowering:
         stores = tuple(map(self.store, outputs))
         texts = [statement.expr for phase in phases for statement in (*phase.elements, *phase.scalars)]
         texts += [operand.index for operand in self.operands.values()]
+        texts += list(self.positions)
         texts += [store.index for store in stores if not (store.like_source and self.style.moves_rows)]
         words = set(re.findall(r"\w+", " ".join(texts)))
         return RowProgram(
             length=self.space.length,
             source=self.source,
+            positions=tuple(self.positions.values()),
             operands=tuple(self.operands.values()),
             phases=phases,
             stores=stores,
@@ -452,6 +466,6 @@ class RowLowering:
         )
 
 
-def _factor(text: str) -> str:
+def factor(text: str) -> str:
     """``text`` ready to stand in a product."""
     return f"({text})" if any(symbol in text for symbol in "+-*/% ") else text

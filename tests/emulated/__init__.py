@@ -1,4 +1,4 @@
-"""The portable kernel of a convolution on the CPU, thread by thread: its text under g++, with ``cuda.h`` for CUDA."""
+"""Kernels on the CPU, thread by thread: their text under g++, with ``cuda.h`` for CUDA."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from fusegen import dims, interpret
 from fusegen.compiler import Compiled
-from fusegen.ir import ParamOp, RegionOp
+from fusegen.ir import Frozen, GetItemOp, ParamOp, RegionOp
 from fusegen.plan.details import ContractionPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 
 _HEADER = Path(__file__).with_name("cuda.h")
-_LAUNCH = re.compile(r"(\w+(?:<\w+>)?)<<<(.*?), (\w+|dim3\([^)]*\)), \w+, stream>>>\((.*?)\);")
+_LAUNCH = re.compile(r"(\w+(?:<[\w, ]+>)?)<<<(.*?), (\w+|dim3\([^)]*\)), \w+, stream>>>\(\s*(.*?)\);")
 
 
 def _library(compiled: Compiled, plan: KernelPlan, name: str, folder: Path) -> ctypes.CDLL:
@@ -48,43 +48,61 @@ def rounded(value: torch.Tensor) -> torch.Tensor:
     return torch.where(value.isfinite(), bits.view(torch.float32), value)
 
 
-class Emulated:
+class Kernel:
+    """One kernel of a compiled model: its plan, and the nodes that it computes."""
+
+    def __init__(self, compiled: Compiled, plan: KernelPlan, folder: Path):
+        self.plan = plan
+        region = compiled.program.after.node(plan.node)
+        if isinstance(region.op, GetItemOp):
+            region = compiled.program.after.node(region.inputs[0])
+        assert isinstance(region.op, RegionOp)
+        self.body = region.op.body
+        self.name = f"{plan.name}_sm80" if plan.hopper else plan.name
+        self.library = _library(compiled, plan, self.name, folder)
+
+    def __call__(self, operands: list[torch.Tensor], *more: ctypes.c_int64) -> list[torch.Tensor]:
+        """What the kernel makes of its operands."""
+        sizes = {binding.name: operands[binding.arg].shape[binding.axis] for binding in self.plan.bindings}
+        given = [ctypes.c_int64(size) for size in sizes.values()]
+        shapes = [tuple(dims.evaluate(size, sizes) for size in output.shape) for output in self.plan.outputs]
+        results = [torch.full(shape, torch.nan) for shape in shapes]
+        tensors = [*operands, *results]
+        if self.plan.workspace:
+            size = getattr(self.library, f"{self.name}_workspace")
+            size.restype = ctypes.c_int64
+            tensors.append(torch.full((size(*given) // 4 + 1,), torch.nan))
+        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+        assert getattr(self.library, self.name)(*pointers, *given, *more, ctypes.c_void_p(0)) == 0
+        return results
+
+
+def steps(compiled: Compiled, kind: type[Frozen]) -> list[KernelPlan]:
+    """The kernels of a compiled model whose details are of ``kind``."""
+    plans = [step.plan for step in compiled.program.steps if isinstance(step, KernelStep)]
+    return [plan for plan in plans if isinstance(plan.detail, kind)]
+
+
+class Emulated(Kernel):
     """The first convolution of a compiled model, with its parameters."""
 
     def __init__(self, compiled: Compiled, parameters: dict[str, torch.Tensor], folder: Path):
-        graph = compiled.program.after
-        plans = [step.plan for step in compiled.program.steps if isinstance(step, KernelStep)]
-        self.plan = next(plan for plan in plans if isinstance(plan.detail, ContractionPlan))
+        super().__init__(compiled, steps(compiled, ContractionPlan)[0], folder)
         assert isinstance(self.plan.detail, ContractionPlan)
         self.detail = self.plan.detail
-        nodes = [node for node in graph.nodes if isinstance(node.op, RegionOp)]
-        region = next(node for node in nodes if self.plan.node == node.name)
-        assert isinstance(region.op, RegionOp)
-        self.body = region.op.body
+        graph = compiled.program.after
         self.parameters = {
             arg.name: parameters[op.path].detach().contiguous()
             for arg in self.plan.args
             if isinstance(op := graph.node(arg.node).op, ParamOp)
         }
-        name = f"{self.plan.name}_sm80" if self.plan.hopper else self.plan.name
-        library = _library(compiled, self.plan, name, folder)
-        self._launch, self._workspace = getattr(library, name), getattr(library, f"{name}_workspace")
-        self._workspace.restype = ctypes.c_int64
 
     def _operands(self, x: torch.Tensor) -> list[torch.Tensor]:
         return [self.parameters.get(arg.name, x) for arg in self.plan.args]
 
-    def __call__(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
+    def of(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
         """What the kernel makes of ``x``."""
-        operands = self._operands(x)
-        sizes = {binding.name: operands[binding.arg].shape[binding.axis] for binding in self.plan.bindings}
-        given = [ctypes.c_int64(size) for size in sizes.values()]
-        workspace = torch.full((self._workspace(*given) // 4 + 1,), torch.nan)
-        shapes = [tuple(dims.evaluate(size, sizes) for size in output.shape) for output in self.plan.outputs]
-        results = [torch.full(shape, torch.nan) for shape in shapes]
-        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*operands, *results, workspace)]
-        assert self._launch(*pointers, *given, ctypes.c_int64(tf32), ctypes.c_void_p(0)) == 0
-        return results
+        return self(self._operands(x), ctypes.c_int64(tf32))
 
     def exact(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
         """The same in float64, of operands rounded where the kernel rounds them."""

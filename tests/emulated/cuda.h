@@ -227,3 +227,7 @@ inline void multiply_add_halves(float (&d)[4], const float4& a, const unsigned (
         [](emulated::Warp& w, int row, int k) { return from_half(w.in[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> k % 2 * 16); },
         [](emulated::Warp& w, int k, int column) { return from_half(w.in[column * 4 + k % 8 / 2][4 + k / 8] >> k % 2 * 16); });
 }
+
+static int multiprocessors() {
+    return 2;
+}

@@ -21,6 +21,8 @@ class PointwisePlan(Frozen):
     elements: Dim
     """Element count over binding names."""
     vector_args: tuple[str, ...] = ()
+    reach: tuple[Dim, ...] = ()
+    """Element counts of operands that may have more than the result."""
     rows: RowProgram
 
 

@@ -1,0 +1,153 @@
+"""Plans elementwise work behind views: every element of the result fetched from where the views put it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fusegen import dims, viewspace
+from fusegen.dims import Dim
+from fusegen.ir import ConstOp, DType, InputOp, Node, PadOp, PointwiseOp
+from fusegen.literals import hex_float
+from fusegen.plan.details import PointwisePlan
+from fusegen.plan.region import Region
+from fusegen.plan.rowprogram import Operand, OutputArg, Position, Store
+from fusegen.plan.rows import RowLowering, Style, Value, factor
+from fusegen.plan.types import KernelPlan
+from fusegen.rowspace import RowSpace
+from fusegen.viewspace import Digit, Place, Places, Span
+
+
+@dataclass
+class ViewLowering(RowLowering):
+    """Statements for one element of the result, element number ``index``."""
+
+    found: dict[tuple[str, Places, str], Value] = field(default_factory=dict)
+
+    # --- positions as text ----------------------------------------------------------------------
+
+    def named(self, letter: str, text: str) -> str:
+        """``text`` as a position of its own, if it is more than a word."""
+        if text.isidentifier() or text.isdigit():
+            return text
+        name = f"{letter}{sum(position.name.startswith(letter) for position in self.positions.values())}"
+        return self.positions.setdefault(text, Position(name=name, expr=text)).name
+
+    def digit(self, digit: Digit) -> str:
+        """C++ of one digit."""
+        text = "index" if digit.of is None else self.moved(digit.of)
+        if digit.stride != 1:
+            text += f" / {factor(self.text(digit.stride))}"
+        if dims.mul(digit.stride, digit.size) != digit.total:
+            text += f" % {factor(self.text(digit.size))}"
+        return self.named("i", text)
+
+    def moved(self, moved: viewspace.Moved) -> str:
+        place = self.offset([(moved.place, moved.step)])
+        start = "" if moved.start == 0 else self.text(moved.start)
+        return self.named("j", " + ".join(filter(None, (place, start))).replace("+ -", "- ") or "0")
+
+    def offset(self, places: list[tuple[Place, Dim]]) -> str:
+        """C++ of the sum of places times strides; digits that lie side by side become one again."""
+        parts: list[tuple[Digit, Dim]] = []
+        for place, stride in places:
+            for digit in reversed(place):
+                parts.append((digit, stride))
+                stride = dims.mul(stride, digit.size)
+        parts.sort(key=lambda part: dims.numel((part[1],), self.body.sizes))
+        joined: list[tuple[Digit, Dim]] = []
+        for digit, stride in parts:
+            last, step = joined[-1] if joined else (digit, stride)
+            beside = last.of == digit.of and digit.stride == dims.mul(last.stride, last.size)
+            if joined and beside and stride == dims.mul(step, last.size):
+                joined[-1] = Digit(last.of, last.stride, dims.mul(last.size, digit.size), last.total), step
+            else:
+                joined.append((digit, stride))
+        terms = [
+            self.digit(d) if stride == 1 else f"{self.digit(d)} * {factor(self.text(stride))}"
+            for d, stride in reversed(joined)
+        ]
+        return " + ".join(terms)
+
+    def inside(self, span: Span) -> str:
+        place = factor(self.offset([(span.place, 1)]) or "0")
+        bounds = [] if span.start is None else [f"{place} >= {self.text(span.start)}"]
+        bounds += [] if span.stop is None else [f"{place} < {self.text(span.stop)}"]
+        return " && ".join(bounds)
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def load(self, node: Node, places: Places, guard: str) -> Value:
+        arg, strides = self.args[node.name], list[Dim]()
+        stride: Dim = 1
+        for size in reversed(node.type.shape):
+            strides.insert(0, stride)
+            stride = dims.mul(stride, size)
+        index = self.offset(list(zip(places, strides, strict=True))) or "0"
+        key = (arg.name, f"{guard} ? {index}")
+        if key not in self.operands:
+            self.operands[key] = Operand(
+                name=f"v{len(self.operands)}_{arg.name}",
+                arg=arg.name,
+                index=index,
+                per_element=True,
+                comment=f"%{node.name}: {node.type}",
+                guard=guard,
+            )
+        return Value(self.operands[key].name, True, 0, literal=self.operands[key].name)
+
+    def element(self, name: str, places: Places, guard: str) -> Value:
+        """The value of a node at ``places``, which exists where ``guard`` holds."""
+        node, key = self.body.node(name), (name, places, guard)
+        if key not in self.found:
+            self.found[key] = self.compute(node, places, guard)
+        return self.found[key]
+
+    def compute(self, node: Node, places: Places, guard: str) -> Value:
+        if isinstance(node.op, InputOp):
+            return self.load(node, places, guard)
+        if isinstance(node.op, ConstOp):
+            return self.constant(node)
+        reads = viewspace.reads(node, [self.body.node(n) for n in node.inputs], places)
+        tests = [" && ".join(filter(None, map(self.inside, read.spans))) for read in reads]
+        values = tuple(
+            self.element(read.name, read.places, " && ".join(filter(None, (guard, test))))
+            for read, test in zip(reads, tests, strict=True)
+        )
+        if isinstance(node.op, PointwiseOp):
+            return self.statement(node, node.op.fn, values, True)
+        if len(values) == 1 and not tests[0]:
+            return values[0]
+        if isinstance(node.op, PadOp):
+            text = str(bool(node.op.value)).lower() if node.type.dtype is DType.BOOL else hex_float(node.op.value)
+        else:  # the last part is what is left
+            text = f"{{{len(values) - 1}}}"
+            del tests[-1]
+        for i, test in reversed(list(enumerate(tests))):
+            text = f"{test} ? {{{i}}} : {text}"
+        return self.draft(f"({text})", *values, element=True, node=node)
+
+    def lower(self) -> None:
+        for name in self.body.outputs:
+            places = viewspace.whole(self.body.node(name).type.shape)
+            self.values[name] = self.element(name, places, "")
+
+    def store(self, output: OutputArg) -> Store:
+        value = self.reference(self.values[output.node])
+        return Store(output=output.name, value=value, index="index", per_element=True, like_source=True)
+
+
+def plan(region: Region, name: str) -> KernelPlan:
+    """The plan of a region that ``viewspace.takes``."""
+    result = region.body.node(region.body.outputs[0])
+    space = RowSpace(result.type.shape, result.name, (), {})
+    rows = region.lower(space, Style("{}", "{}", outer="index"), "index", ViewLowering)
+    elements = dims.product(result.type.shape)
+    counts = {dims.product(arg.type.shape): arg.type.shape for arg in region.args.values()}
+    more = [shape for count, shape in counts.items() if dims.exact_quotient(elements, count) is None]
+    detail = PointwisePlan(
+        elements=region.sizes.product(result.type.shape),
+        vector_args=tuple(o.arg for o in rows.operands if o.index == "index" and not o.guard),
+        reach=tuple(map(region.sizes.product, more)),
+        rows=rows,
+    )
+    return region.plan(f"{name}_pointwise", detail)

@@ -1,0 +1,227 @@
+"""Elementwise work behind views: where does every element of a result come from?
+
+A kernel computes its result element by element. Walking from the result to the operands, each view says
+at which position of its operand the wanted element lies; a position along an axis is kept as digits of the
+element's number, so that axes which a view splits or merges meet again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusegen import dims
+from fusegen.dims import Dim, Dims
+from fusegen.ir import (
+    HALVES,
+    CatOp,
+    ConstOp,
+    DType,
+    ExpandOp,
+    Graph,
+    InputOp,
+    Node,
+    PadOp,
+    PermuteOp,
+    PointwiseOp,
+    ReshapeOp,
+    SliceOp,
+)
+from fusegen.rowspace import NotFusable, aligned, analyze
+
+VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp)
+ELSEWHERE = (CatOp, PadOp, ExpandOp)
+"""Views that no row space has."""
+MOST_READS = 32
+"""Operands that one element of a result may come from."""
+
+
+@dataclass(frozen=True)
+class Digit:
+    """``of / stride % size``, where ``of`` is below ``total``: the element's number, or a position moved along."""
+
+    of: Moved | None
+    stride: Dim
+    size: Dim
+    total: Dim
+
+
+Place: TypeAlias = tuple[Digit, ...]
+"""A position along an axis: digits, the most significant first; none on an axis of size 1."""
+Places: TypeAlias = tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """``start + step * place``."""
+
+    place: Place
+    start: Dim
+    step: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """True where ``place`` is at ``start`` or behind it, and before ``stop``; None: no bound."""
+
+    place: Place
+    start: Dim | None
+    stop: Dim | None
+
+
+@dataclass(frozen=True)
+class Read:
+    """Operand ``name`` of a node, wanted at ``places`` where all of ``spans`` hold."""
+
+    name: str
+    places: Places
+    spans: tuple[Span, ...] = ()
+
+
+def whole(shape: Dims) -> Places:
+    """The position of element number ``n`` of a row-major tensor, along each axis."""
+    total, found = dims.product(shape), list[Place]()
+    stride: Dim = 1
+    for size in reversed(shape):
+        found.insert(0, (Digit(None, stride, size, total),) if size != 1 else ())
+        stride = dims.mul(stride, size)
+    return tuple(found)
+
+
+def _moved(place: Place, length: Dim, size: Dim, start: Dim, step: int = 1) -> Place:
+    """``start + step * place`` along an axis of ``size`` elements, where ``place`` is below ``length``."""
+    if (length, start, step) == (size, 0, 1):
+        return place
+    return (Digit(Moved(place, start, step), 1, size, size),) if size != 1 else ()
+
+
+def _regrouped(places: Places, shape: Dims) -> Places:
+    """Positions in the operand, of ``shape``, of a reshape whose result is wanted at ``places``."""
+    left = [digit for place in places for digit in place]
+    number = tuple(left)
+    found: list[Place] = []
+    for wanted in shape:
+        taken: list[Digit] = []
+        size: Dim = 1
+        while size != wanted:
+            part = dims.exact_quotient(wanted, size)
+            if not left or part is None:
+                return _divided(number, shape)
+            digit = left.pop(0)
+            if dims.exact_quotient(part, digit.size) is None:  # it goes further than this axis
+                rest = dims.exact_quotient(digit.size, part)
+                if rest is None:
+                    return _divided(number, shape)
+                left.insert(0, Digit(digit.of, digit.stride, rest, digit.total))
+                digit = Digit(digit.of, dims.mul(digit.stride, rest), part, digit.total)
+            size = dims.mul(size, digit.size)
+            taken.append(digit)
+        found.append(tuple(taken))
+    return tuple(found)
+
+
+def _divided(number: Place, shape: Dims) -> Places:
+    """Positions in a row-major tensor of its element ``number``, whose digits are no positions of it."""
+    return tuple(
+        tuple(Digit(Moved(number, 0, 1), digit.stride, digit.size, digit.total) for digit in place)
+        for place in whole(shape)
+    )
+
+
+def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
+    """What ``node`` reads for its element at ``places``. Raises ``NotFusable``."""
+
+    def broadcast(operand: Node) -> Read:
+        pairs = sorted((axis, target) for target, axis in aligned(node.type.rank, operand))
+        return Read(operand.name, tuple(places[t] if operand.type.shape[a] != 1 else () for a, t in pairs))
+
+    def at(axis: int, place: Place) -> Places:
+        return (*places[:axis], place, *places[axis + 1 :])
+
+    first = operands[0]
+    match node.op:
+        case PointwiseOp() | ExpandOp():
+            return tuple(map(broadcast, operands))
+        case ReshapeOp():
+            return (Read(first.name, _regrouped(places, first.type.shape)),)
+        case PermuteOp(order=order):
+            return (Read(first.name, tuple(places[order.index(axis)] for axis in range(len(order)))),)
+        case SliceOp(axis=axis, start=start, step=step):
+            place = _moved(places[axis], node.type.shape[axis], first.type.shape[axis], start, step)
+            return (Read(first.name, at(axis, place)),)
+        case PadOp(before=before, after=after):
+            spans, inside = list[Span](), list[Place]()
+            for axis, (place, size, low, high) in enumerate(zip(places, first.type.shape, before, after, strict=True)):
+                if low or high:
+                    spans.append(Span(place, low or None, dims.add(size, low) if high else None))
+                inside.append(_moved(place, node.type.shape[axis], size, -low))
+            return (Read(first.name, tuple(inside), tuple(spans)),)
+        case CatOp(axis=axis):
+            found, start = list[Read](), 0
+            for i, operand in enumerate(operands):
+                size = operand.type.shape[axis]
+                stop = dims.add(start, size)
+                span = Span(places[axis], start if i else None, stop if i + 1 < len(operands) else None)
+                place = _moved(places[axis], node.type.shape[axis], size, dims.sub(0, start))
+                found.append(Read(operand.name, at(axis, place), (span,)))
+                start = stop
+            return tuple(found)
+    raise NotFusable(f"{node.name} ({node.op.kind}) is not elementwise or a view")
+
+
+def takes(body: Graph) -> bool:
+    """True for elementwise nodes and views alone, of which no row space has every element where it is needed.
+
+    Raises ``NotFusable`` where other nodes are among such views.
+    """
+    work = [node.op for node in body.nodes if not isinstance(node.op, (InputOp, ConstOp))]
+    elementwise = all(isinstance(op, (PointwiseOp, *VIEWS)) for op in work)
+    if any(isinstance(op, ELSEWHERE) for op in work):
+        if not elementwise:
+            raise NotFusable("what is joined, padded or spread is read as it lies")
+        return True
+    if not elementwise:
+        return False
+    try:
+        space = analyze(body)
+    except NotFusable:
+        return True
+    return any(space.base_axes(name) != space.base_axes(space.source) for name in body.outputs)
+
+
+def copies(node: Node, body: Graph) -> bool:
+    """True where torch would write the result of a view, or of elementwise work."""
+    if isinstance(node.op, ReshapeOp):
+        return isinstance(body.node(node.inputs[0]).op, PermuteOp)
+    return isinstance(node.op, (PointwiseOp, CatOp, PadOp))
+
+
+def pays(body: Graph) -> bool:
+    """False where torch itself writes the result of one view at once."""
+    return isinstance(body.node(body.outputs[0]).op, PointwiseOp) or sum(copies(n, body) for n in body.nodes) > 1
+
+
+def refusal(body: Graph) -> str | None:
+    """Why no kernel computes ``body``, elementwise work and views, or None. Raises ``NotFusable`` too."""
+    if len(body.outputs) > 1:
+        return "it is read outside the kernel too"
+    sink = body.node(body.outputs[0])
+    if isinstance(sink.op, VIEWS) and not copies(sink, body):
+        return "its result is laid out in another way than the data: a view is free"
+    for node in body.nodes:
+        if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *HALVES):
+            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
+    seen: set[tuple[str, Places]] = set()
+    pending = [(sink.name, whole(sink.type.shape))]
+    loads = 0
+    while pending:
+        name, places = pending.pop()
+        node = body.node(name)
+        if (name, places) in seen or isinstance(node.op, ConstOp):
+            continue
+        seen.add((name, places))
+        if isinstance(node.op, InputOp):
+            loads += 1
+            continue
+        pending += [(r.name, r.places) for r in reads(node, [body.node(n) for n in node.inputs], places)]
+    return f"an element of its result may come from {loads} places" if loads > MOST_READS else None

@@ -1,0 +1,118 @@
+"""Elementwise work behind views: which of it is a kernel, and what that kernel computes, on the CPU."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import dims, interpret
+from fusegen.compiler import Compiled, compile_file
+from fusegen.plan.details import PointwisePlan
+from fusegen.plan.types import EagerStep, KernelStep
+from tests.chains import Chain, operand, reshaping, scalar, unary
+from tests.emulated import Kernel, steps
+from tests.models import write
+
+SHAPE = "torch.rand(4, 6, 10, 8)"
+
+
+def compiled(tmp_path: Path, body: str, inputs: str = SHAPE, arguments: str = "x") -> Compiled:
+    return compile_file(write(tmp_path, body, "self.p = nn.Parameter(torch.rand(6, 1, 1))", inputs, arguments))
+
+
+def kinds(found: Compiled) -> list[str]:
+    return [step.plan.detail.template if isinstance(step, KernelStep) else "torch" for step in found.program.steps]
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
+        "permuted": "return x.permute(0, 2, 3, 1) * 2",
+        "regrouped": "return torch.tanh(x).reshape(x.shape[0], 3, 2, 10, 8).transpose(1, 2).reshape(-1, 60) + 1",
+        "part": "return torch.relu(x[:, 1:4, ::2])",
+        "joined": "return torch.cat([x * 2, torch.tanh(x)], 1)",
+        "padded": "return F.pad(torch.exp(x), (1, 2, 0, 3), value=0.5)",
+        "rolled": "return torch.roll(x, 1, 1) + self.p",
+        "spread": "return (x + self.p).unsqueeze(2).expand(-1, -1, 3, -1, -1) * x.unsqueeze(2)",
+        "windows": "return x.unfold(3, 4, 4).reshape(x.shape[0], -1, 4).permute(0, 2, 1).reshape(x.shape[0], -1) * 2",
+        "shared": "y = x.permute(0, 2, 3, 1)\nreturn y[..., :2] * 2, y[..., 2:] + 1",
+    }.values(),
+)
+def test_one_kernel_for_each_result(body: str, tmp_path: Path) -> None:
+    found = compiled(tmp_path, body, "torch.rand(4, 6, 10, 8)")
+    assert set(kinds(found)) == {"pointwise"}
+    assert len(found.program.steps) == len(found.program.after.outputs)
+
+
+def test_views_alone_stay_views(tmp_path: Path) -> None:
+    found = compiled(tmp_path, "y = torch.relu(x)\nreturn y.permute(0, 2, 3, 1)[:, 1:]")
+    assert kinds(found) == ["pointwise", "torch", "torch"]
+
+
+def test_one_copy_is_left_to_torch(tmp_path: Path) -> None:
+    assert set(kinds(compiled(tmp_path, "return torch.cat([x, x], 1)"))) == {"torch"}
+
+
+def test_what_a_heavy_kernel_can_do_stays_with_it(tmp_path: Path) -> None:
+    """The activation belongs to the pooling's kernel; joining its results writes them once more at most."""
+    body = "return torch.cat([torch.tanh(F.max_pool2d(x, 2)), F.avg_pool2d(x, 2)], 1)"
+    assert kinds(compiled(tmp_path, body)) == ["pool", "pool", "torch"]
+
+
+def test_a_bias_behind_which_the_result_is_regrouped_goes_with_the_product(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "return self.m(x).view(5, 2, 3, 4).permute(0, 2, 1, 3)",
+        "self.m = nn.Linear(7, 24)",
+        "torch.rand(5, 7)",
+    )
+    found = compile_file(path)
+    texts = [step.expr for step in found.program.steps if isinstance(step, EagerStep)]
+    assert len(texts) == len(found.program.steps)
+    assert sum("linear(" in text for text in texts) == 1
+
+
+def some_views(rng: random.Random) -> Chain:
+    """Views and elementwise ops in any order; at the end one that writes."""
+    chain = Chain(rng)
+    shape = (rng.randint(2, 4), rng.choice((4, 6)), rng.randint(3, 6), rng.choice((4, 5)))
+    chain.values.append((chain.input(shape), shape))
+    for _ in range(rng.randint(3, 7)):
+        rng.choice((unary, scalar, operand, reshaping, reshaping, reshaping))(chain)
+    chain.then("{x} * 2.0", chain.shape)
+    return chain
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("seed", range(24))
+def test_agrees_with_float64(seed: int, tmp_path: Path) -> None:
+    found = compile_file(some_views(random.Random(seed)).write(tmp_path))
+    plans = steps(found, PointwisePlan)
+    graph = found.program.after
+    for plan in plans:
+        kernel = Kernel(found, plan, tmp_path)
+        for grow in (0, 1):
+            sizes = {name: size + grow for name, size in graph.sizes.items()}
+            try:
+                shapes = [[dims.evaluate(d, sizes) for d in arg.type.shape] for arg in plan.args]
+                operands = [torch.randn(shape) for shape in shapes]
+                exact = interpret.run(kernel.body, [x.double() for x in operands], {})
+            except RuntimeError:  # the model does not take these sizes
+                continue
+            for y, r in zip(kernel(operands), exact, strict=True):
+                torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5)
+
+
+def test_offsets_of_a_larger_operand_are_wide(tmp_path: Path) -> None:
+    """A small part of a tensor of more than 2^31 elements."""
+    found = compiled(tmp_path, "return x[:, :2].permute(0, 2, 1) * 2", "torch.empty(8, 2048, 200)")
+    (plan,) = steps(found, PointwisePlan)
+    assert isinstance(plan.detail, PointwisePlan)
+    sizes = {binding.name: (2**14, 2048, 200)[binding.axis] for binding in plan.bindings}
+    assert [dims.evaluate(dim, sizes) for dim in plan.detail.reach] == [2**14 * 2048 * 200]
+    assert f"{dims.cpp(plan.detail.reach[0])} <= INT32_MAX" in found.source
