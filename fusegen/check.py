@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -165,9 +166,30 @@ def compare(
     )
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy of ``module`` whose own functions (``self.f = lambda x: m(x)``) call the copies, too."""
+    memo: dict[int, Any] = {}
+    fresh: nn.Module = copy.deepcopy(module, memo)
+
+    def cell(held: CellType) -> CellType:
+        try:
+            return CellType(memo.get(id(held.cell_contents), held.cell_contents))
+        except ValueError:  # empty
+            return held
+
+    for part in fresh.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, FunctionType) and value.__closure__:
+                cells = tuple(map(cell, value.__closure__))
+                rebound = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+                rebound.__kwdefaults__ = value.__kwdefaults__
+                vars(part)[name] = rebound
+    return fresh
+
+
 def _results(module: nn.Module, run: Callable[[nn.Module], list[torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Outputs of a fresh copy of ``module``, and the buffers that the call changed."""
-    fresh = copy.deepcopy(module)
+    fresh = copied(module)
     found = {f"output {i}": value for i, value in enumerate(run(fresh))}
     before = dict(module.named_buffers())
     for name, value in fresh.named_buffers():
@@ -251,7 +273,7 @@ def _release() -> None:
 def run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ...]) -> SetResult:
     """Hold the (reference, generated) ``pair`` to the tolerance on ``inputs``."""
     reference, generated = pair
-    r = _results(copy.deepcopy(reference).double(), lambda m: oracle(m, tuple(map(_double, inputs))))
+    r = _results(copied(reference).double(), lambda m: oracle(m, tuple(map(_double, inputs))))
     _release()
     e = _results(reference, lambda m: call(m, inputs))
     tf32 = tf32_results(lambda: _results(reference, lambda m: call(m, inputs))) or {}
@@ -280,12 +302,12 @@ def _repeatable(generated: nn.Module, inputs: tuple[Any, ...]) -> bool:
 
 
 def _eager_class(reference: nn.Module, inputs: tuple[Any, ...]) -> EagerClass:
-    r = oracle(copy.deepcopy(reference).double(), tuple(map(_double, inputs)))
+    r = oracle(copied(reference).double(), tuple(map(_double, inputs)))
     scale = max(float(t.abs().max()) for t in r) or 1.0
     worst = []
     for allowed in (True, False):
         with tf32_convolutions(allowed):
-            e = call(copy.deepcopy(reference), inputs)
+            e = call(copied(reference), inputs)
         worst.append(max(float((a.double() - b).abs().max()) for a, b in zip(e, r, strict=True)) / scale)
     return EagerClass(tf32=worst[0], fp32=worst[1])
 
@@ -321,7 +343,7 @@ def _run_sets(subject: Subject, device: torch.device, convolves: bool) -> _Runs:
             with tf32_convolutions(False):
                 sets.append(run_set("TF32 turned off", (reference, generated), inputs))
         _release()
-        heavy = (_scale_weights(copy.deepcopy(reference)), _scale_weights(copy.deepcopy(generated)))
+        heavy = (_scale_weights(copied(reference)), _scale_weights(copied(generated)))
         sets.append(run_set("weights x16", heavy, inputs))
         del heavy
         _release()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fusegen import check, report
-from fusegen.check import EPS, CheckReport, ProofResult, check_numerics, compare, oracle
+from fusegen.check import EPS, CheckReport, ProofResult, check_numerics, compare, copied, oracle
 from fusegen.compiler import compile_file, compile_graph
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import Graph
@@ -340,3 +340,19 @@ def test_a_part_that_fails_fails_the_check(capsys: pytest.CaptureFixture[str]) -
     assert not failed.passed
     report.print_check(failed)
     assert "contraction alone" in capsys.readouterr().out
+
+
+def test_a_copy_has_functions_of_its_own() -> None:
+    """Of a module that keeps a function over one of its parts, as ``self.f = lambda x: m(x)`` does."""
+
+    class Kept(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            part = self.part = torch.nn.Linear(3, 2)
+            self.apply_part = lambda x: part(x)
+
+    model = Kept()
+    fresh = copied(model).double()
+    x = torch.rand(4, 3, dtype=torch.float64)
+    assert torch.equal(fresh.apply_part(x), fresh.part(x))  # type: ignore[operator]
+    assert model.part.weight.dtype is torch.float32
