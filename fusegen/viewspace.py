@@ -189,16 +189,24 @@ def takes(body: Graph) -> bool:
     return any(space.base_axes(name) != space.base_axes(space.source) for name in body.outputs)
 
 
-def copies(node: Node, body: Graph) -> bool:
+def _copies(node: Node, body: Graph) -> bool:
     """True where torch would write the result of a view, or of elementwise work."""
     if isinstance(node.op, ReshapeOp):
         return isinstance(body.node(node.inputs[0]).op, PermuteOp)
     return isinstance(node.op, (PointwiseOp, CatOp, PadOp))
 
 
+def _writer(body: Graph) -> Node:
+    """What writes the result of ``body``, which may be reshaped then."""
+    node = body.node(body.outputs[0])
+    while isinstance(node.op, ReshapeOp) and not _copies(node, body):
+        node = body.node(node.inputs[0])
+    return node
+
+
 def pays(body: Graph) -> bool:
     """False where torch itself writes the result of one view at once."""
-    return isinstance(body.node(body.outputs[0]).op, PointwiseOp) or sum(copies(n, body) for n in body.nodes) > 1
+    return isinstance(_writer(body).op, PointwiseOp) or sum(_copies(node, body) for node in body.nodes) > 1
 
 
 def refusal(body: Graph) -> str | None:
@@ -206,7 +214,7 @@ def refusal(body: Graph) -> str | None:
     if len(body.outputs) > 1:
         return "it is read outside the kernel too"
     sink = body.node(body.outputs[0])
-    if isinstance(sink.op, VIEWS) and not copies(sink, body):
+    if not _copies(_writer(body), body):
         return "its result is laid out in another way than the data: a view is free"
     for node in body.nodes:
         if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *HALVES):

@@ -193,6 +193,20 @@ SPELLINGS = {
         F.pad(x, (1, 1), value=2.0)
         nn.ZeroPad2d(1)(x)
         nn.ConstantPad2d(1, 0.5)(x)
+        torch.roll(x, 1, 1)
+        torch.roll(x, (-3, 9), (1, 1))
+        x.unfold(3, 2, 2)
+        x.unfold(1, 3, 3) * 2
+    """,
+    "einsum": """
+        torch.einsum('bchw,bchv->bcwv', x, x[..., :3])
+        torch.einsum('bchw,bkhw->bck', x, x)
+        torch.einsum('bchw,bchw->wb', x, x)
+        torch.einsum('bchw,bchw->', x, x)
+        torch.einsum('bchw, bw -> bhc', x, x[:, 0, 0])
+        torch.einsum('bc,hw->hbcw', x[:, :, 0, 0], x[0, 0])
+        torch.einsum('bchw,bcuw,bchu->bwh', x, x, x @ x.mT)
+        torch.einsum('bclh,bcsh,bls,bsh->bhl', x, x, x[:, 0] @ x[:, 1].mT, x[:, 0])
     """,
     "pools": """
         F.max_pool2d(x, 2)

@@ -11,15 +11,9 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from fusegen.aten import elementwise, norms, pools, shapes  # noqa: F401  (they register their importers)
+from fusegen.aten import elementwise, norms, pools, products, shapes  # noqa: F401  (they register their importers)
 from fusegen.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
-from fusegen.ir import (
-    ConvOp,
-    MatmulOp,
-    PermuteOp,
-    ReduceOp,
-    SoftmaxOp,
-)
+from fusegen.ir import ConvOp, ReduceOp, SoftmaxOp
 
 __all__ = ["IMPORTERS", "Call", "Imported", "Value", "pointwise"]
 
@@ -57,64 +51,6 @@ for _rank in (1, 2, 3):
         IMPORTERS[f"conv{_rank}d.{_overload}"] = partial(_conv, transposed=False, rank=_rank)
     _overload = "default" if _rank == 1 else "input"
     IMPORTERS[f"conv_transpose{_rank}d.{_overload}"] = partial(_conv, transposed=True, rank=_rank)
-
-
-# --- matrix products ----------------------------------------------------------------------------
-
-
-@register("linear.default")
-def _linear(call: Call) -> Value | None:
-    x, w, b = call["input"], call["weight"], call["bias"]
-    if w.type.rank != 2:
-        return None
-    return call.build.add(MatmulOp(transposed=True), x, w, *([b] if b is not None else []))
-
-
-@register("mm.default", "bmm.default", "matmul.default")
-def _matmul(call: Call) -> Value | None:
-    a, b = call["self"], call["mat2" if "mat2" in call.args else "other"]
-    return call.build.add(MatmulOp(), a, b)
-
-
-@register("addmm.default", "baddbmm.default")
-def _addmm(call: Call) -> Value | None:
-    a, b = (call[name] for name in (("mat1", "mat2") if "mat1" in call.args else ("batch1", "batch2")))
-    product, bias = call.build.add(MatmulOp(), a, b), call["self"]
-    if call["alpha"] != 1:
-        product = pointwise(call, "mul", product, call["alpha"])
-    if call["beta"] == 0:
-        return product
-    if call["beta"] != 1:
-        bias = pointwise(call, "mul", bias, call["beta"])
-    return pointwise(call, "add", product, bias)
-
-
-def _arranged(call: Call, value: Value, letters: str, wanted: str) -> Value:
-    """``value``, whose axes are ``letters``, with its axes as ``wanted``."""
-    order = tuple(letters.index(letter) for letter in wanted)
-    return value if letters == wanted else call.build.add(PermuteOp(order=order), value)
-
-
-@register("einsum.default")
-def _einsum(call: Call) -> Value | None:
-    """A product of two factors that contracts one axis, the last of the result being an axis of one factor alone."""
-    equation, operands = call["equation"].replace(" ", ""), call["tensors"]
-    terms, arrow, result = equation.partition("->")
-    names = terms.split(",")
-    if len(names) != 2 or not arrow or any(not n.isalpha() or len(set(n)) < len(n) for n in (*names, result)):
-        return None
-    (w, weight), (x, data) = sorted(zip(names, operands, strict=True), key=lambda pair: result[-1] not in pair[0])
-    contracted = [letter for letter in x if letter in w and letter not in result]
-    shared = "".join(letter for letter in result if letter in x and letter in w)
-    if len(contracted) != 1 or any(data.type.shape[x.index(a)] != weight.type.shape[w.index(a)] for a in {*x} & {*w}):
-        return None
-    k, n = contracted[0], result[-1]
-    batched = not shared or (result.startswith(shared) and len(result) == len(shared) + 2)
-    if n in x or not batched or {*w} != {*shared, k, n} or {*x} != {*result[:-1], k} or len(x) < 2:
-        return None
-    transposed = w == shared + n + k
-    weight = weight if transposed else _arranged(call, weight, w, shared + k + n)
-    return call.build.add(MatmulOp(transposed=transposed), _arranged(call, data, x, result[:-1] + k), weight)
 
 
 # --- reductions ---------------------------------------------------------------------------------

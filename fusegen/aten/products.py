@@ -1,0 +1,108 @@
+"""Importers of matrix products, and of einsum, which is made of them."""
+
+from __future__ import annotations
+
+from fusegen import dims
+from fusegen.aten.call import Call, Value, pointwise, register
+from fusegen.dims import Dim
+from fusegen.ir import MatmulOp, PermuteOp, ReduceOp, ReshapeOp
+
+
+@register("linear.default")
+def _linear(call: Call) -> Value | None:
+    x, w, b = call["input"], call["weight"], call["bias"]
+    if w.type.rank != 2:
+        return None
+    return call.build.add(MatmulOp(transposed=True), x, w, *([b] if b is not None else []))
+
+
+@register("mm.default", "bmm.default", "matmul.default")
+def _matmul(call: Call) -> Value | None:
+    a, b = call["self"], call["mat2" if "mat2" in call.args else "other"]
+    return call.build.add(MatmulOp(), a, b)
+
+
+@register("addmm.default", "baddbmm.default")
+def _addmm(call: Call) -> Value | None:
+    a, b = (call[name] for name in (("mat1", "mat2") if "mat1" in call.args else ("batch1", "batch2")))
+    product, bias = call.build.add(MatmulOp(), a, b), call["self"]
+    if call["alpha"] != 1:
+        product = pointwise(call, "mul", product, call["alpha"])
+    if call["beta"] == 0:
+        return product
+    if call["beta"] != 1:
+        bias = pointwise(call, "mul", bias, call["beta"])
+    return pointwise(call, "add", product, bias)
+
+
+def _arranged(call: Call, value: Value, letters: str, wanted: str) -> Value:
+    """``value``, whose axes are ``letters``, with its axes as ``wanted``."""
+    order = tuple(letters.index(letter) for letter in wanted)
+    return value if letters == wanted else call.build.add(PermuteOp(order=order), value)
+
+
+def _one_product(call: Call, names: list[str], result: str) -> Value | None:
+    """A product of two factors that contracts one axis, the last of the result being an axis of one factor alone."""
+    if len(names) != 2 or not result:
+        return None
+    (w, weight), (x, data) = sorted(
+        zip(names, call["tensors"], strict=True), key=lambda pair: result[-1] not in pair[0]
+    )
+    contracted = [letter for letter in x if letter in w and letter not in result]
+    shared = "".join(letter for letter in result if letter in x and letter in w)
+    if len(contracted) != 1 or any(data.type.shape[x.index(a)] != weight.type.shape[w.index(a)] for a in {*x} & {*w}):
+        return None
+    k, n = contracted[0], result[-1]
+    batched = not shared or (result.startswith(shared) and len(result) == len(shared) + 2)
+    if n in x or not batched or {*w} != {*shared, k, n} or {*x} != {*result[:-1], k} or len(x) < 2:
+        return None
+    transposed = w == shared + n + k
+    weight = weight if transposed else _arranged(call, weight, w, shared + k + n)
+    return call.build.add(MatmulOp(transposed=transposed), _arranged(call, data, x, result[:-1] + k), weight)
+
+
+def _pair(call: Call, first: tuple[str, Value], second: tuple[str, Value], kept: set[str]) -> tuple[str, Value]:
+    """The product of two factors, summed over the letters that are not ``kept``: [batch, rows, columns] of them."""
+
+    def alone(name: str, value: Value, other: str) -> tuple[str, Value]:
+        gone = tuple(axis for axis, letter in enumerate(name) if letter not in other and letter not in kept)
+        left = "".join(letter for axis, letter in enumerate(name) if axis not in gone)
+        return left, call.build.add(ReduceOp(fn="sum", axes=gone, keepdim=False), value) if gone else value
+
+    (a, x), (b, y) = alone(*first, second[0]), alone(*second, first[0])
+    size: dict[str, Dim] = {**dict(zip(a, x.type.shape, strict=True)), **dict(zip(b, y.type.shape, strict=True))}
+    batch = "".join(letter for letter in a if letter in b and letter in kept)
+    inner = "".join(letter for letter in a if letter in b and letter not in kept)
+    rows, columns = ("".join(letter for letter in n if letter not in batch + inner) for n in (a, b))
+    x, y = _arranged(call, x, a, batch + rows + inner), _arranged(call, y, b, batch + inner + columns)
+
+    def shaped(value: Value, *groups: str) -> Value:
+        shape = tuple(dims.product(size[letter] for letter in group) for group in groups)
+        return call.build.add(ReshapeOp(shape=shape), value)
+
+    if inner:
+        product = call.build.add(MatmulOp(), shaped(x, batch, rows, inner), shaped(y, batch, inner, columns))
+        return batch + rows + columns, shaped(product, *batch, *rows, *columns)
+    x = shaped(x, *batch, *rows, *[""] * len(columns))
+    return batch + rows + columns, pointwise(call, "mul", x, shaped(y, *batch, *[""] * len(rows), *columns))
+
+
+@register("einsum.default")
+def _einsum(call: Call) -> Value | None:
+    """One product where it is one, else factor by factor from the left, as ATen does."""
+    terms, arrow, result = call["equation"].replace(" ", "").partition("->")
+    names, operands = terms.split(","), call["tensors"]
+    if not arrow or any(not n.isalpha() or len(set(n)) < len(n) for n in (*names, *([result] if result else []))):
+        return None
+    if (value := _one_product(call, names, result)) is not None:
+        return value
+    sizes: dict[str, Dim] = {}
+    for name, value in zip(names, operands, strict=True):
+        if any(sizes.setdefault(letter, size) != size for letter, size in zip(name, value.type.shape, strict=True)):
+            return None  # broadcast
+    if len(names) == 1 or call.args.get("path"):
+        return None
+    whole = names[0], operands[0]
+    for i in range(1, len(names)):
+        whole = _pair(call, whole, (names[i], operands[i]), set("".join([result, *names[i + 1 :]])))
+    return _arranged(call, whole[1], whole[0], result)
