@@ -51,6 +51,10 @@ _LIBRARY_LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 _CLEARLY = 0.85
 """A convolution that nothing follows leaves the library only for a kernel expected to take less than this share."""
+PLAIN_TAPS = 64
+"""Of the convolution that plain fp32 is meant for."""
+_PLAIN_FLOPS, _PLAIN_SECONDS = 0.3, 4e-6
+"""The share of the fp32 rate that it reaches, and the time of a block that has little to do."""
 LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
 
@@ -81,12 +85,27 @@ def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
     return waves * (block_flops * slots / rate + block_seconds) + moved / machine.bandwidth
 
 
+def plain_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
+    """Expected time of a convolution in plain fp32, in one launch; infinite where there is no such kernel.
+
+    It is for what is left of a collapsed convolution: precise, and of few products.
+    """
+    if not isinstance(node.op, ConvOp) or not node.op.precise or whole:
+        return inf
+    if prod(ops.kernel_size(body.node(node.inputs[1]).type)) > PLAIN_TAPS:
+        return inf
+    waves = ops.flops(body, node) / (_PLAIN_FLOPS * machine.flops)
+    moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*node.inputs, node.name))
+    return waves + moved / machine.bandwidth + _PLAIN_SECONDS
+
+
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
     """Expected time of the kernel that runs on ``machine``.
 
     The portable kernel must fit wherever the Hopper one runs: it takes the calls that that one does not.
     """
-    return min(portable_seconds(body, node, whole, machine), asynchronous_seconds(body, node, machine))
+    tensor = min(portable_seconds(body, node, whole, machine), asynchronous_seconds(body, node, machine))
+    return min(tensor, plain_seconds(body, node, whole, machine))
 
 
 def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:

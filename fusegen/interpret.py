@@ -62,7 +62,8 @@ _Function: TypeAlias = Callable[
 
 def _compile(graph: Graph) -> _Function:
     scope: dict[str, Any] = {"torch": torch, "windows": windows}
-    scope.update({name: getattr(ir, name) for name in ("ConvOp", "WindowSumOp", "TapSumOp")})
+    own = ("ConvOp", "WindowSumOp", "TapSumOp", "AxisWindowSumOp", "AxisTapSumOp")
+    scope.update({name: getattr(ir, name) for name in own})
     scope.update({f"region_{n.name}": _compile(n.op.body) for n in graph.nodes if isinstance(n.op, RegionOp)})
     lines = python_lines(graph)
     body = [f"{size} = sizes[{size!r}]" for size in graph.sizes if re.search(rf"\b{size}\b", "\n".join(lines))]

@@ -275,6 +275,34 @@ class TapSumOp(Frozen):
     kernel: tuple[int, ...]
 
 
+class AxisWindowSumOp(Frozen):
+    """Sums of x [N, C, *spatial] over every distinct tap window of one spatial axis of ``conv`` (``axis``, from 0)
+    -> [N, C R, *spatial without it]: the windows of a channel side by side.
+
+    ``mean`` divides by the convolution's output positions along the axis.
+    """
+
+    kind: Literal["axis_window_sum"] = "axis_window_sum"
+    conv: ConvOp
+    kernel: tuple[int, ...]
+    axis: int
+    mean: bool
+
+
+class AxisTapSumOp(Frozen):
+    """Weights of ``conv`` added up over the taps of one axis that share a window: the windows of an input channel
+    side by side.
+
+    w [O, C/groups, *kernel] -> [O, C/groups R, *kernel without the axis],
+    transposed: [C, O/groups, *kernel] -> [C R, O/groups, *kernel without it].
+    """
+
+    kind: Literal["axis_tap_sum"] = "axis_tap_sum"
+    conv: ConvOp
+    kernel: tuple[int, ...]
+    axis: int
+
+
 class EagerOp(Frozen):
     """An op left to torch: an ATen overload with its arguments.
 
@@ -306,6 +334,7 @@ class RegionOp(Frozen):
     kind: Literal["region"] = "region"
     template: Literal[
         "window_sum",
+        "axis_sum",
         "contraction",
         "conv_direct",
         "conv_pool",
@@ -339,6 +368,8 @@ Op: TypeAlias = Annotated[
     | AdaptivePoolOp
     | WindowSumOp
     | TapSumOp
+    | AxisWindowSumOp
+    | AxisTapSumOp
     | EagerOp
     | GetItemOp
     | RegionOp,

@@ -12,6 +12,8 @@ from fusegen.dims import Dim, Dims
 from fusegen.errors import GraphError
 from fusegen.ir import (
     AdaptivePoolOp,
+    AxisTapSumOp,
+    AxisWindowSumOp,
     CatOp,
     ConstOp,
     ConvOp,
@@ -236,6 +238,24 @@ def _infer_tap_sum(op: TapSumOp, types: Types, declared: TensorType) -> TensorTy
     return TensorType(dtype=types[0].dtype, shape=shape)
 
 
+def _without(shape: Dims, axis: int) -> Dims:
+    """The spatial sizes of ``shape`` but the one of ``axis``."""
+    return (*shape[2 : 2 + axis], *shape[3 + axis :])
+
+
+def _infer_axis_window_sum(op: AxisWindowSumOp, types: Types, declared: TensorType) -> TensorType:
+    batch, channels, *_ = types[0].shape
+    count = len(windows.axis_taps(op.conv, op.kernel, op.axis).windows)
+    return types[0].replace(shape=(batch, dims.mul(channels, count), *_without(types[0].shape, op.axis)))
+
+
+def _infer_axis_tap_sum(op: AxisTapSumOp, types: Types, declared: TensorType) -> TensorType:
+    first, second = int(types[0].shape[0]), int(types[0].shape[1])
+    count = len(windows.axis_taps(op.conv, op.kernel, op.axis).windows)
+    channels = (first * count, second) if op.conv.transposed else (first, second * count)
+    return types[0].replace(shape=(*channels, *_without(types[0].shape, op.axis)))
+
+
 def _infer_getitem(op: GetItemOp, types: Types, declared: TensorType) -> TensorType:
     return declared  # the eager op's node carries the list; trace checked it
 
@@ -395,6 +415,16 @@ ROWS: dict[str, OpRow] = {
     "tap_sum": OpRow(
         _infer_tap_sum,
         lambda op, args: f"windows.tap_sum({args[0]}, {op!r})",
+        lambda op, operands, result: math.prod(operands[0]),
+    ),
+    "axis_window_sum": OpRow(
+        _infer_axis_window_sum,
+        lambda op, args: f"windows.axis_window_sum({args[0]}, {op!r})",
+        lambda op, operands, result: math.prod(operands[0]),
+    ),
+    "axis_tap_sum": OpRow(
+        _infer_axis_tap_sum,
+        lambda op, args: f"windows.axis_tap_sum({args[0]}, {op!r})",
         lambda op, operands, result: math.prod(operands[0]),
     ),
     "eager": OpRow(

@@ -6,6 +6,8 @@ import textwrap
 
 from fusegen.ir import (
     AdaptivePoolOp,
+    AxisTapSumOp,
+    AxisWindowSumOp,
     CatOp,
     ConstOp,
     ConvOp,
@@ -95,6 +97,16 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "expand", [f"[{', '.join(map(str, shape))}]"]
         case WindowSumOp(conv=conv, kernel=kernel, mean=mean):
             return "window_sum", [f"of={_conv_name(conv)}", f"kernel={kernel}", *_conv_attributes(conv), f"mean={mean}"]
+        case AxisWindowSumOp(conv=conv, kernel=kernel, axis=axis, mean=mean):
+            of = [f"of={_conv_name(conv)}", f"kernel={kernel}", *_conv_attributes(conv)]
+            return "axis_window_sum", [f"axis={axis}", *of, f"mean={mean}"]
+        case AxisTapSumOp(conv=conv, kernel=kernel, axis=axis):
+            return "axis_tap_sum", [
+                f"axis={axis}",
+                f"of={_conv_name(conv)}",
+                f"kernel={kernel}",
+                *_conv_attributes(conv),
+            ]
         case TapSumOp(conv=conv, kernel=kernel):
             return "tap_sum", [f"of={_conv_name(conv)}", f"kernel={kernel}", *_conv_attributes(conv)]
         case EagerOp(target=target, arguments=arguments):

@@ -16,7 +16,7 @@ import torch
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import ConvOp, TapSumOp, WindowSumOp
+from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, ConvOp, TapSumOp, WindowSumOp
 
 SIZE = "size"
 
@@ -127,3 +127,28 @@ def tap_sum(w: torch.Tensor, op: TapSumOp) -> torch.Tensor:
         return result
     per_group, out, r = w.shape[0] // conv.groups, w.shape[1], result.shape[2]
     return result.reshape(conv.groups, per_group, out, r).transpose(1, 2).reshape(conv.groups * out, per_group, r)
+
+
+def axis_window_sum(x: torch.Tensor, op: AxisWindowSumOp) -> torch.Tensor:
+    """Reference meaning of ``AxisWindowSumOp``: x [N, C, *spatial] -> [N, C R, *spatial without the axis]."""
+    size = {SIZE: x.shape[2 + op.axis]}
+    sums = []
+    for window in axis_taps(op.conv, op.kernel, op.axis).windows:
+        stop = max(window.start, dims.evaluate(window.stop, size))
+        part: tuple[slice, ...] = (*[slice(None)] * (2 + op.axis), slice(window.start, stop, window.step))
+        sums.append(x[part].sum(2 + op.axis))
+    result = torch.stack(sums, 2).flatten(1, 2)
+    if not op.mean:
+        return result
+    return result / dims.evaluate(output_size(op.conv, op.kernel, op.axis, SIZE), size)
+
+
+def axis_tap_sum(w: torch.Tensor, op: AxisTapSumOp) -> torch.Tensor:
+    """Reference meaning of ``AxisTapSumOp``: the windows become input channels."""
+    taps = axis_taps(op.conv, op.kernel, op.axis)
+    sums = []
+    for window in range(len(taps.windows)):
+        chosen = [tap for tap, its in enumerate(taps.tap_window) if its == window]
+        sums.append(w.index_select(2 + op.axis, torch.tensor(chosen, device=w.device)).sum(2 + op.axis))
+    channels = 0 if op.conv.transposed else 1
+    return torch.stack(sums, channels + 1).flatten(channels, channels + 1)

@@ -121,7 +121,7 @@ constexpr bool TRANSPOSED = false;
 constexpr int AXES = 2;
 constexpr int CHANNELS = 64, OUTPUTS = 64, GROUPS = 1;
 constexpr int MAX_KERNEL = 3;
-constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 4;
+constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 8;
 
 // ------------------------------------------------------------------------------------------------
 // compile-time structure
@@ -1008,16 +1008,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6f855b3a23395b05, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2d5c4b7164a6bc26, m) {
     m.def("k0_window_sum(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6f855b3a23395b05, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_2d5c4b7164a6bc26, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6f855b3a23395b05"
+_fusegen_NAMESPACE = "fusegen_2d5c4b7164a6bc26"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

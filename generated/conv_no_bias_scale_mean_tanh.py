@@ -126,7 +126,7 @@ constexpr bool TRANSPOSED = false;
 constexpr int AXES = 2;
 constexpr int CHANNELS = 32, OUTPUTS = 96, GROUPS = 1;
 constexpr int MAX_KERNEL = 3;
-constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 4;
+constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 9;
 
 // ------------------------------------------------------------------------------------------------
 // compile-time structure
@@ -998,16 +998,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a560e9ed7a82bf87, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b944bcbae1a23409, m) {
     m.def("k0_window_sum(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a560e9ed7a82bf87, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b944bcbae1a23409, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a560e9ed7a82bf87"
+_fusegen_NAMESPACE = "fusegen_b944bcbae1a23409"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

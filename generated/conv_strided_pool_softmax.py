@@ -126,7 +126,7 @@ constexpr bool TRANSPOSED = false;
 constexpr int AXES = 2;
 constexpr int CHANNELS = 64, OUTPUTS = 128, GROUPS = 1;
 constexpr int MAX_KERNEL = 3;
-constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 4;
+constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 8;
 
 // ------------------------------------------------------------------------------------------------
 // compile-time structure
@@ -1030,16 +1030,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_760847b7c51eb9e7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6a73a012b493e61c, m) {
     m.def("k0_window_sum(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_760847b7c51eb9e7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6a73a012b493e61c, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_760847b7c51eb9e7"
+_fusegen_NAMESPACE = "fusegen_6a73a012b493e61c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -27,38 +27,23 @@
 #   %p_conv_transpose_weight: float32[16, 64, 3, 3, 3] = param('conv_transpose.weight')
 #   %p_conv_transpose_bias: float32[64] = param('conv_transpose.bias')
 #   %x: float32[x0_0, 16, x0_2, x0_3, x0_4] = input(0)
-#   %mean_r1_r8_kernel: float32[x0_0, 16, 1, x0_3, x0_4] = region.row_stream(%x)
+#   %mean_r1_r1_kernel: float32[x0_0, 48, x0_3, x0_4] = region.axis_sum(%x, %p_conv_transpose_weight)
 #       %x: float32[x0_0, 16, x0_2, x0_3, x0_4] = input(0)
-#       %mean_r1_r1: float32[x0_0, 16, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=1, length=x0_2 - 1)
-#       %mean_r1_r2: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%mean_r1_r1, axes=(2,), keepdim=False)
-#       %mean_r1_r3: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%x, axes=(2,), keepdim=False)
-#       %mean_r1_r4: float32[x0_0, 16, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=0, length=x0_2 - 1)
-#       %mean_r1_r5: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%mean_r1_r4, axes=(2,), keepdim=False)
-#       %mean_r1_r6: float32[x0_0, 16, 1, x0_3, x0_4] = reshape(%mean_r1_r2, [x0_0, 16, 1, x0_3, x0_4])
-#       %mean_r1_r7: float32[x0_0, 16, 1, x0_3, x0_4] = reshape(%mean_r1_r3, [x0_0, 16, 1, x0_3, x0_4])
-#       %mean_r1_r8: float32[x0_0, 16, 1, x0_3, x0_4] = reshape(%mean_r1_r5, [x0_0, 16, 1, x0_3, x0_4])
-#       return %mean_r1_r6, %mean_r1_r7, %mean_r1_r8
-#   %mean_r1_r6: float32[x0_0, 16, 1, x0_3, x0_4] = getitem(%mean_r1_r8_kernel, 0)
-#   %mean_r1_r7: float32[x0_0, 16, 1, x0_3, x0_4] = getitem(%mean_r1_r8_kernel, 1)
-#   %mean_r1_r8: float32[x0_0, 16, 1, x0_3, x0_4] = getitem(%mean_r1_r8_kernel, 2)
-#   %mean_r1_r9: float32[x0_0, 16, 3, x0_3, x0_4] = cat(%mean_r1_r6, %mean_r1_r7, %mean_r1_r8, axis=2)
-#   %mean_r1_r10: float32[x0_0, 48, x0_3, x0_4] = reshape(%mean_r1_r9, [x0_0, 48, x0_3, x0_4])
-#   %mean_r1_r14: float32[48, 64, 3, 3] = region.pointwise(%p_conv_transpose_weight)
-#       %p_conv_transpose_weight: float32[16, 64, 3, 3, 3] = input(0)
-#       %mean_r1_r13: float32[] = const(x0_2)
-#       %mean_r1_r11: float32[16, 3, 64, 3, 3] = permute(%p_conv_transpose_weight, order=(0, 2, 1, 3, 4))
-#       %mean_r1_r12: float32[48, 64, 3, 3] = reshape(%mean_r1_r11, [48, 64, 3, 3])
-#       %mean_r1_r14: float32[48, 64, 3, 3] = div(%mean_r1_r12, %mean_r1_r13)
-#       return %mean_r1_r14
-#   %mul: float32[x0_0, 64, 1, x0_3, x0_4] = region.contraction(%p_conv_transpose_bias, %mean_r1_r10, %mean_r1_r14, %p_bias)
+#       %p_conv_transpose_weight: float32[16, 64, 3, 3, 3] = input(1)
+#       %mean_r1_r1: float32[x0_0, 48, x0_3, x0_4] = axis_window_sum(%x, axis=0, of=conv_transpose3d, kernel=(3, 3, 3), padding=(1, 1, 1), mean=True)
+#       %mean_r1_r2: float32[48, 64, 3, 3] = axis_tap_sum(%p_conv_transpose_weight, axis=0, of=conv_transpose3d, kernel=(3, 3, 3), padding=(1, 1, 1))
+#       return %mean_r1_r1, %mean_r1_r2
+#   %mean_r1_r1: float32[x0_0, 48, x0_3, x0_4] = getitem(%mean_r1_r1_kernel, 0)
+#   %mean_r1_r2: float32[48, 64, 3, 3] = getitem(%mean_r1_r1_kernel, 1)
+#   %mul: float32[x0_0, 64, 1, x0_3, x0_4] = region.contraction(%p_conv_transpose_bias, %mean_r1_r1, %mean_r1_r2, %p_bias)
 #       %p_conv_transpose_bias: float32[64] = input(0)
-#       %mean_r1_r10: float32[x0_0, 48, x0_3, x0_4] = input(1)
-#       %mean_r1_r14: float32[48, 64, 3, 3] = input(2)
+#       %mean_r1_r1: float32[x0_0, 48, x0_3, x0_4] = input(1)
+#       %mean_r1_r2: float32[48, 64, 3, 3] = input(2)
 #       %p_bias: float32[1, 64, 1, 1, 1] = input(3)
 #       %scalar: float32[] = const(2.0)
 #       %conv_transpose3d_r1: float32[64, 1, 1, 1] = reshape(%p_conv_transpose_bias, [64, 1, 1, 1])
-#       %mean_r1_r15: float32[x0_0, 64, x0_3, x0_4] = conv_transpose2d(%mean_r1_r10, %mean_r1_r14, padding=(1, 1), precise=True)
-#       %mean_r1: float32[x0_0, 64, 1, x0_3, x0_4] = reshape(%mean_r1_r15, [x0_0, 64, 1, x0_3, x0_4])
+#       %mean_r1_r3: float32[x0_0, 64, x0_3, x0_4] = conv_transpose2d(%mean_r1_r1, %mean_r1_r2, padding=(1, 1), precise=True)
+#       %mean_r1: float32[x0_0, 64, 1, x0_3, x0_4] = reshape(%mean_r1_r3, [x0_0, 64, 1, x0_3, x0_4])
 #       %mean: float32[x0_0, 64, 1, x0_3, x0_4] = add(%mean_r1, %conv_transpose3d_r1)
 #       %add: float32[x0_0, 64, 1, x0_3, x0_4] = add(%mean, %p_bias)
 #       %softmax: float32[x0_0, 64, 1, x0_3, x0_4] = softmax(%add, axis=1)
@@ -68,14 +53,11 @@
 #   return %mul
 #
 # Steps:
-#   k0_row_stream: generated row_stream kernel, 147 MB, 98.6 MFLOP
-#   %mean_r1_r9: torch, 25.2 MB, 0 FLOP (with mean_r1_r10: its result is laid out in another way than the data: a view is free)
-#   %mean_r1_r10: torch, 0 B, 0 FLOP (with mul: an operand of mean_r1_r15 is computed before it)
-#   k1_pointwise: generated pointwise kernel, 221 kB, 27.6 kFLOP
-#   k2_contraction: generated contraction kernel, 29.5 MB, 3.71 GFLOP
+#   k0_axis_sum: generated axis_sum kernel, 147 MB, 33.6 MFLOP
+#   k1_contraction: generated contraction kernel, 29.5 MB, 3.71 GFLOP
 #
-# Memory traffic: 1.36 GB before, 202 MB after.
-# Arithmetic: 116 GFLOP before, 3.81 GFLOP after.
+# Memory traffic: 1.36 GB before, 176 MB after.
+# Arithmetic: 116 GFLOP before, 3.75 GFLOP after.
 
 import contextlib as _fusegen_contextlib
 import hashlib as _fusegen_hashlib
@@ -119,33 +101,6 @@ static int multiprocessors() {
     int& count = known[device % 64];
     if (count == 0) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     return count;
-}
-
-// True when the current device runs sm_90a code; asked for once per device.
-static bool on_hopper() {
-    static int known[64] = {};
-    int device = 0;
-    cudaGetDevice(&device);
-    int& major = known[device % 64];
-    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major == 9;
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// The value at the same place of shared memory in block `rank` of the cluster.
-__device__ __forceinline__ float cluster_load(const float* p, int rank) {
-    float v = 0.0f;
-#if __CUDA_ARCH__ >= 900
-    unsigned int address = static_cast<unsigned int>(__cvta_generic_to_shared(p));
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-#endif
-    return v;
 }
 
 // Division by a run-time constant: exact for numerators below 2^31.
@@ -198,6 +153,16 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     } else {
         v[0] = __ldg(p);
     }
+}
+
+// As load_once, for data that is not read again: past L1.
+template <int VEC>
+__device__ __forceinline__ void load_streaming(float* v, const float* p) {
+    if constexpr (VEC == 4)
+        asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p));
+    else
+        v[0] = __ldg(p);
 }
 
 // Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
@@ -293,626 +258,205 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
-// k0_row_stream
-//   %mean_r1_r1: float32[x0_0, 16, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=1, length=x0_2 - 1)
-//   %mean_r1_r2: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%mean_r1_r1, axes=(2,), keepdim=False)
-//   %mean_r1_r3: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%x, axes=(2,), keepdim=False)
-//   %mean_r1_r4: float32[x0_0, 16, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=0, length=x0_2 - 1)
-//   %mean_r1_r5: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%mean_r1_r4, axes=(2,), keepdim=False)
-//   %mean_r1_r6: float32[x0_0, 16, 1, x0_3, x0_4] = reshape(%mean_r1_r2, [x0_0, 16, 1, x0_3, x0_4])
-//   %mean_r1_r7: float32[x0_0, 16, 1, x0_3, x0_4] = reshape(%mean_r1_r3, [x0_0, 16, 1, x0_3, x0_4])
-//   %mean_r1_r8: float32[x0_0, 16, 1, x0_3, x0_4] = reshape(%mean_r1_r5, [x0_0, 16, 1, x0_3, x0_4])
+// k0_axis_sum
+//   %mean_r1_r1: float32[x0_0, 48, x0_3, x0_4] = axis_window_sum(%x, axis=0, of=conv_transpose3d, kernel=(3, 3, 3), padding=(1, 1, 1), mean=True)
+//   %mean_r1_r2: float32[48, 64, 3, 3] = axis_tap_sum(%p_conv_transpose_weight, axis=0, of=conv_transpose3d, kernel=(3, 3, 3), padding=(1, 1, 1))
 
-namespace k0_row_stream_kernel {
+namespace k0_axis_sum_kernel {
 
-// A row too long for registers, or of a length known only at run time. What it takes is decided by length
-// and number of rows, in schedule():
-//   resident   a part of a block, a block, or a cluster of blocks has the row to itself: it keeps in shared memory what
-//              fits and reads the rest again while L2 still has it, so that memory is read once and written once;
-//   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
-// States are joined in fixed order: bitwise the same at every run.
-constexpr bool STRIDED = true;        // threads side by side take neighbouring rows
-constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
-constexpr int THREADS = 256, WARP = 32;
-constexpr int KEPT = 0;                  // tensors that several sweeps read
-constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
-constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
-constexpr int MAX_CLUSTER = 16;
-constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
-constexpr int FEW = 8;                   // threads to a short row
-constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
+// Along one axis of a convolution every tap meets one window of the input, and few windows are distinct.
+//   y0[o, r, b, i] = sum of x0[o, b, l, i] over the l of window r, over the number of output positions
+//   y1[f, r, s, b, i] = sum of p0[f, s, b, k, i] over the taps k whose window is r
+// An element is added to the windows that hold it, never taken off again: Inf and NaN stay where they belong.
+// Fixed order, bitwise the same at every run.
+constexpr int THREADS = 256, WINDOWS = 3;
 
-using Position = int64_t;   // along a row
+// ------------------------------------------------------------------------------------------------
+// weights: a thread for each sum
 
-struct Args {
-    const float* x0;
-    float* y0;
-    float* y1;
-    float* y2;
-    int64_t depth;
-    int64_t height;
-    int64_t width;
-    int64_t row_count, length, middle, run, inner;
-    int64_t between;     // elements from one run of a row to the next
-    int64_t slots;       // accesses that a row is made of
-    int64_t chunk;       // slots of a row per block
-    int splits;          // blocks of a row
-    int kept_stride;     // elements of shared memory for each kept tensor
-    bool scattered;      // some tensor does not begin at a multiple of 16 bytes
-    int64_t kept_slots;  // of a chunk, the first ones: in shared memory
-    float* partials;
-    FastDivide by_inner, by_middle;   // used while row_count < 2^31
-};
+constexpr int FIRST = 16, SECOND = 64, BEFORE = 1, TAPS = 3, INNER = 9;
+constexpr int TAP_SUMS = FIRST * SECOND * WINDOWS * BEFORE * INNER, TAP_BLOCKS = (TAP_SUMS + THREADS - 1) / THREADS;
 
-// Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
-// of them are the row's: `from` to `to`.
-struct Slot {
-    Position l;
-    int64_t offset;
-    int from, to;
-};
+__device__ __forceinline__ constexpr int window_of_tap(int k) { constexpr int t[TAPS] = {0, 1, 2}; return t[k]; }
 
-// Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
-// accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
-template <int VEC, int PARTS>
-struct Place {
-    static constexpr bool RAGGED = !STRIDED && VEC == 1;
-    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
-    static constexpr int ROWS = STRIDED ? VEC : 1;
-    static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
-    static constexpr int LANES = THREADS / PARTS;
-    static constexpr int BLOCK_ROWS = LANES * ROWS;
-    static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
-    int lane, part;
-    bool in;
-    int64_t row, outer, middle, inner, base;
-
-    __device__ __forceinline__ Place(const Args& args, int64_t block) {
-        const int thread = threadIdx.x;
-        lane = STRIDED ? thread % LANES : thread / PARTS;
-        part = STRIDED ? thread / LANES : thread % PARTS;
-        row = block * BLOCK_ROWS + lane * ROWS;
-        in = row < args.row_count;
-        if (!in) row = 0;
-        const bool small = args.row_count <= INT32_MAX;
-        int64_t group = row;
-        if (STRIDED) group = small ? args.by_inner.quotient(static_cast<unsigned int>(row)) : row / args.inner;
-        inner = row - group * (STRIDED ? args.inner : 1);
-        outer = group;
-        if (TWO_LEVEL) outer = small ? args.by_middle.quotient(static_cast<unsigned int>(group)) : group / args.middle;
-        middle = TWO_LEVEL ? group - outer * args.middle : 0;
-        base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
-    }
-    __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
-        const Position within = k;
-        const int64_t start = base;
-        if constexpr (RAGGED) {
-            const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
-            return {place, start + place, place < 0 ? static_cast<int>(-place) : 0,
-                    left < WIDE ? static_cast<int>(left) : WIDE};
-        } else {
-            return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
-        }
-    }
-    // All of a slot in one access.
-    __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
-        return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
-    }
-    // The same of the slots from `first` to `last`.
-    __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
-        if (!RAGGED) return true;
-        return whole(args, slot(args, first)) && whole(args, slot(args, last));
-    }
-};
-
-// Values of a thread's rows.
-template <int ROWS>
-struct Row {
-    float r1[ROWS];   // %mean_r1_r2: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%mean_r1_r1, axes=(2,), keepdim=False)
-    float r2[ROWS];   // %mean_r1_r3: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%x, axes=(2,), keepdim=False)
-    float r4[ROWS];   // %mean_r1_r5: float32[x0_0, 16, x0_3, x0_4] = reduce.sum(%mean_r1_r4, axes=(2,), keepdim=False)
-};
-
-// Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
-template <int ROWS>
-constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : most; }
-
-template <int VEC, int PARTS>
-__device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
-}
-
-// Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
-struct State0 {
-    float r1 = 0.0f;
-    float r2 = 0.0f;
-    float r4 = 0.0f;
-
-    __device__ __forceinline__ void join(const State0& o) {
-        r1 = [](auto a, auto b) { return a + b; }(r1, o.r1);
-        r2 = [](auto a, auto b) { return a + b; }(r2, o.r2);
-        r4 = [](auto a, auto b) { return a + b; }(r4, o.r4);
-    }
-    template <int ROWS>
-    __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
-        row.r1[i] = r1;
-        row.r2[i] = r2;
-        row.r4[i] = r4;
-    }
-};
-
-template <typename... Sizes>
-constexpr size_t largest(Sizes... sizes) {
-    size_t most = 0;
-    ((most = sizes > most ? sizes : most), ...);
-    return most;
-}
-
-template <typename State, typename Move>
-__device__ __forceinline__ State moved(const State& s, Move move) {
-    State result;
-    const float* from = reinterpret_cast<const float*>(&s);
-    float* to = reinterpret_cast<float*>(&result);
+__device__ __forceinline__ void sum_taps(const float* __restrict__ w, float* __restrict__ result, int block) {
+    const int index = block * THREADS + static_cast<int>(threadIdx.x);
+    if (index >= TAP_SUMS) return;
+    const int i = index % INNER, b = index / INNER % BEFORE, outer = index / (INNER * BEFORE);
+    const int s = outer % SECOND, r = outer / SECOND % WINDOWS, f = outer / (SECOND * WINDOWS);
+    const float* const p = w + (static_cast<int64_t>(f * SECOND + s) * BEFORE + b) * TAPS * INNER + i;
+    double total = 0.0;
 #pragma unroll
-    for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
-    return result;
-}
-
-// Joins the states of all threads of a row, in fixed order; each of them gets the result.
-template <int VEC, int PARTS, typename State>
-__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
-    using P = Place<VEC, PARTS>;
-    State* const scratch = reinterpret_cast<State*>(memory);
-    if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
-    if constexpr (STRIDED) {
-        State* slot = scratch + at.lane * P::ROWS;
-#pragma unroll 1
-        for (int d = PARTS / 2; d; d /= 2) {
-            if (at.part >= d && at.part < 2 * d)
-                for (int i = 0; i < P::ROWS; ++i) slot[(at.part - d) * P::BLOCK_ROWS + i] = s[i];
-            __syncthreads();
-            if (at.part < d)
-                for (int i = 0; i < P::ROWS; ++i) s[i].join(slot[at.part * P::BLOCK_ROWS + i]);
-            __syncthreads();
-        }
-        if (at.part == 0)
-            for (int i = 0; i < P::ROWS; ++i) slot[i] = s[i];
-        __syncthreads();
-        for (int i = 0; i < P::ROWS; ++i) s[i] = slot[i];
-    } else {
-#pragma unroll
-        for (int d = (PARTS < WARP ? PARTS : WARP) / 2; d; d /= 2)
-            s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
-        if constexpr (PARTS > WARP) {
-            constexpr int WARPS = PARTS / WARP;
-            if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
-            __syncthreads();
-            const State* const row = scratch + at.lane * WARPS;
-            s[0] = row[0];
-#pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
-        } else {
-            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
-        }
-    }
-}
-
-// Floats of shared memory that all sweeps use, one after the other.
-constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
-template <int VEC, int PARTS>
-constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
-constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
-
-// The elements of a slot at p; those that are not the row's are left alone.
-template <int WIDTH>
-__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
-    if (whole) load_once<WIDTH>(v, p);
-    else
-#pragma unroll
-        for (int e = 0; e < WIDTH; ++e)
-            if (e >= slot.from && e < slot.to) v[e] = __ldg(p + e);
-}
-
-// How a sweep finds the kept tensors: in memory; there again, what was read last first; in memory, to be copied to
-// shared memory; in that copy.
-enum Source { STREAM, AGAIN, FILL, REUSE };
-
-template <int VEC, int PARTS, Source SOURCE>
-__device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
-                                       Position begin, Position end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
-    using P = Place<VEC, PARTS>;
-    constexpr int UNROLL = P::UNROLL;
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t depth = args.depth;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-    const Position steps = at.in ? end - begin : 0;
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
-        constexpr bool CHECKED = decltype(checked)::value;
-        float v_x0_at[UNROLL][P::WIDTH];   // %x: float32[x0_0, 16, x0_2, x0_3, x0_4]
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const Position step = k + u * PARTS;
-            if (CHECKED && step >= steps) continue;
-            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
-        }
-        State0 part[P::ROWS];
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const Position step = k + u * PARTS;
-            if (CHECKED && step >= steps) continue;
-            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-#pragma unroll
-            for (int e = 0; e < P::WIDTH; ++e) {
-                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
-                [[maybe_unused]] const int i = STRIDED ? e : 0;
-                [[maybe_unused]] const int64_t l = STRIDED ? slot.l : slot.l + e;
-                const float v_x0 = v_x0_at[u][e];
-                const float t0 = (l >= 1 && l < depth ? v_x0 : 0.0f);   // %mean_r1_r1: float32[x0_0, 16, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=1, length=x0_2 - 1)
-                const float t3 = (l >= 0 && l < depth - 1 ? v_x0 : 0.0f);   // %mean_r1_r4: float32[x0_0, 16, x0_2 - 1, x0_3, x0_4] = slice(%x, axis=2, start=0, length=x0_2 - 1)
-                part[i].r1 = [](auto a, auto b) { return a + b; }(part[i].r1, t0);
-                part[i].r2 = [](auto a, auto b) { return a + b; }(part[i].r2, v_x0);
-                part[i].r4 = [](auto a, auto b) { return a + b; }(part[i].r4, t3);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) {
-            s[i].join(part[i]);
-        }
-    };
-    constexpr int REACH = (UNROLL - 1) * PARTS;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
-    }
-}
-
-template <int VEC, int PARTS>
-__device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
-    if (!at.in || at.part != 0) return;
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t depth = args.depth;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-#pragma unroll
-    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = at.inner + i;
-        args.y0[outer * (height*width) + inner] = row.r1[i];
-        args.y1[outer * (height*width) + inner] = row.r2[i];
-        args.y2[outer * (height*width) + inner] = row.r4[i];
-    }
+    for (int k = 0; k < TAPS; ++k)
+        if (window_of_tap(k) == r) total += __ldg(p + k * INNER);
+    result[index] = static_cast<float>(total);
 }
 
 // ------------------------------------------------------------------------------------------------
-// resident: one launch
+// windows
 
-template <int VEC, int PARTS>
-__global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
-    using P = Place<VEC, PARTS>;
-    extern __shared__ __align__(16) float kept[];
-    const P at(args, blockIdx.x / args.splits);
-    const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
-    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    {
-        State0 s[P::ROWS];
-        sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
-        across_threads<VEC, PARTS>(s, at, scratch);
-        if (args.splits > 1) {   // the row is a cluster's
-            __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
-            if (at.part == 0)
-                for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
-            cluster_barrier();
-            for (int rank = 0; rank < args.splits; rank += STAGED) {
-                const int count = args.splits - rank < STAGED ? args.splits - rank : STAGED;
-                if (rank) __syncthreads();
-                for (int n = threadIdx.x; n < count * P::BLOCK_ROWS; n += THREADS)
-                    others[n] = moved(others[n], [&](float, int f) {
-                        return cluster_load(reinterpret_cast<const float*>(&mine[n % P::BLOCK_ROWS]) + f, rank + n / P::BLOCK_ROWS);
-                    });
-                __syncthreads();
-                for (int i = 0; i < P::ROWS; ++i) {
-                    if (rank == 0) s[i] = State0();
-                    for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
+constexpr int STEP = 1;     // of the positions in a window
+constexpr int WARP = 32;
+constexpr int CHAIN = 512;      // additions of a thread into one register, before those are added up
+constexpr int MIN_BLOCKS = WINDOWS <= 2 ? 3 : 2;
+
+struct Window {
+    int start;
+    unsigned span;   // stop - start, 0 when empty
+    __device__ __forceinline__ bool holds(int l) const {
+        const unsigned d = static_cast<unsigned>(l - start);
+        return d < span && (STEP == 1 || d % STEP == 0);
+    }
+};
+
+struct Args {
+    const float* x;
+    float* y;
+    const float* w;
+    float* w_sums;
+    int64_t rows;        // places that have sums, in groups of VEC neighbours
+    int64_t before, inner;
+    int length;
+    float divisor;
+    int parts;           // threads that share a row
+    Window window[WINDOWS];
+    int first, last;     // what lies between is in every window, but for the step
+};
+
+// Quotients of 32 bits where that is enough.
+__device__ __forceinline__ int64_t divide(int64_t n, int64_t d) {
+    return n <= UINT32_MAX && d <= UINT32_MAX ? static_cast<unsigned>(n) / static_cast<unsigned>(d) : n / d;
+}
+
+// A thread has VEC neighbouring rows, or a part of them: every `parts`-th element.
+template <int VEC>
+__device__ __forceinline__ void sum_windows(const Args& a, int64_t block) {
+    constexpr int UNROLL = 8;
+    const int lanes = THREADS / a.parts, lane = threadIdx.x % lanes, part = threadIdx.x / lanes;
+    const int64_t item = block * lanes + lane, groups = a.inner / VEC;
+    const bool in = item < a.rows;
+    const int64_t plane = divide(in ? item : 0, groups), i = ((in ? item : 0) - plane * groups) * VEC;
+    const float* p = a.x + (plane * a.length + part) * a.inner + i;
+    float total[WINDOWS][VEC] = {};
+    for (int l = part; in && l < a.length;) {
+        float common[VEC] = {}, own[WINDOWS][VEC] = {};
+        const int stop = a.length - l > CHAIN * a.parts ? l + CHAIN * a.parts : a.length;
+        for (; l < stop; l += UNROLL * a.parts) {
+            float v[UNROLL][VEC];
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u, p += a.parts * a.inner)
+                if (l + u * a.parts < stop) load_streaming<VEC>(v[u], p);
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const int at = l + u * a.parts;
+                if (at >= stop) break;
+                if (STEP == 1 && at >= a.first && at < a.last) {
+#pragma unroll
+                    for (int e = 0; e < VEC; ++e) common[e] += v[u][e];
+                } else {
+#pragma unroll
+                    for (int r = 0; r < WINDOWS; ++r)
+                        if (a.window[r].holds(at))
+#pragma unroll
+                            for (int e = 0; e < VEC; ++e) own[r][e] += v[u][e];
                 }
             }
         }
 #pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
-    }
-    if (begin == 0) store_row(args, at, row);
-    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
-}
-
-// ------------------------------------------------------------------------------------------------
-// streaming: a launch for each sweep
-
-template <int VEC>
-constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
-
-// Partial states of sweep 0, a row's side by side.
-__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
-    float* first = args.partials;
-    return reinterpret_cast<State0*>(first) + row * args.splits;
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
-    constexpr int PARTS = STREAM_PARTS<VEC>;
-    using P = Place<VEC, PARTS>;
-    const int64_t block = blockIdx.x;
-    const P at(args, block / args.splits);
-    [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    const int64_t begin = split * args.chunk;
-    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    State0 s[P::ROWS];
-    sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
-    across_threads<VEC, PARTS>(s, at, scratch);
-    if (at.in && at.part == 0)
-        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
-    constexpr int PARTS = STREAM_PARTS<VEC>;
-    using P = Place<VEC, PARTS>;
-    const int64_t block = blockIdx.x;
-    const P at(args, block / 1);
-    [[maybe_unused]] const int split = static_cast<int>(block % 1);
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    {
-        State0 s[P::ROWS];
+        for (int r = 0; r < WINDOWS; ++r)
 #pragma unroll
-        for (int i = 0; i < P::ROWS; ++i)
-            if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
-        across_threads<VEC, PARTS>(s, at, scratch);
+            for (int e = 0; e < VEC; ++e) total[r][e] += common[e] + own[r][e];
+    }
+    const int64_t outer = divide(plane, a.before), b = plane - outer * a.before;
+    float* const y = a.y + (outer * WINDOWS * a.before + b) * a.inner + i;
+    __shared__ float shared[VEC][THREADS];
 #pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
-    }
-    if (split == 0) store_row(args, at, row);
-}
-
-// ------------------------------------------------------------------------------------------------
-// launch
-
-struct Schedule {
-    bool resident;
-    int parts;               // threads to a row
-    int splits;
-    int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
-};
-
-constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
-
-// `slots`: accesses of a row, each of `step` of its elements.
-Schedule schedule(int64_t row_count, int64_t slots, int step) {
-    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
-    if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
-        const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
-        return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
-    }
-    const int64_t groups = (row_count + columns - 1) / columns;
-    const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
-    const int most = on_hopper() ? MAX_CLUSTER : 1;
-    for (int c = 1; c <= most; c *= 2) {
-        const int64_t chunk = (slots + c - 1) / c;
-        // Rather more blocks than reading again, and that rather than more than eight.
-        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
-        const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
-        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
-            const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
-            return {true, THREADS, c, chunk, kept, groups};
+    for (int r = 0; r < WINDOWS; ++r) {
+        if (a.parts > 1) {
+            if (r) __syncthreads();
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) shared[e][threadIdx.x] = total[r][e];
+            __syncthreads();
+            if (part == 0)
+                for (int other = 1; other < a.parts; ++other)
+#pragma unroll
+                    for (int e = 0; e < VEC; ++e) total[r][e] += shared[e][other * lanes + lane];
         }
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) total[r][e] /= a.divisor;
+        if (in && part == 0) store_vector<VEC>(y + r * a.before * a.inner, total[r]);
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds.
-    int64_t splits = (4 * busy + groups - 1) / groups;
-    const int64_t useful = (length * columns + 8191) / 8192;
-    if (splits > useful) splits = useful;
-    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
-    const int64_t chunk = (slots + splits - 1) / splits;
-    return {false, THREADS, static_cast<int>((slots + chunk - 1) / chunk), chunk, 0, groups};
-}
-
-template <int VEC, int PARTS>
-int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
-    using P = Place<VEC, PARTS>;
-    const int64_t turns = (plan.kept + PARTS - 1) / PARTS;
-    args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
-    const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
-    cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = plan.splits > 1 ? 1 : 0;
-    if (plan.splits > 8) cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
-    return cudaGetLastError();
 }
 
 template <int VEC>
-int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
-    if constexpr (!STRIDED) {
-        if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
-        if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
-        if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
-    }
-    if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
-    const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
-    stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
-    if (const int error = cudaGetLastError()) return error;
-    stream_1<VEC><<<static_cast<unsigned int>(plan.blocks), THREADS, 0, stream>>>(args);
-    if (const int error = cudaGetLastError()) return error;
-    return cudaSuccess;
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant__ Args a) {
+    if (blockIdx.x < TAP_BLOCKS) sum_taps(a.w, a.w_sums, blockIdx.x);
+    else sum_windows<VEC>(a, blockIdx.x - TAP_BLOCKS);
 }
 
-struct Extent {
-    int64_t row_count, before, run;
-    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
-};
-
-Extent extent(int64_t batch, int64_t depth, int64_t height, int64_t width) {
-    return {int64_t(16*batch) * (1) * (height*width), 1, depth};
-}
-
-int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
-    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State0));
-}
-
-// Bytes for the states of every row, whichever accesses turn out to be possible.
-extern "C" int64_t k0_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
-    const Extent all = extent(batch, depth, height, width);
-    if (all.row_count * all.before * all.run == 0) return 0;
-    const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
-    return wide > narrow ? wide : narrow;
-}
-
-extern "C" int k0_row_stream(const float* x0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
-    const Extent all = extent(batch, depth, height, width);
-    if (all.row_count * all.before * all.run == 0) return cudaSuccess;
-    Args args = {};
-    args.x0 = x0;
-    args.y0 = y0;
-    args.y1 = y1;
-    args.y2 = y2;
-    args.depth = depth;
-    args.height = height;
-    args.width = width;
-    args.row_count = all.row_count, args.length = all.before * all.run;
-    args.middle = 1, args.run = depth, args.inner = height*width;
-    args.between = args.middle * args.run * args.inner;
-    args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
-    // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
-    bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
-    const Schedule plan = all.plan(wide);
-    if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
-    args.slots = all.before * all.run_slots(wide);
-    args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
-    args.partials = static_cast<float*>(workspace);
-    if (args.row_count <= INT32_MAX) {
-        args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
-        args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
-    }
-    return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
-}
-
-}  // namespace k0_row_stream_kernel
-
-// ------------------------------------------------------------------------------------------------
-// k1_pointwise
-//   %mean_r1_r13: float32[] = const(x0_2)
-//   %mean_r1_r11: float32[16, 3, 64, 3, 3] = permute(%p_conv_transpose_weight, order=(0, 2, 1, 3, 4))
-//   %mean_r1_r12: float32[48, 64, 3, 3] = reshape(%mean_r1_r11, [48, 64, 3, 3])
-//   %mean_r1_r14: float32[48, 64, 3, 3] = div(%mean_r1_r12, %mean_r1_r13)
-
-namespace k1_pointwise_kernel {
-
-constexpr int THREADS = 256;
-constexpr int BLOCKS_PER_MULTIPROCESSOR = 2048 / THREADS;
-constexpr int WIDTH = 4;  // elements of a 16-byte access
-
-template <typename T, int COUNT>
-struct alignas(sizeof(T) * COUNT) Pack {
-    T at[COUNT];
-};
-
-// Elements base..base+COUNT-1.
-template <typename Index, int COUNT>
-__device__ __forceinline__ void compute(
-    const float* __restrict__ p0,
-    float* __restrict__ y0,
-    const Index given0,
-    const int64_t base
-) {
-    Pack<float, COUNT> y0_pack;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        [[maybe_unused]] const Index index = static_cast<Index>(base + i);
-        const Index i0 = index / 1728;
-        const Index i1 = index / 9 % 64;
-        const Index i2 = index / 576 % 3;
-        const Index i3 = index % 9;
-        const auto v0_p0 = p0[i0 * 1728 + i1 * 27 + i2 * 9 + i3];  // %p_conv_transpose_weight: float32[16, 64, 3, 3, 3]
-        const float t0 = v0_p0 / static_cast<float>(given0);  // %mean_r1_r14: float32[48, 64, 3, 3] = div(%mean_r1_r12, %mean_r1_r13)
-        y0_pack.at[i] = t0;
-    }
-    *reinterpret_cast<Pack<float, COUNT>*>(y0 + base) = y0_pack;
-}
-
-// COUNT elements per thread and step; the rest, fewer than COUNT, by the first threads.
-template <typename Index, int COUNT>
-__global__ void __launch_bounds__(THREADS) run(
-    const float* __restrict__ p0,
-    float* __restrict__ y0,
-    const Index given0,
-    const int64_t count
-) {
-    const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-    const int64_t threads = int64_t(gridDim.x) * THREADS;
-    const int64_t whole = count / COUNT * COUNT;
-    for (int64_t base = thread * COUNT; base < whole; base += threads * COUNT)
-        compute<Index, COUNT>(p0, y0, given0, base);
-    if (COUNT > 1 && thread < count - whole) compute<Index, 1>(p0, y0, given0, whole + thread);
-}
-
-// Coordinates are 32 bits wide where they fit.
-template <int COUNT>
-int launch(const float* p0, float* y0, int64_t given0, cudaStream_t stream, int64_t count) {
-    const int64_t needed = (count - 1) / (int64_t(THREADS) * COUNT) + 1;
-    const int64_t resident = int64_t(multiprocessors()) * BLOCKS_PER_MULTIPROCESSOR;
-    const auto blocks = static_cast<unsigned int>(needed < resident ? needed : resident);
-    if (count <= INT32_MAX) {
-        run<int32_t, COUNT><<<blocks, THREADS, 0, stream>>>(
-            p0, y0, int32_t(given0), count);
-    } else {
-        run<int64_t, COUNT><<<blocks, THREADS, 0, stream>>>(p0, y0, given0, count);
-    }
+template <int VEC>
+int launch(Args& a, int64_t places, int64_t tap_blocks, cudaStream_t stream) {
+    a.rows = places / VEC;
+    // Threads enough to fill the device, each with some elements of its own.
+    a.parts = 1;
+    while (a.parts < WARP && a.length > 8 * a.parts && a.rows * a.parts < int64_t(multiprocessors()) * 512) a.parts *= 2;
+    const int64_t lanes = THREADS / a.parts, blocks = (a.rows + lanes - 1) / lanes + tap_blocks;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    run<VEC><<<static_cast<unsigned int>(blocks), THREADS, 0, stream>>>(a);
     return cudaGetLastError();
+}
+
+// The elements start, start + step, ... below stop of an axis of `length`.
+Window window(int64_t start, int64_t stop, int64_t length) {
+    if (start > length) start = length;
+    return {int(start), unsigned(stop > start ? stop - start : 0)};
 }
 
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-extern "C" int k1_pointwise(const float* p0, float* y0, int64_t given0, cudaStream_t stream) {
-    const int64_t count = 27648;
-    if (count == 0) return cudaSuccess;
-    const bool vectorised = aligned(y0);
-    return vectorised ? launch<WIDTH>(p0, y0, given0, stream, count) : launch<1>(p0, y0, given0, stream, count);
+// ------------------------------------------------------------------------------------------------
+// host
+
+// Axes of 2^30 elements or more are refused.
+extern "C" int k0_axis_sum(const float* x0, const float* p0, float* y0, float* y1, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
+    const int64_t length = depth, before = 1, inner = height*width;
+    const int64_t places = (16*batch) * before * inner, tap_blocks = TAP_BLOCKS;
+    if (length >= int64_t(1) << 30) return cudaErrorInvalidValue;
+    if (places > 0 && length < 1) return cudaErrorInvalidValue;   // the convolution has no output
+    Args args = {};
+    args.x = x0, args.y = y0;
+    args.w = p0, args.w_sums = y1;
+    args.before = before, args.inner = inner, args.length = int(length);
+    args.divisor = static_cast<float>(depth);
+    int64_t first = 0, last = length;
+    const Window windows[WINDOWS] = {window(1, depth, length), window(0, depth, length), window(0, depth - 1, length)};
+    for (int r = 0; r < WINDOWS; ++r) {
+        const int64_t stop = int64_t(windows[r].start) + windows[r].span;
+        args.window[r] = windows[r];
+        if (windows[r].start > first) first = windows[r].start;
+        if (stop < last) last = stop;
+    }
+    args.first = int(first), args.last = int(last > first ? last : first);
+    if (places == 0) return cudaSuccess;
+    const bool wide = aligned(args.x) && aligned(args.y) && inner % 4 == 0;
+    return wide ? launch<4>(args, places, tap_blocks, stream) : launch<1>(args, places, tap_blocks, stream);
 }
 
-}  // namespace k1_pointwise_kernel
+}  // namespace k0_axis_sum_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k2_contraction
+// k1_contraction
 //   %scalar: float32[] = const(2.0)
 //   %conv_transpose3d_r1: float32[64, 1, 1, 1] = reshape(%p_conv_transpose_bias, [64, 1, 1, 1])
-//   %mean_r1_r15: float32[x0_0, 64, x0_3, x0_4] = conv_transpose2d(%mean_r1_r10, %mean_r1_r14, padding=(1, 1), precise=True)
-//   %mean_r1: float32[x0_0, 64, 1, x0_3, x0_4] = reshape(%mean_r1_r15, [x0_0, 64, 1, x0_3, x0_4])
+//   %mean_r1_r3: float32[x0_0, 64, x0_3, x0_4] = conv_transpose2d(%mean_r1_r1, %mean_r1_r2, padding=(1, 1), precise=True)
+//   %mean_r1: float32[x0_0, 64, 1, x0_3, x0_4] = reshape(%mean_r1_r3, [x0_0, 64, 1, x0_3, x0_4])
 //   %mean: float32[x0_0, 64, 1, x0_3, x0_4] = add(%mean_r1, %conv_transpose3d_r1)
 //   %add: float32[x0_0, 64, 1, x0_3, x0_4] = add(%mean, %p_bias)
 //   %softmax: float32[x0_0, 64, 1, x0_3, x0_4] = softmax(%add, axis=1)
 //   %tanh: float32[x0_0, 64, 1, x0_3, x0_4] = tanh(%softmax)
 //   %mul: float32[x0_0, 64, 1, x0_3, x0_4] = mul(%tanh, %scalar)
 
-namespace k2_contraction_kernel {
+namespace k1_contraction_kernel {
 
 //   y[n, o, p] = sum over channels c and taps k of w[o, c, k] * x[n, c, i(p, k)]
 //
@@ -1577,15 +1121,15 @@ int compute(const float* p0, const float* x0, const float* x1, const float* p1, 
     return launch<true>(args, samples, stream);
 }
 
-extern "C" int64_t k2_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
+extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
     return workspace_bytes();
 }
 
-extern "C" int k2_contraction(const float* p0, const float* x0, const float* x1, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k1_contraction(const float* p0, const float* x0, const float* x1, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     return compute(p0, x0, x1, p1, y0, workspace, batch, height, width, tf32, stream);
 }
 
-}  // namespace k2_contraction_kernel
+}  // namespace k1_contraction_kernel
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -1605,11 +1149,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_row_stream(const float* x0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
-extern "C" int64_t k0_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
-extern "C" int k1_pointwise(const float* p0, float* y0, int64_t given0, cudaStream_t stream);
-extern "C" int k2_contraction(const float* p0, const float* x0, const float* x1, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
-extern "C" int64_t k2_contraction_workspace(int64_t batch, int64_t height, int64_t width);
+extern "C" int k0_axis_sum(const float* x0, const float* p0, float* y0, float* y1, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k1_contraction(const float* p0, const float* x0, const float* x1, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64_t width);
 
 namespace {
 
@@ -1675,46 +1217,32 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
-std::tuple<Tensor, Tensor, Tensor> call_k0_row_stream(
-    const Tensor& x0_given
+std::tuple<Tensor, Tensor> call_k0_axis_sum(
+    const Tensor& x0_given,
+    const Tensor& p0_given
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_row_stream: x0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor x0 = operand(x0_given, "k0_axis_sum: x0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p0 = operand(p0_given, "k0_axis_sum: p0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
-    require(x0.size(1) == 16, "k0_row_stream", "x0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 16, 1, height, width}, aoti_torch_dtype_float32(), device);
-    const Tensor y1 = allocate({batch, 16, 1, height, width}, aoti_torch_dtype_float32(), device);
-    const Tensor y2 = allocate({batch, 16, 1, height, width}, aoti_torch_dtype_float32(), device);
+    require(x0.size(1) == 16, "k0_axis_sum", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 16, "k0_axis_sum", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 64, "k0_axis_sum", "p0 has another size on axis 1 than compiled for");
+    require(p0.size(2) == 3, "k0_axis_sum", "p0 has another size on axis 2 than compiled for");
+    require(p0.size(3) == 3, "k0_axis_sum", "p0 has another size on axis 3 than compiled for");
+    require(p0.size(4) == 3, "k0_axis_sum", "p0 has another size on axis 4 than compiled for");
+    const Tensor y0 = allocate({batch, 48, height, width}, aoti_torch_dtype_float32(), device);
+    const Tensor y1 = allocate({48, 64, 3, 3}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k0_row_stream_workspace(batch, depth, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_row_stream(data<const float>(x0), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, depth, height, width, stream), "k0_row_stream");
-    return {y0, y1, y2};
+    check(k0_axis_sum(data<const float>(x0), data<const float>(p0), data<float>(y0), data<float>(y1), batch, depth, height, width, stream), "k0_axis_sum");
+    return {y0, y1};
 }
 
-Tensor call_k1_pointwise(
-    const Tensor& p0_given,
-    int64_t given0
-) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_pointwise: p0", device, aoti_torch_dtype_float32(), 5);
-    require(p0.size(0) == 16, "k1_pointwise", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 64, "k1_pointwise", "p0 has another size on axis 1 than compiled for");
-    require(p0.size(2) == 3, "k1_pointwise", "p0 has another size on axis 2 than compiled for");
-    require(p0.size(3) == 3, "k1_pointwise", "p0 has another size on axis 3 than compiled for");
-    require(p0.size(4) == 3, "k1_pointwise", "p0 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({48, 64, 3, 3}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_pointwise(data<const float>(p0), data<float>(y0), given0, stream), "k1_pointwise");
-    return y0;
-}
-
-Tensor call_k2_contraction(
+Tensor call_k1_contraction(
     const Tensor& p0_given,
     const Tensor& x0_given,
     const Tensor& x1_given,
@@ -1723,48 +1251,46 @@ Tensor call_k2_contraction(
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k2_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k2_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k2_contraction: x1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k2_contraction: p1", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p0 = operand(p0_given, "k1_contraction: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k1_contraction: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor x1 = operand(x1_given, "k1_contraction: x1", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p1 = operand(p1_given, "k1_contraction: p1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
-    require(p0.size(0) == 64, "k2_contraction", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 48, "k2_contraction", "x0 has another size on axis 1 than compiled for");
-    require(x1.size(0) == 48, "k2_contraction", "x1 has another size on axis 0 than compiled for");
-    require(x1.size(1) == 64, "k2_contraction", "x1 has another size on axis 1 than compiled for");
-    require(x1.size(2) == 3, "k2_contraction", "x1 has another size on axis 2 than compiled for");
-    require(x1.size(3) == 3, "k2_contraction", "x1 has another size on axis 3 than compiled for");
-    require(p1.size(0) == 1, "k2_contraction", "p1 has another size on axis 0 than compiled for");
-    require(p1.size(1) == 64, "k2_contraction", "p1 has another size on axis 1 than compiled for");
-    require(p1.size(2) == 1, "k2_contraction", "p1 has another size on axis 2 than compiled for");
-    require(p1.size(3) == 1, "k2_contraction", "p1 has another size on axis 3 than compiled for");
-    require(p1.size(4) == 1, "k2_contraction", "p1 has another size on axis 4 than compiled for");
+    require(p0.size(0) == 64, "k1_contraction", "p0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 48, "k1_contraction", "x0 has another size on axis 1 than compiled for");
+    require(x1.size(0) == 48, "k1_contraction", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 64, "k1_contraction", "x1 has another size on axis 1 than compiled for");
+    require(x1.size(2) == 3, "k1_contraction", "x1 has another size on axis 2 than compiled for");
+    require(x1.size(3) == 3, "k1_contraction", "x1 has another size on axis 3 than compiled for");
+    require(p1.size(0) == 1, "k1_contraction", "p1 has another size on axis 0 than compiled for");
+    require(p1.size(1) == 64, "k1_contraction", "p1 has another size on axis 1 than compiled for");
+    require(p1.size(2) == 1, "k1_contraction", "p1 has another size on axis 2 than compiled for");
+    require(p1.size(3) == 1, "k1_contraction", "p1 has another size on axis 3 than compiled for");
+    require(p1.size(4) == 1, "k1_contraction", "p1 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({batch, 64, 1, height, width}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k2_contraction_workspace(batch, height, width);
+    const int64_t bytes = k1_contraction_workspace(batch, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k2_contraction(data<const float>(p0), data<const float>(x0), data<const float>(x1), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k2_contraction");
+    check(k1_contraction(data<const float>(p0), data<const float>(x0), data<const float>(x1), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k1_contraction");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_74af72b651508067, m) {
-    m.def("k0_row_stream(Tensor x0) -> (Tensor, Tensor, Tensor)");
-    m.def("k1_pointwise(Tensor p0, int given0) -> Tensor");
-    m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, Tensor p1, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_96d257526270a488, m) {
+    m.def("k0_axis_sum(Tensor x0, Tensor p0) -> (Tensor, Tensor)");
+    m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_74af72b651508067, CUDA, m) {
-    m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
-    m.impl("k1_pointwise", TORCH_BOX(&call_k1_pointwise));
-    m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_96d257526270a488, CUDA, m) {
+    m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
+    m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_74af72b651508067"
+_fusegen_NAMESPACE = "fusegen_96d257526270a488"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1845,7 +1371,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_row_stream"):
+    if not hasattr(namespace, "k0_axis_sum"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1887,19 +1413,15 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_row_stream(x0):
+def _fusegen_fake_k0_axis_sum(x0, p0):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
     width = x0.shape[4]
-    return (x0.new_empty([batch, 16, 1, height, width], dtype=_fusegen_torch.float32), x0.new_empty([batch, 16, 1, height, width], dtype=_fusegen_torch.float32), x0.new_empty([batch, 16, 1, height, width], dtype=_fusegen_torch.float32))
+    return (x0.new_empty([batch, 48, height, width], dtype=_fusegen_torch.float32), x0.new_empty([48, 64, 3, 3], dtype=_fusegen_torch.float32))
 
 
-def _fusegen_fake_k1_pointwise(p0, given0):
-    return p0.new_empty([48, 64, 3, 3], dtype=_fusegen_torch.float32)
-
-
-def _fusegen_fake_k2_contraction(p0, x0, x1, p1, tf32):
+def _fusegen_fake_k1_contraction(p0, x0, x1, p1, tf32):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
@@ -1907,9 +1429,8 @@ def _fusegen_fake_k2_contraction(p0, x0, x1, p1, tf32):
 
 
 _fusegen_fakes = {
-    "k0_row_stream": _fusegen_fake_k0_row_stream,
-    "k1_pointwise": _fusegen_fake_k1_pointwise,
-    "k2_contraction": _fusegen_fake_k2_contraction,
+    "k0_axis_sum": _fusegen_fake_k0_axis_sum,
+    "k1_contraction": _fusegen_fake_k1_contraction,
 }
 
 
@@ -1917,18 +1438,9 @@ _fusegen_fakes = {
 
 
 def _fusegen_fused(ops, v_x, v_p_bias, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
-    """The graph after rewriting: 3 generated kernels, 2 calls to torch."""
-    x0_0 = v_x.shape[0]
-    x0_2 = v_x.shape[2]
-    x0_3 = v_x.shape[3]
-    x0_4 = v_x.shape[4]
-    v_mean_r1_r6, v_mean_r1_r7, v_mean_r1_r8 = ops[0](v_x)
-    # %mean_r1_r9: float32[x0_0, 16, 3, x0_3, x0_4] = cat(%mean_r1_r6, %mean_r1_r7, %mean_r1_r8, axis=2)
-    v_mean_r1_r9 = _fusegen_torch.cat([v_mean_r1_r6, v_mean_r1_r7, v_mean_r1_r8], dim=2)
-    # %mean_r1_r10: float32[x0_0, 48, x0_3, x0_4] = reshape(%mean_r1_r9, [x0_0, 48, x0_3, x0_4])
-    v_mean_r1_r10 = _fusegen_torch.reshape(v_mean_r1_r9, [x0_0, 48, x0_3, x0_4])
-    v_mean_r1_r14 = ops[1](v_p_conv_transpose_weight, x0_2)
-    v_mul = ops[2](v_p_conv_transpose_bias, v_mean_r1_r10, v_mean_r1_r14, v_p_bias, 0)
+    """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
+    v_mean_r1_r1, v_mean_r1_r2 = ops[0](v_x, v_p_conv_transpose_weight)
+    v_mul = ops[1](v_p_conv_transpose_bias, v_mean_r1_r1, v_mean_r1_r2, v_p_bias, 0)
     return v_mul
 
 

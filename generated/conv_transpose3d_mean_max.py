@@ -136,7 +136,7 @@ constexpr bool TRANSPOSED = true;
 constexpr int AXES = 3;
 constexpr int CHANNELS = 32, OUTPUTS = 64, GROUPS = 1;
 constexpr int MAX_KERNEL = 3;
-constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 4;
+constexpr int THREADS = 512, MIN_BLOCKS = 1, UNROLL = 10;
 
 // ------------------------------------------------------------------------------------------------
 // compile-time structure
@@ -1029,16 +1029,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c477ee12f042b024, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_34bdb99a27924b62, m) {
     m.def("k0_window_sum(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c477ee12f042b024, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_34bdb99a27924b62, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c477ee12f042b024"
+_fusegen_NAMESPACE = "fusegen_34bdb99a27924b62"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

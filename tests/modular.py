@@ -14,6 +14,8 @@ import torch
 
 from fusegen import windows
 from fusegen.ir import (
+    AxisTapSumOp,
+    AxisWindowSumOp,
     CatOp,
     ConstOp,
     ConvOp,
@@ -196,6 +198,12 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return sums * inverse(positions) if op.mean else sums
         case TapSumOp() as op:
             return windows.tap_sum(args[0], op)
+        case AxisWindowSumOp() as op:
+            sums = windows.axis_window_sum(args[0], op.replace(mean=False)) % PRIME
+            positions = int(windows.output_size(op.conv, op.kernel, op.axis, args[0].shape[2 + op.axis]))
+            return sums * inverse(positions) if op.mean else sums
+        case AxisTapSumOp() as op:
+            return windows.axis_tap_sum(args[0], op)
     raise NotImplementedError(node.op.kind)
 
 

@@ -12,7 +12,7 @@ from fusegen.emit.render import render
 from fusegen.emit.structure import snapshot_modules
 from fusegen.errors import EmitError
 from fusegen.interpret import python_lines, size_lines
-from fusegen.ir import Graph, TapSumOp, WindowSumOp
+from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, Graph, TapSumOp, WindowSumOp
 from fusegen.plan.types import Program
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def reference_source(graph: Graph) -> str:
     """The body of a forward that computes ``graph`` op by op with torch."""
     for node in graph.nodes:
-        if isinstance(node.op, (WindowSumOp, TapSumOp)):
+        if isinstance(node.op, (WindowSumOp, TapSumOp, AxisWindowSumOp, AxisTapSumOp)):
             raise EmitError("a graph description may not use the compiler's own ops", node=node.name)
     lines = python_lines(graph, param=attribute_path)
     lines = [*size_lines(graph, "\n".join(lines)), *lines]

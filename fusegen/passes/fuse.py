@@ -12,6 +12,8 @@ from typing import Literal
 from fusegen import channels, contractions, convpool, convreduce, direct, ops, poolspace, viewspace
 from fusegen.ir import (
     AdaptivePoolOp,
+    AxisTapSumOp,
+    AxisWindowSumOp,
     ConstOp,
     ConvOp,
     DType,
@@ -39,6 +41,7 @@ from fusegen.rowspace import NotFusable, analyze
 
 Template = Literal[
     "window_sum",
+    "axis_sum",
     "contraction",
     "conv_direct",
     "conv_pool",
@@ -49,6 +52,7 @@ Template = Literal[
     "pointwise",
 ]
 _POOLS = (PoolOp, AdaptivePoolOp)
+_AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
 _JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, *viewspace.VIEWS, *_POOLS)
 _SMALL = (PointwiseOp, ReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
@@ -201,6 +205,8 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
 def _template(body: Graph) -> Template:
     if any(isinstance(node.op, WindowSumOp) for node in body.nodes):
         return "window_sum"
+    if any(isinstance(node.op, _AXIS_SUMS) for node in body.nodes):
+        return "axis_sum"
     pools = any(isinstance(node.op, _POOLS) for node in body.nodes)
     conv = next((node for node in body.nodes if isinstance(node.op, ConvOp)), None)
     if pools and conv:
@@ -264,6 +270,18 @@ def _reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, 
     return None if reason else group
 
 
+def _axis_sums(grouping: Grouping, node: Node, free: set[str]) -> Group:
+    """The region of sums over an axis: of a convolution's input, and of its weights beside them where that can be."""
+    group, op = Group(frozenset({node.name})), node.op
+    for other in grouping.graph.nodes:
+        if not isinstance(op, AxisWindowSumOp) or not isinstance(other.op, AxisTapSumOp) or other.name not in free:
+            continue
+        same = (op.conv, op.kernel, op.axis) == (other.op.conv, other.op.kernel, other.op.axis)
+        if same and not grouping.is_cyclic(both := group.plus({other.name})):
+            return both
+    return group
+
+
 def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """%m = reduce.max(%x); %e = exp(%m)  ->  %e = region(%x) { the same nodes }."""
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
@@ -271,6 +289,12 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     free = {node.name for node in graph.nodes if not isinstance(node.op, (InputOp, ParamOp, ConstOp))}
     grouping = Grouping(graph)
     refused: dict[str, str] = {}
+    for kind in _AXIS_SUMS:
+        for node in graph.nodes:
+            if isinstance(node.op, kind) and node.name in free:
+                sums = _axis_sums(grouping, node, free)
+                grouping.groups[node.name] = sums
+                free -= sums.owned
     for node in graph.nodes:  # first, for a norm's kernel would take the statistics
         if not isinstance(node.op, ConvOp) or node.name not in free:
             continue

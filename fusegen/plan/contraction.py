@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from fusegen import contractions, convreduce, hopper, ops, tiling, windows
 from fusegen.ir import ConvOp, Node, ReduceOp, RegionOp
 from fusegen.machines import machine
 from fusegen.plan import conv_sm90, gemm
 from fusegen.plan.conv_window import Pooling
-from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, PositionResult, StatisticsPlan
+from fusegen.plan.details import (
+    ABSENT_AXIS,
+    ContractionAxis,
+    ContractionPlan,
+    HopperConvPlan,
+    PlainConvPlan,
+    PositionResult,
+    StatisticsPlan,
+)
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import Style
@@ -130,6 +139,37 @@ def _is_slower(region: Region, node: Node, whole: bool) -> bool:
     return faster(f"{node.name} kernel", answers)
 
 
+def _is_plain(region: Region, node: Node) -> bool:
+    """Whether one launch in plain fp32 is expected to take less time than tensor cores and what they prepare."""
+    rates, body = machine("sm_90"), region.body
+    plain = contractions.plain_seconds(body, node, False, rates)
+    if plain == inf:
+        return False
+    tensor = min(
+        contractions.portable_seconds(body, node, False, rates), contractions.asynchronous_seconds(body, node, rates)
+    )
+    return faster(f"{node.name} on", {"tensor cores": (False, tensor), "plain fp32": (True, plain)})
+
+
+def _plain(region: Region, name: str, node: Node, axes: tuple[ContractionAxis, ...]) -> KernelPlan:
+    assert isinstance(node.op, ConvOp)
+    x, w = (region.body.node(operand) for operand in node.inputs)
+    inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
+    first, second, third = [*[ABSENT_AXIS] * (3 - node.op.rank), *axes]
+    detail = PlainConvPlan(
+        transposed=node.op.transposed,
+        axes=(first, second, third),
+        batch=region.sizes.local(x.type.shape[0]),
+        groups=node.op.groups,
+        inputs=inputs,
+        outputs=outputs,
+        source=region.args[x.name].name,
+        weight=region.args[w.name].name,
+        rows=region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}", "{}"), "v"),
+    )
+    return region.plan(f"{name}_conv_plain", detail)
+
+
 def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     """One kernel for a contraction and what follows it; rows run along its channels (features).
 
@@ -146,6 +186,8 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     rows = region.lower(space, Style("{}" if reduced else "{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
     precise = not contractions.allows_tf32(region.body, node)
+    if not (portable or statistics or reduced or whole) and _is_plain(region, node):
+        return _plain(region, name, node, axes)
     slower = precise and not portable and not statistics and _is_slower(region, node, whole)
 
     def lower(split: bool) -> RowProgram:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from fusegen import dims, ops, viewspace, windows
-from fusegen.dims import Dim
 from fusegen.ir import (
     HALVES,
     ConstOp,
-    ConvOp,
     GetItemOp,
     Graph,
     InputOp,
@@ -21,7 +20,8 @@ from fusegen.ir import (
     ReshapeOp,
     WindowSumOp,
 )
-from fusegen.plan import contraction, conv_direct, conv_pool, pool, stream, views
+from fusegen.plan import axis_sum, contraction, conv_direct, conv_pool, pool, stream, views
+from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand
@@ -30,6 +30,8 @@ from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import DOUBLE
 from fusegen.rowspace import RowSpace, with_rows
 
+_THREADS = 512
+"""Of a block that finds window sums."""
 _FEW = 32
 """Elements of the data for each of a statistic."""
 _ABSENT_AXIS = WindowAxis(
@@ -37,19 +39,14 @@ _ABSENT_AXIS = WindowAxis(
 )
 
 
-def _window_axis(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) -> WindowAxis:
-    taps = windows.axis_taps(conv, kernel, axis)
-    return WindowAxis(
-        kernel=kernel[axis],
-        step=taps.windows[0].step,
-        windows=tuple(
-            WindowBounds(start=w.start, stop=dims.substitute(w.stop, {windows.SIZE: size})) for w in taps.windows
-        ),
-        tap_window=taps.tap_window,
-        full=taps.windows == (windows.Window(0, 1, windows.SIZE),),
-        size=size,
-        least=windows.least_size(conv, kernel, axis),
-    )
+def _unroll(sizes: tuple[int, ...]) -> int:
+    """Accesses in flight of a thread whose block is alone on its multiprocessor, for planes of these traced sizes.
+
+    The last accesses of a plane take as long as all that a thread can have on their way: they should be no few.
+    """
+    across = -(-sizes[-1] // 4)
+    steps = -(-prod(sizes[:-1]) // max(1, _THREADS // across))
+    return min((8, 9, 10), key=lambda count: -(-steps // count))
 
 
 def _window_sum(region: Region, name: str) -> KernelPlan:
@@ -60,9 +57,7 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
     x, w = by_name[sums.inputs[0]], by_name[taps.inputs[0]]
     conv, kernel = sums.op.conv, sums.op.kernel
     inputs, outputs = ops.conv_channels(conv, x.type, w.type)
-    present = [
-        _window_axis(conv, kernel, axis, region.sizes.local(x.type.shape[2 + axis])) for axis in range(conv.rank)
-    ]
+    present = [window_axis(conv, kernel, axis, region.sizes.local(x.type.shape[2 + axis])) for axis in range(conv.rank)]
     first, middle, last = [*[_ABSENT_AXIS] * (3 - conv.rank), *present]
     batch = region.sizes.local(x.type.shape[0])
     outer_windows = len(first.windows) * len(middle.windows)
@@ -79,9 +74,9 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
         source=region.args[x.name].name,
         weight=region.args[w.name].name,
         batch=batch,
-        threads=512,
+        threads=_THREADS,
         min_blocks=2 if outer_windows <= 2 else 1,  # 64 registers a thread hold two outer windows
-        unroll=4,
+        unroll=_unroll(region.body.shape(x.name)[2:]) if 2 < outer_windows <= 4 else 4,
         rows=region.lower(with_rows(region.space, (1,)), Style("{}[j]", "{}", "{}[j]"), "v"),
     )
     return region.plan(f"{name}_window_sum", detail, counters=batch, workspace=True)
@@ -203,6 +198,7 @@ def _pointwise(region: Region, name: str) -> KernelPlan:
 
 _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "window_sum": _window_sum,
+    "axis_sum": axis_sum.plan,
     "contraction": contraction.plan,
     "conv_direct": conv_direct.plan,
     "conv_pool": conv_pool.plan,

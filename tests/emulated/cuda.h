@@ -186,6 +186,11 @@ inline float nan_max(float a, float b) { return a != a ? a : b != b ? b : a > b 
 inline float nan_min(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 template <typename T>
 void advance(T*& p, int64_t bytes) { p = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + bytes); }
+template <int VEC>
+void load_streaming(float* v, const float* p) {
+    if (reinterpret_cast<uintptr_t>(p) % (4 * VEC)) abort();
+    for (int i = 0; i < VEC; ++i) v[i] = p[i];
+}
 inline void store_where(bool in, float* to, float v) { if (in) *to = v; }
 template <int WORDS>
 void copy_words(float* to, const float* from, bool in = true) {

@@ -13,6 +13,7 @@ from fusegen.plan.details.contractions import (
     ConvApartPlan,
     DirectConvPlan,
     PhasePoolPlan,
+    PlainConvPlan,
     PositionResult,
     StatisticsPlan,
 )
@@ -28,6 +29,9 @@ from fusegen.plan.details.conv_sm90 import (
 )
 from fusegen.plan.details.products import GemmPlan, HalfGemmPlan, NarrowPlan
 from fusegen.plan.details.rows import (
+    AxisSumPlan,
+    AxisTapSums,
+    AxisWindowSums,
     PointwisePlan,
     PoolAxis,
     PoolPlan,
@@ -42,9 +46,11 @@ Detail: TypeAlias = Annotated[
     PointwisePlan
     | PoolPlan
     | WindowSumPlan
+    | AxisSumPlan
     | ContractionPlan
     | ConvApartPlan
     | DirectConvPlan
+    | PlainConvPlan
     | HopperConvPlan
     | GemmPlan
     | HalfGemmPlan
@@ -56,6 +62,9 @@ Detail: TypeAlias = Annotated[
 
 __all__ = [
     "ABSENT_AXIS",
+    "AxisSumPlan",
+    "AxisTapSums",
+    "AxisWindowSums",
     "ContractionAxis",
     "ContractionPlan",
     "ConvApartPlan",
@@ -68,6 +77,7 @@ __all__ = [
     "NarrowPlan",
     "PartTaps",
     "PhasePoolPlan",
+    "PlainConvPlan",
     "PointwisePlan",
     "PoolAxis",
     "PoolPlan",

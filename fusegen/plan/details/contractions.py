@@ -121,6 +121,24 @@ class DirectConvPlan(Frozen):
     after: RowProgram
 
 
+class PlainConvPlan(Frozen):
+    """A convolution of few products in plain fp32, and what follows it element by element.
+
+    There ``outer`` is the sample, ``l`` the channel, ``inner`` the flattened position.
+    """
+
+    template: Literal["conv_plain"] = "conv_plain"
+    transposed: bool
+    axes: tuple[ContractionAxis, ContractionAxis, ContractionAxis]
+    batch: Dim
+    groups: int
+    inputs: int
+    outputs: int
+    source: str
+    weight: str
+    rows: RowProgram
+
+
 class ConvApartPlan(Frozen):
     """A convolution, then a kernel that reduces what it wrote to the workspace: the ``parts`` of the kernel's plan."""
 

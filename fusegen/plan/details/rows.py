@@ -74,6 +74,47 @@ class WindowSumPlan(Frozen):
     rows: RowProgram
 
 
+class AxisWindowSums(Frozen):
+    """``source`` [outer, before, axis, inner] summed over windows of the axis.
+
+    ``result`` is [outer, windows, before, inner].
+    """
+
+    source: str
+    result: str
+    outer: Dim
+    before: Dim
+    inner: Dim
+    axis: WindowAxis
+    divisor: Dim
+    """What every sum is divided by: the convolution's output positions along the axis, or 1."""
+
+
+class AxisTapSums(Frozen):
+    """``weight`` [first, second, before, taps, inner], taps of one window added up, windows beside input channels.
+
+    ``result`` is [first, second, windows, before, inner], ``transposed`` [first, windows, second, before, inner].
+    """
+
+    weight: str
+    result: str
+    transposed: bool
+    first: int
+    second: int
+    before: int
+    inner: int
+    tap_window: tuple[int, ...]
+
+
+class AxisSumPlan(Frozen):
+    """What a mean or sum of a convolution over one axis needs of its input and its weights, in one launch."""
+
+    template: Literal["axis_sum"] = "axis_sum"
+    windows: int
+    sums: AxisWindowSums | None
+    taps: AxisTapSums | None
+
+
 class RowReducePlan(Frozen):
     """Pointwise and reductions along one axis of [outer, length, inner], read once, written once."""
 
