@@ -40,13 +40,13 @@ def is_over_channels(node: Node, rank: int) -> bool:
     return isinstance(node.op, ReduceOp) and node.op.fn in _FUNCTIONS and node.op.axes == (0, *range(2, rank))
 
 
-def _fixed(graph: Graph, name: str, found: set[str]) -> bool:
+def is_fixed(graph: Graph, name: str, found: set[str]) -> bool:
     """Whether a value follows from parameters and scalars alone; ``found`` gains what computes it."""
     node = graph.node(name)
     if isinstance(node.op, InputOp) or not (ops.is_leaf(node.op) or isinstance(node.op, (PointwiseOp, ReshapeOp))):
         return False
     own: set[str] = set() if ops.is_leaf(node.op) else {name}
-    if not all(_fixed(graph, operand, own) for operand in node.inputs):
+    if not all(is_fixed(graph, operand, own) for operand in node.inputs):
         return False
     found |= own
     return True
@@ -68,7 +68,7 @@ def leading(
         if node.name in available and isinstance(node.op, PointwiseOp) and node.type == conv.type:
             fixed: set[str] = set()
             data = [name for name in node.inputs if name in after]
-            if data and all(name in after or _fixed(graph, name, fixed) for name in node.inputs):
+            if data and all(name in after or is_fixed(graph, name, fixed) for name in node.inputs):
                 after[node.name] = fixed
     if value is None or value not in after:
         return None
@@ -98,7 +98,7 @@ def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], se
         if node.name in available and isinstance(node.op, (PointwiseOp, ReshapeOp)) and known & set(node.inputs):
             own: set[str] = set()
             alike = dims.product(node.type.shape) == conv.type.shape[1] and node.type.dtype is DType.FLOAT32
-            if alike and all(name in known or _fixed(graph, name, own) for name in node.inputs):
+            if alike and all(name in known or is_fixed(graph, name, own) for name in node.inputs):
                 known.add(node.name)
                 copies |= own
     return inside | known | copies, copies

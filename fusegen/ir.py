@@ -336,6 +336,7 @@ class RegionOp(Frozen):
         "window_sum",
         "axis_sum",
         "contraction",
+        "conv_boxes",
         "conv_direct",
         "conv_pool",
         "conv_reduce",

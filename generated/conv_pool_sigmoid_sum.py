@@ -20,26 +20,19 @@
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
 #   mean_pool(conv + c) = mean_pool(conv) + c,  c constant over a plane  at %avg_pool2d
-#   mean_pool(conv(x, w)) = conv(x, windows of w averaged) of the pooling's stride  at %avg_pool2d_r1
+#   mean_pool(conv(x, w)) = conv(box means of x, w) of the pooling's stride  at %avg_pool2d_r1
 #
 # Graph that runs:
 #   %p_conv_weight: float32[64, 16, 3, 3] = param('conv.weight')
 #   %p_conv_bias: float32[64] = param('conv.bias')
 #   %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
-#   %avg_pool2d_r1_r1: float32[64, 16, 9, 9] = pad(%p_conv_weight, before=(0, 0, 3, 3), after=(0, 0, 3, 3))
-#   %avg_pool2d_r1_r2: float32[64, 16, 6, 6] = region.pool(%avg_pool2d_r1_r1)
-#       %avg_pool2d_r1_r1: float32[64, 16, 9, 9] = input(0)
-#       %avg_pool2d_r1_r2: float32[64, 16, 6, 6] = mean_pool2d(%avg_pool2d_r1_r1, kernel=(4, 4), stride=(1, 1))
-#       return %avg_pool2d_r1_r2
-#   %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = region.contraction(%x, %avg_pool2d_r1_r2)
-#       %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
-#       %avg_pool2d_r1_r2: float32[64, 16, 6, 6] = input(1)
-#       %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%x, %avg_pool2d_r1_r2, stride=(4, 4))
-#       return %avg_pool2d_r1
-#   %sum_1: float32[x0_0] = region.row_stream(%p_conv_bias, %avg_pool2d_r1)
+#   %sum_1: float32[x0_0] = region.conv_boxes(%p_conv_bias, %x, %p_conv_weight)
 #       %p_conv_bias: float32[64] = input(0)
-#       %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = input(1)
+#       %x: float32[x0_0, 16, x0_2, x0_3] = input(1)
+#       %p_conv_weight: float32[64, 16, 3, 3] = input(2)
 #       %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
+#       %avg_pool2d_r1_r1: float32[x0_0, 16, x0_2 - 3, x0_3 - 3] = mean_pool2d(%x, kernel=(4, 4), stride=(1, 1))
+#       %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%avg_pool2d_r1_r1, %p_conv_weight, stride=(4, 4))
 #       %avg_pool2d: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = add(%avg_pool2d_r1, %conv2d_r1)
 #       %sigmoid: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = sigmoid(%avg_pool2d)
 #       %sum_1: float32[x0_0] = reduce.sum(%sigmoid, axes=(1, 2, 3), keepdim=False)
@@ -51,13 +44,10 @@
 #   where x0_2 - 2 != 1
 #
 # Steps:
-#   %avg_pool2d_r1_r1: torch, 369 kB, 0 FLOP (with avg_pool2d_r1_r2: what is joined, padded or spread is read as it lies)
-#   k0_pool: generated pool kernel, 479 kB, 590 kFLOP
-#   k1_contraction: generated contraction kernel, 83 MB, 4.53 GFLOP
-#   k2_row_stream: generated row_stream kernel, 15.7 MB, 31.5 MFLOP
+#   k0_conv_boxes: generated conv_boxes kernel, 67.1 MB, 1.42 GFLOP
 #
-# Memory traffic: 650 MB before, 99.6 MB after.
-# Arithmetic: 18.8 GFLOP before, 4.57 GFLOP after.
+# Memory traffic: 650 MB before, 67.1 MB after.
+# Arithmetic: 18.8 GFLOP before, 1.42 GFLOP after.
 
 import contextlib as _fusegen_contextlib
 import hashlib as _fusegen_hashlib
@@ -94,6 +84,24 @@ __device__ __forceinline__ float sigmoid(float a) {
     return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
 }
 
+// The quick functions use the special-function unit as it is: good to a few units in the last place of
+// moderate results, denormal ones are zero.
+[[maybe_unused]] __device__ __forceinline__ float quick_exp2(float a) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+
+[[maybe_unused]] __device__ __forceinline__ float quick_exp(float a) {
+    return quick_exp2(a * 1.44269504f);
+}
+
+[[maybe_unused]] __device__ __forceinline__ float quick_reciprocal(float a) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+
 // Multiprocessors of the current device, asked for once.
 static int multiprocessors() {
     static int known[64] = {};
@@ -102,33 +110,6 @@ static int multiprocessors() {
     int& count = known[device % 64];
     if (count == 0) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     return count;
-}
-
-// True when the current device runs sm_90a code; asked for once per device.
-static bool on_hopper() {
-    static int known[64] = {};
-    int device = 0;
-    cudaGetDevice(&device);
-    int& major = known[device % 64];
-    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major == 9;
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// The value at the same place of shared memory in block `rank` of the cluster.
-__device__ __forceinline__ float cluster_load(const float* p, int rank) {
-    float v = 0.0f;
-#if __CUDA_ARCH__ >= 900
-    unsigned int address = static_cast<unsigned int>(__cvta_generic_to_shared(p));
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-#endif
-    return v;
 }
 
 // Division by a run-time constant: exact for numerators below 2^31.
@@ -146,43 +127,6 @@ inline FastDivide fast_divide(unsigned int divisor) {
     return {divisor, static_cast<unsigned int>(multiplier), shift};
 }
 
-// Opaque to the compiler, which would otherwise keep every unrolled address in a register.
-template <typename T>
-__device__ __forceinline__ void advance(T*& p, int64_t bytes) {
-    asm volatile("add.s64 %0, %0, %1;" : "+l"(p) : "l"(bytes));
-}
-
-// VEC neighbouring floats; element e goes to v[e * stride].
-template <int VEC>
-__device__ __forceinline__ void load_vector(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4) {
-        const float4 q = *reinterpret_cast<const float4*>(p);
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
-    } else {
-        v[0] = *p;
-    }
-}
-
-template <int VEC>
-__device__ __forceinline__ void store_vector(float* p, const float* v, int stride = 1) {
-    if constexpr (VEC == 4) {
-        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
-    } else {
-        *p = v[0];
-    }
-}
-
-// As load_vector, for data that the kernel does not write.
-template <int VEC>
-__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4) {
-        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
-    } else {
-        v[0] = __ldg(p);
-    }
-}
-
 // COUNT (1, 2 or 4) neighbouring floats that the kernel does not write.
 template <int COUNT>
 __device__ __forceinline__ void load_run(float* v, const float* p) {
@@ -197,18 +141,6 @@ __device__ __forceinline__ void load_run(float* v, const float* p) {
     }
 }
 
-// COUNT (1, 2 or 4) neighbouring floats.
-template <int COUNT>
-__device__ __forceinline__ void store_run(float* p, const float* v) {
-    if constexpr (COUNT == 4) {
-        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
-    } else if constexpr (COUNT == 2) {
-        *reinterpret_cast<float2*>(p) = make_float2(v[0], v[1]);
-    } else {
-        *p = v[0];
-    }
-}
-
 // Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
 [[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
     unsigned r;
@@ -216,9 +148,8 @@ __device__ __forceinline__ void store_run(float* p, const float* v) {
     return __uint_as_float(r);
 }
 
-// The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
-// all other bits set, which no arithmetic makes.
-[[maybe_unused]] __device__ __forceinline__ float round_tf32_fast(float v) { return __int_as_float(min(__float_as_int(v), 0x7fffefff) + 0x1000); }
+// As round_tf32 in two operations, for the high part of a number: a NaN that becomes a number stays in v - high.
+__device__ __forceinline__ float high_tf32(float v) { return __uint_as_float((__float_as_uint(v) + 0x1000u) & 0xffffe000u); }
 
 // 16 x 8 sums of products of TF32 fragments, 8 deep.
 [[maybe_unused]] __device__ __forceinline__ void multiply_add(float (&d)[4], const float4& a, float b0, float b1) {
@@ -226,36 +157,6 @@ __device__ __forceinline__ void store_run(float* p, const float* v) {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
           "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
-
-// The bits of |v|, which are ordered as numbers are; 0 for an infinity or NaN.
-__device__ __forceinline__ unsigned finite_magnitude(float v) {
-    const unsigned bits = __float_as_uint(v) & 0x7fffffffu;
-    return bits < 0x7f800000u ? bits : 0;
-}
-
-// The power of two that brings values of at most `peak` (its bits) below 2^15.
-__device__ __forceinline__ float half_scale(unsigned peak) { return __uint_as_float((268 - max(peak >> 23, 15u)) << 23); }
-
-// One over half_scale.
-__device__ __forceinline__ float half_inverse(unsigned peak) { return __uint_as_float((max(peak >> 23, 15u) - 14) << 23); }
-
-// The nearest half, and above it in the word the half of what that leaves.
-__device__ __forceinline__ unsigned split_halves(float v) {
-    unsigned pair;
-    asm("{ .reg .f16 h, l; .reg .f32 r; cvt.rn.f16.f32 h, %1; cvt.f32.f16 r, h; sub.f32 r, %1, r; cvt.rn.f16.f32 l, r; mov.b32 %0, {h, l}; }" : "=r"(pair) : "f"(v));
-    return pair;
-}
-
-__device__ __forceinline__ unsigned high_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x5410); }
-
-__device__ __forceinline__ unsigned low_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x7632); }
-
-// 16 x 8 sums of products of fp16 fragments, 16 deep.
-__device__ __forceinline__ void multiply_add_halves(float (&d)[4], const float4& a, const unsigned (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)), "r"(b[0]), "r"(b[1]));
 }
 
 // One operation for each of COUNT (a multiple of 4) values.
@@ -267,2820 +168,455 @@ __device__ __forceinline__ bool all_finite(const float* v) {
     return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0.0f;
 }
 
-// What is not finite in split arithmetic may be so in plain fp32, or have another sign: such values of
-// lines in shared memory are computed again.
-template <typename Plain>
-__device__ __forceinline__ void mend(float* values, int lines, int columns, int pitch, int thread, int threads, Plain plain) {
-#pragma unroll 1
-    for (int i = thread; i < lines * columns; i += threads) {
-        const int line = i / columns, column = i % columns;
-        float& value = values[line * pitch + column];
-        if (!isfinite(value)) value = plain(line, column);
-    }
-}
-
-// A store that is no branch: neighbouring elements' arithmetic stays interleaved.
-__device__ __forceinline__ void store_where(bool in, float* to, float v) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.cs.f32 [%1], %2;}" ::"r"(int(in)), "l"(to), "f"(v) : "memory");
-}
-
-// Copies behind the back of the thread, zeros where `in` is false.
-template <int WORDS>
-__device__ __forceinline__ void copy_words(float* to, const float* from, bool in = true) {
-    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    if constexpr (WORDS == 4)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(in ? 16 : 0) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(in ? 4 : 0) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int PENDING>
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
-// k0_pool
-//   %avg_pool2d_r1_r2: float32[64, 16, 6, 6] = mean_pool2d(%avg_pool2d_r1_r1, kernel=(4, 4), stride=(1, 1))
-
-namespace k0_pool_kernel {
-
-// A thread computes RESULTS results, one below the other, and ACROSS side by side, whose windows begin with accesses of
-// VEC elements: what they share is read once.
-// Threads side by side take neighbouring results, across the ends of rows, so that accesses coalesce.
-constexpr int THREADS = 256;
-constexpr int greatest_divisor(int a, int b) { return b ? greatest_divisor(b, a % b) : a; }
-constexpr int KERNEL_D = 1, STRIDE_D = 1, PADDING_D = 0, DILATION_D = 1;
-constexpr int KERNEL_H = 4, STRIDE_H = 1, PADDING_H = 0, DILATION_H = 1;
-constexpr int KERNEL_W = 4, STRIDE_W = 1, PADDING_W = 0, DILATION_W = 1;
-
-template <int VEC>
-struct Tile {
-    static constexpr int RESULTS = VEC == 4 ? 2 : VEC == 2 ? 4 : 4;
-    static constexpr int ACROSS = VEC / greatest_divisor(VEC, STRIDE_W);
-    static constexpr int LEAD = (VEC - PADDING_W % VEC) % VEC;   // elements before the windows in the first access
-    static constexpr int SPAN = LEAD + (ACROSS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1;   // of a row, from there on
-    static constexpr int ROWS = (RESULTS - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1;   // that the windows span
-    // The window of result r has row i; that of result a (side by side) has element e.
-    __device__ static constexpr bool has_row(int r, int i) {
-        const int k = i - r * STRIDE_H;
-        return k >= 0 && k % DILATION_H == 0 && k / DILATION_H < KERNEL_H;
-    }
-    __device__ static constexpr bool has(int a, int e) {
-        const int k = e - LEAD - a * STRIDE_W;
-        return k >= 0 && k % DILATION_W == 0 && k / DILATION_W < KERNEL_W;
-    }
-    __device__ static constexpr bool reads_row(int i) {
-        for (int r = 0; r < RESULTS; ++r)
-            if (has_row(r, i)) return true;
-        return false;
-    }
-    __device__ static constexpr bool reads(int e) {
-        for (int a = 0; a < ACROSS; ++a)
-            if (has(a, e)) return true;
-        return false;
-    }
-    // Which one of the elements of an access some window has: NONE of them, SEVERAL, or this one.
-    static constexpr int NONE = -1, SEVERAL = VEC;
-    __device__ static constexpr int only(int first) {
-        int found = NONE;
-        for (int e = 0; e < VEC; ++e)
-            if (reads(first + e)) found = found == NONE ? e : SEVERAL;
-        return found;
-    }
-};
-constexpr float NOTHING = 0.0f;   // what no element gives
-
-struct Args {
-    const float* x0;
-    float* y0;
-    int in_depth, in_height, in_width;         // of the input
-    int out_depth, out_height, out_width;      // of the result
-    int64_t count;                             // threads with work
-    FastDivide by_width, by_rows, by_depth;    // used while count < 2^31
-};
-
-__device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64_t count) {
-    return count <= INT32_MAX ? by.quotient(static_cast<unsigned int>(i)) : i / by.divisor;
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
-    const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-    if (thread >= args.count) return;
-    const int64_t out_line = divide(thread, args.by_width, args.count);
-    const int64_t slab = divide(out_line, args.by_rows, args.count);
-    const int64_t volume = divide(slab, args.by_depth, args.count);
-    using T = Tile<VEC>;
-    const int column = static_cast<int>(thread - out_line * args.by_width.divisor) * T::ACROSS;
-    const int row = static_cast<int>(out_line - slab * args.by_rows.divisor) * T::RESULTS;
-    const int layer = static_cast<int>(slab - volume * args.out_depth);
-
-    const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W - T::LEAD;
-    const float* corner = args.x0 + ((volume * args.in_depth + front) * args.in_height + top) * args.in_width + left;
-    const int64_t layer_size = int64_t(args.in_height) * args.in_width;
-    // Of the rows that only results below the last one have, what is read does not matter.
-    auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int c) { return true; };
-    float results[T::RESULTS][T::ACROSS];
-#pragma unroll
-    for (int r = 0; r < T::RESULTS; ++r)
-#pragma unroll
-        for (int a = 0; a < T::ACROSS; ++a) results[r][a] = NOTHING;
-#pragma unroll
-    for (int d = 0; d < KERNEL_D; ++d, corner += DILATION_D * layer_size) {
-        [[maybe_unused]] const int64_t z = front + d * DILATION_D;
-        float lines[T::ROWS][(T::SPAN + VEC - 1) / VEC * VEC] = {};
-        const float* p = corner;
-#pragma unroll
-        for (int i = 0; i < T::ROWS; ++i, p += args.in_width) {
-            if (!T::reads_row(i)) continue;
-            const bool inside = row_inside(z, top + i);
-#pragma unroll
-            for (int g = 0; g < T::SPAN; g += VEC) {
-                const int only = T::only(g);
-                if (only == T::NONE || !inside || !inside_row(left + g)) continue;
-                if (VEC == 1 || only == T::SEVERAL) load_run<VEC>(&lines[i][g], p + g);
-                else load_run<1>(&lines[i][g + only], p + g + only);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < T::ROWS; ++i) {
-            if (!T::reads_row(i)) continue;
-            [[maybe_unused]] const int64_t y = top + i;
-            const bool inside = row_inside(z, y);
-            // What the window gets of element v at position (z, y, x) of the volume.
-            auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
-
-                return v;
-            };
-            float part[T::ACROSS];
-#pragma unroll
-            for (int a = 0; a < T::ACROSS; ++a) part[a] = NOTHING;
-#pragma unroll
-            for (int e = 0; e < T::SPAN; ++e) {
-                if (!T::reads(e)) continue;
-                const float value = element(lines[i][e], inside && inside_row(left + e), left + e);
-#pragma unroll
-                for (int a = 0; a < T::ACROSS; ++a)
-                    if (T::has(a, e)) part[a] += value;
-            }
-#pragma unroll
-            for (int r = 0; r < T::RESULTS; ++r)
-#pragma unroll
-                for (int a = 0; a < T::ACROSS; ++a)
-                    if (T::has_row(r, i)) results[r][a] += part[a];
-        }
-    }
-
-    // What becomes of a pooled value at (z, y, x) of the result.
-    auto finish = [&](float result, [[maybe_unused]] int64_t y, [[maybe_unused]] int64_t x) {
-        const float pooled = result * 0x1p-4f;   // divided by 16
-
-        return pooled;
-    };
-    float* to = args.y0 + ((volume * args.out_depth + layer) * args.out_height + row) * args.out_width + column;
-#pragma unroll
-    for (int r = 0; r < T::RESULTS; ++r, to += args.out_width) {
-        if (row + r >= args.out_height) break;
-#pragma unroll
-        for (int a = 0; a < T::ACROSS; ++a) results[r][a] = finish(results[r][a], row + r, column + a);
-        store_run<T::ACROSS>(to, results[r]);
-    }
-}
-
-template <int VEC>
-int launch(Args& args, int64_t layers, cudaStream_t stream) {
-    using T = Tile<VEC>;
-    const int columns = args.out_width / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
-    args.count = layers * rows * columns;
-    args.by_width = fast_divide(static_cast<unsigned int>(columns));
-    args.by_rows = fast_divide(static_cast<unsigned int>(rows));
-    args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    run<VEC><<<static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream>>>(args);
-    return cudaGetLastError();
-}
-
-// Accesses of VEC elements are aligned.
-template <int VEC>
-bool fits(const Args& args) {
-    const auto multiple = [](const void* pointer, size_t elements) { return reinterpret_cast<uintptr_t>(pointer) % (elements * sizeof(float)) == 0; };
-    constexpr int ACROSS = Tile<VEC>::ACROSS;
-    return multiple(args.x0, VEC) && args.in_width % VEC == 0 && multiple(args.y0, ACROSS) && args.out_width % ACROSS == 0;
-}
-
-extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
-    const int64_t planes = 1024;
-    const int64_t in_depth = 1, in_height = 9, in_width = 9;
-    const int64_t out_depth = 1, out_height = 6, out_width = 6;
-    if (planes * out_depth * out_height * out_width == 0) return cudaSuccess;
-    if (in_depth > INT32_MAX || in_height > INT32_MAX || in_width > INT32_MAX) return cudaErrorInvalidValue;
-    Args args = {};
-    args.x0 = x0;
-    args.y0 = y0;
-    args.in_depth = static_cast<int>(in_depth), args.in_height = static_cast<int>(in_height), args.in_width = static_cast<int>(in_width);
-    args.out_depth = static_cast<int>(out_depth), args.out_height = static_cast<int>(out_height), args.out_width = static_cast<int>(out_width);
-    if (fits<4>(args)) return launch<4>(args, planes * out_depth, stream);
-    if (fits<2>(args)) return launch<2>(args, planes * out_depth, stream);
-    return launch<1>(args, planes * out_depth, stream);
-}
-
-}  // namespace k0_pool_kernel
-
-// ------------------------------------------------------------------------------------------------
-// k1_contraction_sm90
-//   %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%x, %avg_pool2d_r1_r2, stride=(4, 4))
-
-namespace k1_contraction_sm90_kernel {
-
-// Implicit GEMM. A first kernel writes the input padded, rounded to TF32 and channel-quad-major, a grid of
-// slots [quad of channels][sample, z, y, x][4], one grid for each residue of the stride. Zero slots at the
-// end of a row serve as those before the next one. Then every tap of every phase is a constant shift along
-// the flattened slots: the product is a plain GEMM over linear base slots, its tiles arrive by bulk copy, and
-// a tap costs nothing but another start address. A thread ends up with all of its channels of a few pixels,
-// so the epilogue runs in registers.
-constexpr bool TRANSPOSED = false;
-constexpr int GROUPS = 1, IN = 16, OUT = 64;   // channels of a group
-// Along z, y, x; absent axes have one position.
-__host__ __device__ constexpr int along(int axis, int z, int y, int x) { return axis == 0 ? z : axis == 1 ? y : x; }
-__host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 1, 6, 6); }
-__host__ __device__ constexpr int stride(int axis) { return along(axis, 1, 4, 4); }
-__host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
-__host__ __device__ constexpr int reach(int axis) { return along(axis, 0, 1, 1); }             // largest shift of a tap
-__host__ __device__ constexpr int lead(int axis) { return along(axis, 0, 0, 0); }              // zero slots before the first input position
-__host__ __device__ constexpr int in_step(int axis) { return along(axis, 1, 4, 4); }        // slot -> input position
-__host__ __device__ constexpr int in_origin(int axis) { return along(axis, 0, 0, 0); }
-__host__ __device__ constexpr int out_step(int axis) { return along(axis, 1, 1, 1); }      // base -> output position, of phase 0
-__host__ __device__ constexpr int out_origin(int axis) { return along(axis, 0, 0, 0); }
-
-constexpr int RESIDUES = 16;       // input grids: residues of a convolution's stride that some tap reads
-constexpr int ROWS = 24;           // tap rows: taps that differ along x alone
-constexpr int MAX_TAPS = 2;       // taps of a row at most
-// Phases of a transposed convolution: PHASES_Y * PHASES_X of them share a block, the others are kinds of tile.
-constexpr int PHASES_Y = 1, PHASES_X = 1, PHASES = PHASES_Y * PHASES_X;
-constexpr int OUTER_PHASES = 1;
-constexpr int CHANNELS = 64;       // output channels of a block
-constexpr int SPLIT = 1;            // blocks of a cluster that share the channels of a row
-constexpr int CHANNEL_TILES = 1;    // tiles along the channels
-constexpr int CLUSTER = 1;
-constexpr int SHARE = CLUSTER / SPLIT;  // tiles that a cluster works on at a time
-constexpr int COLUMNS = PHASES * CHANNELS;                       // N of the product
-constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over the same base slots
-
-constexpr int WARPGROUPS = 4;       // consumers, 64 base slots each
-constexpr int TILE = 64 * WARPGROUPS;
-constexpr int THREADS = 128 * (WARPGROUPS + 1);
-constexpr int CHUNK = 16;           // input channels of a stage
-constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
-constexpr int RINGS = 4;           // of stages: one that all warpgroups read, or one for each
-constexpr int STAGES = 3;          // of a ring
-constexpr int SLOTS = 97;          // slots of a stage
-constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
-constexpr int RING = 0;            // weight slots of that ring
-constexpr int TAP_BYTES = CHUNK * COLUMNS * 4;
-constexpr int STAGE_BYTES = QUADS * SLOTS * 16;
-constexpr int KIND_BYTES = 36 * CHUNKS * TAP_BYTES;     // weights of a kind
-constexpr int WEIGHT_BYTES = STREAM ? RING * MAX_TAPS * TAP_BYTES : KIND_BYTES;
-constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neighbouring channels, per base slot
-[[maybe_unused]] constexpr int VALUES = 2 * PAIRS;                   // its values per base slot
-constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
-
-// Staging of the results, so that a warp stores whole runs of an output row.
-constexpr int SLICE = 8;                    // channels at a time
-constexpr int BUFFERS = 1;
-constexpr int ROW_PITCH = 64 * PHASES_X + (PHASES_Y == 1 ? 0 : PHASES_X == 2 ? 16 : 8);   // of an output row; free of bank conflicts
-constexpr int CHANNEL_PITCH = PHASES == 4 ? PHASES_Y * ROW_PITCH : PHASES == 2 ? PHASES_Y * ROW_PITCH | 8 : 68;
-[[maybe_unused]] constexpr int WINDOWS = 2 * PHASES_X;               // 32 neighbouring results each
-
-// Shared memory, in order.
-constexpr int AT_STAGES = WEIGHT_BYTES;
-constexpr int AT_STAGING = AT_STAGES + RINGS * STAGES * STAGE_BYTES;
-constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_PITCH * 4;
-constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
-constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
-constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 0 * ROW_FLOATS * 4;
-constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
-constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
-static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
-
-struct Args {
-    const float *x, *w;
-    float* y0;
-    float *weights, *grid;        // workspace
-    int64_t plane;                // slots of a channel quad
-    int batch, first_sample;      // samples of this launch
-    unsigned int weight_rows;     // rows of the preparation's blocks that write weights
-    int base_slots, steps;        // slots of the grid; groups of SHARE tiles that cover it
-    bool whole, turns;            // a stage holds all tap rows of a residue; the stages hold a whole item
-    int in[3], out[3];
-    FastDivide by_x, by_y, by_z;  // pitches of the grid
-    struct { int shift, offset, length; } row[ROWS];   // tap row: shift in slots; offset in its stage; length of the stage that it opens, or 0
-};
-
-// ---- Hopper instructions -----------------------------------------------------------------------------------
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-__device__ __forceinline__ void barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
-__device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-__device__ __forceinline__ void barrier_arrive_remote(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
-__device__ __forceinline__ void barrier_expect(uint32_t bar, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
-__device__ __forceinline__ void barrier_wait(uint32_t bar, int phase) {
-    // The hint lets the hardware suspend a waiting thread instead of spinning.
-    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar), "r"(phase), "r"(0x989680) : "memory");
-}
-__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
-}
-__device__ __forceinline__ void bulk_multicast(uint32_t to, const void* from, int bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"(static_cast<uint16_t>((1 << CLUSTER) - 1)) : "memory");
-}
-__device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
-    uint32_t r;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
-    return r;
-}
-__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
-__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ __forceinline__ uint32_t to_tf32(float v) {
-    uint32_t r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
-    return r;
-}
-__device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(accumulate));
-}
-
-// ---- Preparation: weights in core-matrix order, the input as a grid ----------------------------------------
-struct Residue { int at[3], first_row, rows, taps, tap[MAX_TAPS]; };   // its rows, and the taps of a row along x
-__constant__ constexpr Residue RESIDUE[RESIDUES] = {
-    {{0, 0, 0}, 0, 2, 2, {0, 1}},
-    {{0, 0, 1}, 2, 2, 2, {0, 1}},
-    {{0, 0, 2}, 4, 2, 1, {0}},
-    {{0, 0, 3}, 6, 2, 1, {0}},
-    {{0, 1, 0}, 8, 2, 2, {0, 1}},
-    {{0, 1, 1}, 10, 2, 2, {0, 1}},
-    {{0, 1, 2}, 12, 2, 1, {0}},
-    {{0, 1, 3}, 14, 2, 1, {0}},
-    {{0, 2, 0}, 16, 1, 2, {0, 1}},
-    {{0, 2, 1}, 17, 1, 2, {0, 1}},
-    {{0, 2, 2}, 18, 1, 1, {0}},
-    {{0, 2, 3}, 19, 1, 1, {0}},
-    {{0, 3, 0}, 20, 1, 2, {0, 1}},
-    {{0, 3, 1}, 21, 1, 2, {0, 1}},
-    {{0, 3, 2}, 22, 1, 1, {0}},
-    {{0, 3, 3}, 23, 1, 1, {0}},
-};
-__constant__ constexpr int ROW_TAP[ROWS][2] = {{0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}};   // shifts along z and y
-__constant__ constexpr int OUTER_PHASE[OUTER_PHASES][3] = {{0, 0, 0}};
-
-// Kernel position whose tap has this shift, or -1.
-__device__ __forceinline__ int kernel_position(int axis, int phase, int shift, int residue) {
-    const int distance = TRANSPOSED ? phase + stride(axis) * (reach(axis) - shift) : stride(axis) * shift + residue;
-    const int k = distance / dilation(axis);
-    return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
-}
-
-// [kind][chunk of a residue][tap row][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
-// its phase is c % PHASES, so that a lane's columns belong to one pixel.
-__device__ void prepare_weights(const Args& args, int index, int count) {
-    constexpr int KIND_QUADS = KIND_BYTES / 16;
-    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
-        const int kind = i / KIND_QUADS;
-        int t = i % KIND_QUADS, r = 0;
-        while (RESIDUES > 1) {
-            const int span = RESIDUE[r].rows * RESIDUE[r].taps * CHUNKS * QUADS * COLUMNS;
-            if (t < span) break;
-            t -= span, ++r;
-        }
-        const Residue& residue = RESIDUE[r];
-        const int column = t % COLUMNS, quad = t / COLUMNS % QUADS, tap = t / (COLUMNS * QUADS) % residue.taps;
-        const int row = t / (COLUMNS * QUADS * residue.taps) % residue.rows + residue.first_row;
-        const int chunk = t / (COLUMNS * QUADS * residue.taps * residue.rows);
-        const int lane = column % 8 / 2, phase = lane % PHASES;
-        const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
-        const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
-        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[row][0], residue.at[0]);
-        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[row][1], residue.at[1]);
-        const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
-        uint32_t v[4];
-#pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            const int c = chunk * CHUNK + quad * 4 + u;
-            const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
-            const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
-            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
-        }
-        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
-    }
-}
-
-constexpr int PREPARE_THREADS = 256;
-constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
-
-__global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("griddepcontrol.launch_dependents;");
-    if (blockIdx.y < args.weight_rows) {
-        prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
-        return;
-    }
-    const int64_t slot = int64_t(blockIdx.x) * PREPARE_THREADS + threadIdx.x;
-    if (slot >= args.plane) return;
-    const int quads = blockIdx.y - args.weight_rows, part = quads % (GROUP_QUADS / PREPARE_QUADS), group = quads / (GROUP_QUADS / PREPARE_QUADS);
-    const unsigned int in_grid = slot < args.base_slots ? static_cast<unsigned int>(slot) : 0u;
-    const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
-    const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
-    const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
-#pragma unroll
-    for (int r = 0; r < RESIDUES; ++r) {
-        bool in = slot < args.base_slots;
-        int64_t offset = 0;
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            const int i = at[axis] * in_step(axis) + in_origin(axis) + RESIDUE[r].at[axis];
-            in = in && i >= 0 && i < args.in[axis];
-            offset = offset * args.in[axis] + i;
-        }
-        const int channel = part * PREPARE_QUADS * 4;
-        const float* p = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image + offset;
-        float v[PREPARE_QUADS][4];
-#pragma unroll
-        for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
-        uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t(r * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
-#pragma unroll
-        for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) *q = make_uint4(to_tf32(v[u][0]), to_tf32(v[u][1]), to_tf32(v[u][2]), to_tf32(v[u][3]));
-    }
-#endif
-}
-
-// ---- The product ---------------------------------------------------------------------------------------------
-struct Pixel { int sample, base[3]; bool in; };   // a base slot, taken apart
-
-__device__ __forceinline__ Pixel pixel_of(const Args& args, int slot) {
-    Pixel p;
-    p.in = slot < args.base_slots;
-    const unsigned int s = p.in ? slot : 0, line = args.by_x.quotient(s), slice = args.by_y.quotient(line);
-    p.sample = args.by_z.quotient(slice);
-    p.base[0] = slice - p.sample * args.by_z.divisor;
-    p.base[1] = line - slice * args.by_y.divisor;
-    p.base[2] = s - line * args.by_x.divisor;
-    return p;
-}
-
-__device__ __forceinline__ int output_position(const Pixel& p, int axis, int phase) {
-    return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
-}
-
-__global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t base = shared_address(shared);
-    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
-    const int rank = blockIdx.x % CLUSTER;
-    const uint32_t stage_full = base + AT_BARRIERS, stage_free = stage_full + RINGS * STAGES * 8;
-    const uint32_t ring_full = stage_free + RINGS * STAGES * 8, ring_free = ring_full + RING * 8;
-    const uint32_t kind_full = ring_free + RING * 8, kind_free = kind_full + 8, mail = kind_free + 8;
-
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < RINGS * STAGES; ++i) barrier_init(stage_full + i * 8, 1), barrier_init(stage_free + i * 8, WARPGROUPS * 4 / RINGS);
-        for (int i = 0; i < RING; ++i) barrier_init(ring_full + i * 8, 1), barrier_init(ring_free + i * 8, SHARE * WARPGROUPS * 4);
-        barrier_init(kind_full, 1), barrier_init(kind_free, WARPGROUPS * 4);
-        for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
-    if (CLUSTER > 1) cluster_sync();
-
-    // A cluster's share of the work: a run of neighbouring tiles, kind after kind.
-    const int clusters = gridDim.x / CLUSTER, cluster = blockIdx.x / CLUSTER;
-    constexpr int RUN_KINDS = KINDS / SPLIT;
-    const int64_t items = int64_t(RUN_KINDS) * args.steps;
-    const int begin = static_cast<int>(items * cluster / clusters), end = static_cast<int>(items * (cluster + 1) / clusters);
-    int kind = begin / args.steps * SPLIT + (SPLIT > 1 ? rank : 0), step = begin % args.steps;
-    auto advance_item = [&] { if (++step == args.steps) step = 0, kind += SPLIT; };
-    auto first_of = [&] { return (step * SHARE + (SPLIT > 1 ? 0 : rank)) * TILE; };   // first base slot of the tile
-
-    if (warpgroup == WARPGROUPS) {
-        // ---- producers: one thread for each ring of stages, one for streamed weights
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (warp % 4 < RINGS && lane == 0) {
-            const int ring = warp % 4;
-            asm volatile("griddepcontrol.wait;" ::: "memory");
-            int stage = 0, phase = 1, held = -1, kind_phase = 0;
-            for (int item = begin; item < end; ++item, advance_item()) {
-                const int group = kind / (CHANNEL_TILES * OUTER_PHASES);
-                if (!STREAM && ring == 0 && kind != held) {
-                    if (held >= 0) barrier_wait(kind_free, kind_phase), kind_phase ^= 1;
-                    held = kind;
-                    barrier_expect(kind_full, KIND_BYTES);
-                    const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
-                    for (int at = 0; at < KIND_BYTES; at += TAP_BYTES) bulk_load(base + at, from + at, TAP_BYTES, kind_full);
-                }
-                const int first = first_of() + ring * 64;
-#pragma unroll 1
-                for (int r = 0; r < RESIDUES; ++r)
-#pragma unroll 1
-                    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                        const float* from = args.grid + ((int64_t(r * GROUPS + group) * GROUP_QUADS + chunk * QUADS) * args.plane + first) * 4;
-#pragma unroll 1
-                        for (int row = RESIDUE[r].first_row; row < RESIDUE[r].first_row + RESIDUE[r].rows; ++row) {
-                            const int length = args.row[row].length;
-                            if (length == 0) continue;
-                            const int at = ring * STAGES + stage;
-                            barrier_wait(stage_free + at * 8, phase);
-                            barrier_expect(stage_full + at * 8, QUADS * length * 16);
-                            for (int q = 0; q < QUADS; ++q)
-                                bulk_load(base + AT_STAGES + at * STAGE_BYTES + q * (SLOTS * 16), from + (q * args.plane + args.row[row].shift) * 4, length * 16, stage_full + at * 8);
-                            if (++stage == STAGES) stage = 0, phase ^= 1;
-                        }
-                    }
-            }
-        }
-        if (STREAM && warp % 4 == 3 && lane == 0) {
-            asm volatile("griddepcontrol.wait;" ::: "memory");
-            int slot = 0, phase = 1;
-            for (int item = begin; item < end; ++item, advance_item()) {
-                const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
-#pragma unroll 1
-                for (int r = 0; r < RESIDUES; ++r) {
-                    const int bytes = RESIDUE[r].taps * TAP_BYTES;
-#pragma unroll 1
-                    for (int i = 0; i < CHUNKS * RESIDUE[r].rows; ++i, from += bytes) {
-                        barrier_wait(ring_free + slot * 8, phase);
-                        barrier_expect(ring_full + slot * 8, bytes);
-                        const uint32_t to = base + slot * (MAX_TAPS * TAP_BYTES);
-                        if (SHARE > 1) {   // every block brings its part to all
-                            const int part = bytes / SHARE;
-                            bulk_multicast(to + rank * part, from + rank * part, part, ring_full + slot * 8);
-                        } else {
-                            bulk_load(to, from, bytes, ring_full + slot * 8);
-                        }
-                        if (++slot == RING) slot = 0, phase ^= 1;
-                    }
-                }
-            }
-        }
-    } else {
-        // ---- consumers
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
-        const int ring = RINGS > 1 ? warpgroup : 0;
-        // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
-        const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
-        constexpr uint64_t A_LAYOUT = uint64_t(8) << 32 | uint64_t(SLOTS) << 16, B_LAYOUT = uint64_t(8) << 32 | uint64_t(COLUMNS) << 16;
-        // With a whole item in the stages, the warpgroups multiply one after the other, so that epilogues overlap products.
-        const bool turns = !STREAM && RINGS == 1 && args.turns;
-        int stage = 0, phase = 0, slot = 0, ring_phase = 0, held = -1, kind_phase = 0;
-        auto free_stage = [&](int i) { if (lane == 0) barrier_arrive(stage_free + (ring * STAGES + i) * 8); };
-        auto free_slot = [&](int i) {
-            if (STREAM && SHARE == 1 && lane == 0) barrier_arrive(ring_free + i * 8);
-            if (STREAM && SHARE > 1 && lane < SHARE) barrier_arrive_remote(remote(ring_free + i * 8, lane));
-        };
-        if (turns && warpgroup == WARPGROUPS - 1) named_arrive(1, 256);
-
-        for (int item = begin; item < end; ++item, advance_item()) {
-            float d[32];
-            if (turns) named_sync(1 + warpgroup, 256);
-            if (!STREAM && kind != held) barrier_wait(kind_full, kind_phase), kind_phase ^= 1, held = kind;
-            uint32_t b = b_base;
-            int accumulate = 0, old_stage = -1, old_slot = -1;
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 0; row < 2;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 4 * (TAP_BYTES / 16);
-                        row = 2;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 2 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 2; row < 4;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 4 * (TAP_BYTES / 16);
-                        row = 4;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 4 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 4; row < 6;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[5].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[5].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 2 * (TAP_BYTES / 16);
-                        row = 6;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 6 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 6; row < 8;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[7].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[7].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 2 * (TAP_BYTES / 16);
-                        row = 8;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 8 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 8; row < 10;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[9].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[9].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[9].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[9].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 4 * (TAP_BYTES / 16);
-                        row = 10;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 10 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 10; row < 12;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[11].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[11].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[11].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[11].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 4 * (TAP_BYTES / 16);
-                        row = 12;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 12 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 12; row < 14;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[13].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[13].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 2 * (TAP_BYTES / 16);
-                        row = 14;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 14 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 14; row < 16;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[15].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + args.row[15].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 2 * (TAP_BYTES / 16);
-                        row = 16;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 16 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 16; row < 17;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 2 * (TAP_BYTES / 16);
-                        row = 17;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 17 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 17; row < 18;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 2 * (TAP_BYTES / 16);
-                        row = 18;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 18 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 18; row < 19;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 1 * (TAP_BYTES / 16);
-                        row = 19;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 19 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 19; row < 20;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 1 * (TAP_BYTES / 16);
-                        row = 20;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 20 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 20; row < 21;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 2 * (TAP_BYTES / 16);
-                        row = 21;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 21 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 21; row < 22;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 2 * (TAP_BYTES / 16);
-                        row = 22;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 22 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
-                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 22; row < 23;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 1 * (TAP_BYTES / 16);
-                        row = 23;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 23 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-#pragma unroll 1
-                for (int row = 23; row < 24;) {
-                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
-                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
-                    if (args.whole) {
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        b += 1 * (TAP_BYTES / 16);
-                        row = 24;
-                    } else {
-                    bool last;
-                    do {
-                        if (STREAM) {
-                            barrier_wait(ring_full + slot * 8, ring_phase);
-                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
-                        }
-                        const uint32_t a = a_stage + args.row[row].offset;
-                        ++row;
-                        last = row == 24 || args.row[row].length != 0;
-                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
-                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
-                        accumulate = 1;
-                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (!STREAM) b += 1 * (TAP_BYTES / 16);
-                        if (STREAM) {   // what the group before this one has read is free
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            if (old_slot >= 0) free_slot(old_slot);
-                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
-                            old_slot = slot;
-                            if (++slot == RING) slot = 0, ring_phase ^= 1;
-                        }
-                    } while (!last);
-                    }
-                    if (!STREAM) {
-                        if (old_stage >= 0) {
-                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                            free_stage(old_stage);
-                        }
-                    }
-                    old_stage = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-            }
-            const bool final = item + 1 == end;
-            if (turns && !(final && warpgroup == WARPGROUPS - 1)) named_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);
-            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-            for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
-            if (STREAM) free_slot(old_slot);
-            free_stage(old_stage);
-            if (!STREAM && !final && step + 1 == args.steps && lane == 0) barrier_arrive(kind_free);
-
-            // ---- epilogue: v[i][j] is value j of this lane's pixel i
-            const int outer_phase = kind / CHANNEL_TILES % OUTER_PHASES;
-            const int first_channel = kind / (CHANNEL_TILES * OUTER_PHASES) * OUT + kind % CHANNEL_TILES * CHANNELS;
-            const int first_slot = first_of() + warpgroup * 64;
-            auto position = [&](int j) { return j / 2 * (2 * LANES) + c / PHASES * 2 + j % 2; };
-            [[maybe_unused]] auto live = [&](int j) { return OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + position(j) < OUT; };
-            float v[2][VALUES];
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2];
-            int64_t outers[2], inners[2];
-            [[maybe_unused]] bool in[2];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
-                const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
-                const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
-                in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
-                outers[i] = args.first_sample + p.sample;
-                inners[i] = (int64_t(z) * args.out[1] + y) * args.out[2] + x;
-            }
-#pragma unroll
-            for (int j = 0; j < VALUES; ++j) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                [[maybe_unused]] const int64_t outer = outers[i];
-                [[maybe_unused]] const int64_t inner = inners[i];
-                    v[i][j] = v[i][j];
-                }
-            }
-            {
-                // Through shared memory, a few channels at a time: a warp stores runs of an output row.
-                // Offsets are 32-bit, from a base that all lanes share.
-                const int64_t positions = int64_t(args.out[0]) * args.out[1] * args.out[2];
-                const int sample = pixel_of(args, first_slot).sample;
-                char* to = reinterpret_cast<char*>(args.y0 + (int64_t(args.first_sample + sample) * (GROUPS * OUT) + first_channel + quarter) * positions);
-                const int64_t sample_bytes = GROUPS * OUT * 4 * positions;
-                uint32_t offset[PHASES_Y][WINDOWS];
-                uint32_t stored = 0;   // bit PHASES_Y * k + u: window k of phase u exists
-#pragma unroll
-                for (int k = 0; k < WINDOWS; ++k) {
-                    const Pixel p = pixel_of(args, first_slot + (32 * k + lane) / PHASES_X);
-                    const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]), y = output_position(p, 1, OUTER_PHASE[outer_phase][1]);
-                    const int x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + lane % PHASES_X);
-                    const bool in = p.in && z >= 0 && z < args.out[0] && x >= 0 && x < args.out[2];
-#pragma unroll
-                    for (int u = 0; u < PHASES_Y; ++u) {
-                        if (in && y + u >= 0 && y + u < args.out[1]) stored |= 1u << (PHASES_Y * k + u);
-                        offset[u][k] = static_cast<uint32_t>((p.sample - sample) * sample_bytes) + static_cast<uint32_t>((z * args.out[1] + y + u) * args.out[2] + x) * 4u;
-                    }
-                }
-                const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
-                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
-                const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
-#pragma unroll
-                for (int s = 0; s < CHANNELS / SLICE; ++s) {
-                    const uint32_t buffer = s % BUFFERS * (SLICE * CHANNEL_PITCH * 4);
-                    constexpr int SLICE_VALUES = SLICE / LANES;
-                    if (BUFFERS == 1) named_sync(8 + warpgroup, 128);
-#pragma unroll
-                    for (int j = 0; j < SLICE_VALUES; ++j)
-#pragma unroll
-                        for (int i = 0; i < 2; ++i)
-                            asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 8 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
-                    named_sync(8 + warpgroup, 128);
-                    float t[SLICE / 4][PHASES_Y][WINDOWS];
-#pragma unroll
-                    for (int n = 0; n < SLICE / 4; ++n) {
-#pragma unroll
-                        for (int u = 0; u < PHASES_Y; ++u)
-#pragma unroll
-                            for (int k = 0; k < WINDOWS; ++k)
-                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[n][u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
-                    }
-#pragma unroll
-                    for (int n = 0; n < SLICE / 4; ++n) {
-                        const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
-#pragma unroll
-                        for (int u = 0; u < PHASES_Y; ++u)
-#pragma unroll
-                            for (int k = 0; k < WINDOWS; ++k)
-                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[n][u][k];
-                        to += 16 * positions;
-                    }
-                }
-            }
-        }
-    }
-    __syncwarp();
-    if (CLUSTER > 1) cluster_sync();
-#endif
-}
-
-// ---- Host ------------------------------------------------------------------------------------------------------
-// Slots along an axis: the base positions of `out` results, and room for the shifts that the zeros of the
-// next row cannot serve.
-static int64_t axis_slots(int axis, int64_t in, int64_t out) {
-    const int64_t bases = (out - 1 - out_origin(axis)) / out_step(axis) + 1;
-    const int64_t filled = (in - 1 - in_origin(axis)) / in_step(axis) + 1;   // slots up to the last input position, of any residue
-    const int64_t trail = bases + reach(axis) - filled;
-    const int64_t shared = trail < 0 ? 0 : trail < lead(axis) ? trail : lead(axis);
-    return bases + reach(axis) - shared;
-}
-
-struct Layout { int64_t sample_slots, samples, plane, steps, weight_bytes, bytes; int64_t slots[3]; };
-
-// The workspace holds the weights and the grid of as many samples as fit the limits.
-static Layout layout(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
-    constexpr int64_t SLOT_BYTES = int64_t(RESIDUES) * GROUPS * GROUP_QUADS * 16, MAX_BYTES = int64_t(1) << 33, MAX_SLOTS = int64_t(1) << 30;
-    Layout l = {};
-    for (int axis = 0; axis < 3; ++axis) l.slots[axis] = axis_slots(axis, in[axis], out[axis]);
-    l.sample_slots = l.slots[0] * l.slots[1] * l.slots[2];
-    const int64_t most = MAX_BYTES / SLOT_BYTES < MAX_SLOTS ? MAX_BYTES / SLOT_BYTES : MAX_SLOTS;
-    l.samples = most / l.sample_slots < 1 ? 1 : most / l.sample_slots < batch ? most / l.sample_slots : batch;
-    l.steps = (l.samples * l.sample_slots + TILE * SHARE - 1) / (TILE * SHARE);
-    l.plane = l.steps * SHARE * TILE + (reach(0) * l.slots[1] + reach(1)) * l.slots[2] + reach(2);
-    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
-    l.bytes = l.weight_bytes + SLOT_BYTES * l.plane;
-    return l;
-}
-
-// Whether the sizes are within the range of the 32-bit offsets.
-static bool fits(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
-    if (batch == 0 || out[0] <= 0 || out[1] <= 0 || out[2] <= 0) return false;
-    return layout(batch, in, out).sample_slots < int64_t(1) << 30 && out[0] * out[1] * out[2] * GROUPS * OUT < int64_t(1) << 28;
-}
-
-static cudaLaunchAttribute cluster_attribute() {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = CLUSTER, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    return attribute;
-}
-
-static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3], void* workspace, cudaStream_t stream) {
-    static int known[64] = {};   // clusters that run side by side, by device
-    int device = 0;
-    cudaGetDevice(&device);
-    int& clusters = known[device % 64];
-    if (clusters == 0) {
-        if (cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES)) return error;
-        cudaLaunchConfig_t probe = {};
-        cudaLaunchAttribute together = cluster_attribute();
-        probe.gridDim = multiprocessors() / CLUSTER * CLUSTER, probe.blockDim = THREADS, probe.dynamicSmemBytes = SHARED_BYTES;
-        probe.attrs = &together, probe.numAttrs = 1;
-        int found = 0;
-        if (CLUSTER > 1 && cudaOccupancyMaxActiveClusters(&found, run, &probe) != cudaSuccess) return cudaGetLastError();
-        clusters = CLUSTER > 1 && found < multiprocessors() / CLUSTER ? found : multiprocessors() / CLUSTER;
-        if (clusters < 1) return clusters = 0, cudaErrorInvalidConfiguration;
-    }
-    const Layout l = layout(batch, in, out);
-    args.weights = static_cast<float*>(workspace);
-    args.grid = args.weights + l.weight_bytes / 4;
-    args.plane = l.plane;
-    for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
-    args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
-    args.by_y = fast_divide(static_cast<unsigned int>(l.slots[1]));
-    args.by_z = fast_divide(static_cast<unsigned int>(l.slots[0]));
-    constexpr int ROW_SHIFT[ROWS][2] = {{0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}};
-    constexpr int FIRST_ROW[RESIDUES + 1] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 17, 18, 19, 20, 21, 22, 23, ROWS};
-    constexpr int LAST_TAP[RESIDUES] = {1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0};
-    int openings = 0;
-    for (int r = 0; r < RESIDUES; ++r)
-        for (int row = FIRST_ROW[r], first = row; row < FIRST_ROW[r + 1]; ++row) {
-            auto shift = [&](int i) { return (ROW_SHIFT[i][0] * l.slots[1] + ROW_SHIFT[i][1]) * l.slots[2]; };
-            auto length = [&](int i) { return shift(i) - shift(first) + LAST_TAP[r] + TILE / RINGS; };
-            const bool opens = row == FIRST_ROW[r] || length(FIRST_ROW[r + 1] - 1) > SLOTS;   // all rows in one stage, or one each
-            if (opens) first = row, ++openings;
-            args.row[row].shift = static_cast<int>(shift(row));
-            args.row[row].offset = static_cast<int>(shift(row) - shift(first));
-            args.row[row].length = opens ? static_cast<int>(length(FIRST_ROW[r + 1] - 1) > SLOTS ? length(row) : length(FIRST_ROW[r + 1] - 1)) : 0;
-        }
-    args.whole = openings == RESIDUES;
-    args.turns = openings * CHUNKS <= STAGES;
-    for (int64_t sample = 0; sample < batch; sample += l.samples) {
-        args.first_sample = static_cast<int>(sample);
-        args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
-        args.base_slots = static_cast<int>(args.batch * l.sample_slots);
-        args.steps = static_cast<int>((args.base_slots + TILE * SHARE - 1) / (TILE * SHARE));
-        const int64_t reached = int64_t(args.steps) * SHARE * TILE + l.plane - l.steps * SHARE * TILE;
-        const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
-        const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
-        args.weight_rows = rows < 64 ? rows : 64;
-        prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
-        if (cudaError_t error = cudaGetLastError()) return error;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = clusters * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
-        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
-        // The kernel starts while the preparation ends, and waits for it where it reads.
-        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = attributes, config.numAttrs = 2;
-        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
-    }
-    return cudaSuccess;
-}
-
-extern "C" int64_t k1_contraction_sm90_workspace(int64_t batch, int64_t height, int64_t width) {
-    const int64_t in[3] = {1, height, width};
-    const int64_t out[3] = {1, ((height - 6) / 4) + 1, ((width - 6) / 4) + 1};
-    return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
-}
-
-extern "C" int k1_contraction_sm90(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    const int64_t in[3] = {1, height, width};
-    const int64_t out[3] = {1, ((height - 6) / 4) + 1, ((width - 6) / 4) + 1};
-    if (!tf32 || !fits(batch, in, out)) return cudaErrorNotSupported;
-    Args args = {};
-    args.x = x0, args.w = x1;
-    args.y0 = y0;
-    return launch(args, batch, in, out, workspace, stream);
-}
-
-}  // namespace k1_contraction_sm90_kernel
-
-// ------------------------------------------------------------------------------------------------
-// k1_contraction_sm80
-//   %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%x, %avg_pool2d_r1_r2, stride=(4, 4))
-
-namespace k1_contraction_sm80_kernel {
-
-//   y[n, o, p] = sum over channels c and taps k of w[o, c, k] * x[n, c, i(p, k)]
-//
-// A block computes OUTPUT_TILE channels of a box of output positions. The part of x that the box meets
-// lies in shared memory as one plane per channel, zero outside x, and serves every tap by a shift; the
-// weights stream past it in slices. Where a transposed convolution's stride makes output positions meet
-// different taps, each phase of the stride is a convolution of its own: phases along the width share a
-// block, so that it writes whole runs, the others are blocks of their own.
-//
-// Weights are the left factor (rows = output channels). `pack` puts them into the order in which the
-// fragments of mma want them, rounded to TF32, and beside every slice the offsets at which its products
-// find x.
-//
-// In full fp32 (SPLIT), factors are pairs of halves on the fp16 tensor cores: a power of two brings values
-// into fp16's range, a high and a low half then hold 22 bits of each, and
-//   w x = high high + high low + low high
-// accumulates in fp32. The weights of an output have a scale for every slice, the loaded part of x has one.
-// Tensor cores truncate what they add, so a sum leaves them after 16 terms, the small ones first.
-
-constexpr bool TRANSPOSED = false;
-constexpr int GROUPS = 1;
-constexpr int CHANNELS = 16, OUTPUTS = 64;   // of a group
-constexpr int WARP = 32, FRAGMENT = 128;   // words of a weight fragment: 16 outputs by 8 channels
-
-// Along one axis, output position j * PHASES + phase meets x at j * STEP + offset(phase, i) for its taps i.
-template <int KERNEL, int STRIDE, int PADDING, int DILATION, int OUTPUT_STEP, int GAP, bool ALONE, int ROW, int SPAN>
-struct Axis {
-    static constexpr int SIZE = KERNEL;
-    static constexpr int PHASES = OUTPUT_STEP, STEP = TRANSPOSED ? 1 : STRIDE;
-    static constexpr bool TAP_BY_TAP = ALONE;   // every tap has a load of x to itself
-    static constexpr int PITCH = ROW;           // step between the rows of x that are loaded
-    static constexpr int HALO = SPAN;           // rows beyond those of the first tap
-    __host__ __device__ static constexpr int first(int phase) {
-        int k = 0;
-        if (TRANSPOSED)
-            while (k < KERNEL && (phase + PADDING - k * DILATION) % STRIDE) ++k;
-        return k;
-    }
-    __host__ __device__ static constexpr int taps(int phase) { return (KERNEL - first(phase) + GAP - 1) / GAP; }
-    __host__ __device__ static constexpr int tap(int phase, int i) { return first(phase) + i * GAP; }
-    __host__ __device__ static constexpr int offset(int phase, int i) {
-        const int k = tap(phase, i);
-        return TRANSPOSED ? (phase + PADDING - k * DILATION) / STRIDE : k * DILATION - PADDING;
-    }
-    __host__ __device__ static constexpr int origin(int phase) { return offset(phase, TRANSPOSED ? taps(phase) - 1 : 0); }
-    // Where an output position meets x by tap k; outside x where it does not.
-    __device__ static int met(int position, int k) {
-        if (!TRANSPOSED) return position * STRIDE - PADDING + k * DILATION;
-        const int at = position + PADDING - k * DILATION;
-        return at % STRIDE ? -1 : at / STRIDE;
-    }
-};
-using Depth = Axis<1, 1, 0, 1, 1, 1, true, 1, 0>;
-using Height = Axis<6, 4, 0, 1, 1, 1, true, 4, 0>;
-using Width = Axis<6, 4, 0, 1, 1, 1, false, 1, 5>;
-
-constexpr int INTERLEAVED = 1;   // phases along the width that one block computes
-// Where a block's phases start to read along the width.
-__host__ __device__ constexpr int width_origin(int phase) { return INTERLEAVED < Width::PHASES ? Width::origin(phase) : 0; }
-constexpr bool TAP_BY_TAP = Depth::TAP_BY_TAP || Height::TAP_BY_TAP;
-constexpr int GRID_PHASES = Depth::PHASES * Height::PHASES * (Width::PHASES / INTERLEAVED);
-
-constexpr int CHUNK = 8;                   // channels of x in shared memory at a time
-constexpr bool AFFINE = true;             // 8 neighbouring products are 8 neighbouring channels
-constexpr int PLANES = AFFINE ? CHUNK : CHUNK + 1;  // with one of zeros for products that pad a slice
-constexpr int CHANNEL_CHUNKS = (CHANNELS + CHUNK - 1) / CHUNK;
-
-constexpr int WARPS_O = 1, WARPS_P = 4;
-constexpr int THREADS = WARPS_O * WARPS_P * WARP;
-constexpr int PLANE_WARPS = CHUNK < 4 ? THREADS / WARP : CHUNK % 4 ? 2 : 1;   // that load a plane of x
-constexpr int TILES_O = 4;                  // fragments of 16 outputs in a warp
-constexpr int OUTPUT_TILE = WARPS_O * TILES_O * 16;
-constexpr int OUTPUT_TILES = (OUTPUTS + OUTPUT_TILE - 1) / OUTPUT_TILE;
-
-
-template <bool SPLIT>
-struct Shape {
-    static constexpr int K_STEPS = SPLIT ? 6 : 6;   // groups of 8 products in a slice
-    static constexpr int OFFSETS = (K_STEPS * (AFFINE ? 1 : 8) + 3) / 4 * 4;
-    // Slices before each phase's, and their number.
-    __host__ __device__ static constexpr int first_slice(int phase) {
-        return phase == 0 ? 0 : 12;
-    }
-    static constexpr int SLICES = first_slice(GRID_PHASES);
-    static constexpr int INVERSES = K_STEPS * OUTPUT_TILE * 8;   // words before the inverse scales of the outputs
-    static constexpr int TILES_P = SPLIT ? 8 : 8;   // fragments of 8 positions in a warp, per phase
-    static constexpr int POSITIONS = WARPS_P * TILES_P * 8;   // of a block, per phase
-    static constexpr int COLUMNS = POSITIONS * INTERLEAVED;   // outputs of a channel in a block
-    static constexpr int RESIDENT = SPLIT ? 2 : 2;   // blocks of a multiprocessor
-    static constexpr int STAGES = SPLIT ? 2 : 2;    // slices in flight
-    static constexpr int SLOTS = SPLIT ? 2 : 2;     // loads of x in flight
-    static constexpr int PLANE = SPLIT ? 1128 : 1144;   // words, 8 modulo 16: fragments read without bank conflicts
-    static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
-    static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
-    static constexpr int REDUCED_WORDS = 0, RESULT_WORDS = THREADS / WARP * 16 * (TILES_P + 1) * 8 * INTERLEAVED;
-    static constexpr int WORDS = (OPERAND_WORDS > RESULT_WORDS ? OPERAND_WORDS : RESULT_WORDS) + REDUCED_WORDS;
-};
-
-struct Args {
-    const float* x;
-    const float* w;
-    float* packed;
-    float* y0;
-    int64_t height;
-    int64_t width;
-    int in[3], out[3];      // sizes of x and of the result
-    int box[3], boxes[3];   // positions of a block along the axes (of one phase), and blocks
-    int extent[3];          // of the loaded part of x
-    FastDivide by_width, by_height;   // of the box
-    bool aligned;           // rows of x start on 16 bytes
-};
-
-// A phase of the output: its taps, in chunks that share a load of x, in slices.
-template <typename S>
-struct Phase {
-    int depth, height, width;
-    int depth_parts, height_parts;   // loads per chunk of channels
-    int depth_taps, height_taps;     // of one load
-
-    __device__ __forceinline__ explicit Phase(int index) {
-        width = index % (Width::PHASES / INTERLEAVED);
-        height = index / (Width::PHASES / INTERLEAVED) % Height::PHASES;
-        depth = index / (Width::PHASES / INTERLEAVED) / Height::PHASES;
-        depth_taps = Depth::taps(depth), height_taps = Height::taps(height);
-        depth_parts = height_parts = 1;
-        if (Depth::TAP_BY_TAP) depth_parts = depth_taps, depth_taps = 1;
-        if (Height::TAP_BY_TAP) height_parts = height_taps, height_taps = 1;
-    }
-    __device__ __forceinline__ int parts() const { return depth_parts * height_parts; }
-    __device__ __forceinline__ int taps(int sub) const { return depth_taps * height_taps * Width::taps(width + sub); }
-    __device__ __forceinline__ int slices(int sub) const {
-        return ((taps(sub) * CHUNK + 7) / 8 + S::K_STEPS - 1) / S::K_STEPS;
-    }
-    __device__ __forceinline__ int chunk_slices() const {
-        int count = 0;
-#pragma unroll
-        for (int sub = 0; sub < INTERLEAVED; ++sub) count += slices(sub);
-        return count;
-    }
-    __device__ __forceinline__ int chunks() const { return chunk_slices() ? CHANNEL_CHUNKS * parts() : 0; }
-};
-
-constexpr int PACK_THREADS = 512;
-
-// One slice of weights per block.
-template <bool SPLIT>
-__global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
-    using S = Shape<SPLIT>;
-    const int slice = blockIdx.x % S::SLICES;
-    const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
-    int index = 0;
-    while (slice >= S::first_slice(index + 1)) ++index;
-    const Phase<S> phase(index);
-    int step = slice - S::first_slice(index);
-    const int chunk = step / phase.chunk_slices();
-    step -= chunk * phase.chunk_slices();
-    int sub = 0;
-    while (step >= phase.slices(sub)) step -= phase.slices(sub++);
-    const int width = phase.width + sub;
-    const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
-    const int depth_part = part / phase.height_parts, height_part = part % phase.height_parts;
-    const int taps = phase.taps(sub), width_taps = Width::taps(width);
-    float* const packed = args.packed + static_cast<int64_t>(blockIdx.x) * S::SLICE;
-
-    // The weight of an output of the tile in a product of the slice.
-    auto weight = [&](int line, int k) {
-        const int output = output_tile * OUTPUT_TILE + line, product = step * S::K_STEPS * 8 + k;
-        const int tap = product / CHUNK, channel = first_channel + product % CHUNK;
-        if (tap >= taps || channel >= CHANNELS || output >= OUTPUTS) return 0.0f;
-        const int kw = Width::tap(width, tap % width_taps);
-        const int kh = Height::tap(phase.height, height_part + tap / width_taps % phase.height_taps);
-        const int kd = Depth::tap(phase.depth, depth_part + tap / width_taps / phase.height_taps);
-        const int64_t pair = TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + channel) * OUTPUTS + output
-                                        : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + channel;
-        return args.w[((pair * Depth::SIZE + kd) * Height::SIZE + kh) * Width::SIZE + kw];
-    };
-    if constexpr (SPLIT) {
-        __shared__ unsigned peaks[OUTPUT_TILE];
-        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) peaks[i] = 0;
-        __syncthreads();
-        for (int i = threadIdx.x; i < OUTPUT_TILE * S::K_STEPS * 8; i += blockDim.x)
-            atomicMax(peaks + i / (S::K_STEPS * 8), finite_magnitude(weight(i / (S::K_STEPS * 8), i % (S::K_STEPS * 8))));
-        __syncthreads();
-        // Two neighbours of a fragment are products 4 apart, as the threads that meet them find x.
-        for (int i = threadIdx.x; i < S::K_STEPS / 2 * OUTPUT_TILE * 8; i += blockDim.x) {
-            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
-            const int line = fragment * 16 + lane / 4 + reg % 2 * 8, k = k_step * 16 + lane % 4 + reg / 2 * 8;
-            const float scale = half_scale(peaks[line]);
-            const unsigned near = split_halves(weight(line, k) * scale), far = split_halves(weight(line, k + 4) * scale);
-            float* const to = packed + k_step * OUTPUT_TILE * 16 + i % (OUTPUT_TILE * 8);
-            to[0] = __uint_as_float(high_halves(near, far));
-            to[OUTPUT_TILE * 8] = __uint_as_float(low_halves(near, far));
-        }
-        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) packed[S::INVERSES + i] = half_inverse(peaks[i]);
-    } else {
-        for (int i = threadIdx.x; i < S::K_STEPS * OUTPUT_TILE * 8; i += blockDim.x) {
-            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
-            packed[i] = round_tf32(weight(fragment * 16 + lane / 4 + reg % 2 * 8, k_step * 8 + lane % 4 + reg / 2 * 4));
-        }
-    }
-    int* const offsets = reinterpret_cast<int*>(packed + S::SLICE - S::OFFSETS);
-    for (int i = threadIdx.x; i < S::OFFSETS; i += blockDim.x) {
-        const int product = step * S::K_STEPS * 8 + i * (AFFINE ? 8 : 1);
-        const int tap = product / CHUNK;
-        if (tap >= taps) {   // padding reads zeros, or multiplies by them
-            offsets[i] = AFFINE ? 0 : 4 * (PLANES - 1) * S::PLANE;
-            continue;
-        }
-        const int h = tap / width_taps % phase.height_taps, d = tap / width_taps / phase.height_taps;
-        const int column = Width::offset(width, tap % width_taps) - width_origin(width);
-        const int row = Height::TAP_BY_TAP ? 0 : (Height::offset(phase.height, h) - Height::origin(phase.height)) / Height::PITCH;
-        const int layer = Depth::TAP_BY_TAP ? 0 : (Depth::offset(phase.depth, d) - Depth::origin(phase.depth)) / Depth::PITCH;
-        offsets[i] = 4 * (product % CHUNK * S::PLANE + (layer * args.extent[1] + row) * args.extent[2] + column);
-    }
-}
-
-
-// An output in plain fp32.
-__device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int group, int output, int64_t inner) {
-    const int64_t row = inner / args.out[2], plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
-    const int w = static_cast<int>(inner % args.out[2]), h = static_cast<int>(row % args.out[1]), d = static_cast<int>(row / args.out[1]);
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int c = 0; c < CHANNELS; ++c) {
-        const float* const x = args.x + ((outer * GROUPS + group) * CHANNELS + c) * plane;
-        const float* tap = args.w + (TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + c) * OUTPUTS + output
-                                                : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + c) *
-                                        (Depth::SIZE * Height::SIZE * Width::SIZE);
-#pragma unroll 1
-        for (int k = 0; k < Depth::SIZE * Height::SIZE * Width::SIZE; ++k, ++tap) {
-            const int z = Depth::met(d, k / Width::SIZE / Height::SIZE), y = Height::met(h, k / Width::SIZE % Height::SIZE);
-            const int at = Width::met(w, k % Width::SIZE);
-            const bool in = unsigned(z) < unsigned(args.in[0]) && unsigned(y) < unsigned(args.in[1]) && unsigned(at) < unsigned(args.in[2]);
-            if (in) sum = fmaf(__ldg(tap), __ldg(x + (static_cast<int64_t>(z) * args.in[1] + y) * args.in[2] + at), sum);
-        }
-    }
-    return sum;
-}
-
-template <bool SPLIT>
-__global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
-    using S = Shape<SPLIT>;
-    extern __shared__ float4 memory[];
-    float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
-    float* const inputs = weights + S::STAGES * S::SLICE;           // [SLOTS][PLANES][PLANE]
-
-    // The block's box of positions.
-    unsigned rest = blockIdx.x;
-    auto next = [&](unsigned count) { const unsigned i = rest % count; rest /= count; return static_cast<int>(i); };
-    const int block_tile = OUTPUT_TILES > 1 ? next(OUTPUT_TILES) : 0;
-    const int phase_index = GRID_PHASES > 1 ? next(GRID_PHASES) : 0;
-    const Phase<S> phase(phase_index);
-    const int box_w = next(args.boxes[2]) * args.box[2], box_h = next(args.boxes[1]) * args.box[1];
-    const int box_d = next(args.boxes[0]) * args.box[0];
-    const int block_group = GROUPS > 1 ? next(GROUPS) : 0, sample = rest;
-    __shared__ int first_output[3], block[3];   // spare registers until the sums are done
-    if (threadIdx.x == 0) {
-        block[0] = block_tile, block[1] = block_group, block[2] = sample;
-        first_output[0] = box_d * Depth::PHASES + phase.depth;
-        first_output[1] = box_h * Height::PHASES + phase.height;
-        first_output[2] = box_w * Width::PHASES + phase.width;
-    }
-
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int warp_o = warp % WARPS_O, warp_p = warp / WARPS_O;
-    const int64_t plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
-    const float* const x = args.x + (static_cast<int64_t>(sample) * GROUPS + block_group) * CHANNELS * plane;
-    const float* const packed = args.packed +
-        (static_cast<int64_t>(block_group * OUTPUT_TILES + block_tile) * S::SLICES + S::first_slice(phase_index)) * S::SLICE;
-
-    // Columns of x are loaded from a multiple of 4 on where rows are aligned.
-    const int first_column = box_w * Width::STEP + width_origin(phase.width);
-    const int shift = args.aligned ? first_column & 3 : 0;
-
-    // Where the v-th vector of a plane lies in x, or -1 for one outside it.
-    const int vector = args.aligned ? 4 : 1;
-    const int vectors = args.extent[0] * args.extent[1] * args.extent[2] / vector;
-    auto locate = [&](int v, int part) {
-        const int row = v * vector / args.extent[2], layer = row / args.extent[1];
-        const int d = box_d * Depth::STEP + layer * Depth::PITCH +
-                      (Depth::TAP_BY_TAP ? Depth::offset(phase.depth, part / phase.height_parts) : Depth::origin(phase.depth));
-        const int h = box_h * Height::STEP + (row - layer * args.extent[1]) * Height::PITCH +
-                      (Height::TAP_BY_TAP ? Height::offset(phase.height, part % phase.height_parts) : Height::origin(phase.height));
-        const int w = first_column - shift + v * vector - row * args.extent[2];
-        const bool in = unsigned(d) < unsigned(args.in[0]) && unsigned(h) < unsigned(args.in[1]) && unsigned(w) < unsigned(args.in[2]);
-        return in ? (d * args.in[1] + h) * args.in[2] + w : -1;
-    };
-    int* const located = reinterpret_cast<int*>(inputs + S::SLOTS * PLANES * S::PLANE);
-    if (!TAP_BY_TAP) {
-#pragma unroll 1
-        for (int v = threadIdx.x; v < vectors; v += THREADS) located[v] = locate(v, 0);
-        __syncthreads();
-    }
-    auto load_inputs = [&](int chunk) {
-        const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
-        float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-#pragma unroll 1
-        for (int c = warp / PLANE_WARPS; c < PLANES; c += THREADS / WARP / PLANE_WARPS) {
-            const bool live = c < CHUNK && first_channel + c < CHANNELS;
-            const float* const from = x + (live ? (first_channel + c) * plane : 0);
-            float* const to = slot + c * S::PLANE;
-            auto copy = [&](auto width) {
-                constexpr int VEC = decltype(width)::value;
-#pragma unroll 1
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    const int at = TAP_BY_TAP ? locate(v, part) : located[v];
-                    copy_words<VEC>(to + v * VEC, from + max(at, 0), live && at >= 0);
-                }
-            };
-            if (args.aligned) copy(std::integral_constant<int, 4>());
-            else copy(std::integral_constant<int, 1>());
-        }
-    };
-    // Applies `change` to every VEC words that this thread has copied, which it sees before the others do.
-    auto for_copied = [&](int chunk, auto change) {
-        float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-#pragma unroll 1
-        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS) {
-            auto visit = [&](auto width) {
-                constexpr int VEC = decltype(width)::value;
-#pragma unroll 2
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    float values[VEC];
-                    load_vector<VEC>(values, slot + c * S::PLANE + v * VEC);
-                    bool store = false;
-#pragma unroll
-                    for (int i = 0; i < VEC; ++i) store = change(values[i]);
-                    if (store) store_vector<VEC>(slot + c * S::PLANE + v * VEC, values);
-                }
-            };
-            if (args.aligned) visit(std::integral_constant<int, 4>());
-            else visit(std::integral_constant<int, 1>());
-        }
-    };
-    [[maybe_unused]] float inverse_x = 1.0f;   // one over the scale of x, of the current chunk
-    __shared__ unsigned peaks[THREADS / WARP];
-    auto convert_inputs = [&](int chunk) {
-        if constexpr (SPLIT) {
-            unsigned peak = 0;
-            for_copied(chunk, [&](float v) { return peak = max(peak, finite_magnitude(v)), false; });
-            peak = __reduce_max_sync(~0u, peak);
-            if (lane == 0) peaks[warp] = peak;
-            __syncthreads();
-#pragma unroll
-            for (int i = 0; i < THREADS / WARP; ++i) peak = max(peak, peaks[i]);
-            inverse_x = half_inverse(peak);
-            const float scale = half_scale(peak);
-            for_copied(chunk, [&](float& v) { return v = __uint_as_float(split_halves(v * scale)), true; });
-        } else {
-            for_copied(chunk, [&](float& v) { return v = round_tf32_fast(v), true; });
-        }
-    };
-    const float* next_slice = packed + threadIdx.x * 4;
-    auto load_weights = [&](int stage) {
-        float* const to = weights + stage * S::SLICE + threadIdx.x * 4;
-#pragma unroll
-        for (int i = 0; i < S::SLICE; i += THREADS * 4)
-            if (i + THREADS * 4 <= S::SLICE || i + threadIdx.x * 4 < S::SLICE) copy_words<4>(to + i, next_slice + i);
-        next_slice += S::SLICE;
-    };
-
-    // Where a thread's positions lie in a plane, in bytes; those beyond the box repeat the first.
-    int place[S::TILES_P];
-#pragma unroll
-    for (int i = 0; i < S::TILES_P; ++i) {
-        int position = (warp_p * S::TILES_P + i) * 8 + lane / 4;
-        if (position >= args.box[0] * args.box[1] * args.box[2]) position = 0;
-        const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
-        place[i] = 4 * ((layer * (Depth::STEP / Depth::PITCH) * args.extent[1] + (row - layer * args.box[1]) * (Height::STEP / Height::PITCH)) * args.extent[2] +
-                   (position - row * args.box[2]) * Width::STEP + shift + (AFFINE ? lane % 4 * S::PLANE : 0));
-    }
-
-    float sums[INTERLEAVED][TILES_O][S::TILES_P][4] = {};
-
-    auto multiply = [&](float (&d)[TILES_O][S::TILES_P][4], const float* slice, const float* slot) {
-        const int* const offsets = reinterpret_cast<const int*>(slice + S::SLICE - S::OFFSETS);
-        const float4* fragments = reinterpret_cast<const float4*>(slice) + warp_o * TILES_O * WARP + lane;
-        // x of products k and k + 4 of a group of 8 begins at these.
-        auto near = [&](int group) { return reinterpret_cast<const char*>(slot) + offsets[AFFINE ? group : group * 8 + lane % 4]; };
-        auto far = [&](int group) {
-            return AFFINE ? near(group) + 4 * S::PLANE * sizeof(float) : reinterpret_cast<const char*>(slot) + offsets[group * 8 + 4 + lane % 4];
-        };
-        if constexpr (SPLIT) {
-            float inverse[TILES_O][2];
-#pragma unroll
-            for (int o = 0; o < TILES_O; ++o)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    inverse[o][half] = inverse_x * slice[S::INVERSES + (warp_o * TILES_O + o) * 16 + half * 8 + lane / 4];
-#pragma unroll 1
-            for (int k = 0; k < S::K_STEPS; k += 2, fragments += OUTPUT_TILE * 4) {
-                float4 high[TILES_O], low[TILES_O];
-#pragma unroll
-                for (int o = 0; o < TILES_O; ++o) high[o] = fragments[o * WARP], low[o] = fragments[OUTPUT_TILE * 2 + o * WARP];
-                const char* const at[2][2] = {{near(k), far(k)}, {near(k + 1), far(k + 1)}};
-#pragma unroll
-                for (int p = 0; p < S::TILES_P; ++p) {
-                    unsigned high_x[2], low_x[2];
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const unsigned a = *reinterpret_cast<const unsigned*>(at[i][0] + place[p]), b = *reinterpret_cast<const unsigned*>(at[i][1] + place[p]);
-                        high_x[i] = high_halves(a, b), low_x[i] = low_halves(a, b);
-                    }
-                    float terms[TILES_O][4] = {};
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], low[o], high_x);
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], low_x);
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], high_x);
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) d[o][p][e] = fmaf(terms[o][e], inverse[o][e / 2], d[o][p][e]);
-                }
-            }
-        } else {
-#pragma unroll
-            for (int k = 0; k < S::K_STEPS; ++k, fragments += OUTPUT_TILE * 2) {
-                float4 a[TILES_O];
-#pragma unroll
-                for (int o = 0; o < TILES_O; ++o) a[o] = fragments[o * WARP];
-                const char *const from = near(k), *const beyond = far(k);
-#pragma unroll
-                for (int p = 0; p < S::TILES_P; ++p) {
-                    const float b0 = *reinterpret_cast<const float*>(from + place[p]), b1 = *reinterpret_cast<const float*>(beyond + place[p]);
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) multiply_add(d[o][p], a[o], b0, b1);
-                }
-            }
-        }
-    };
-
-    const int chunks = phase.chunks(), slices = chunks * phase.chunk_slices();
-#pragma unroll
-    for (int i = 0; i < S::SLOTS - 1; ++i)
-        if (i < chunks) load_inputs(i);
-#pragma unroll
-    for (int i = 0; i < S::STAGES - 1; ++i) {
-        if (i < slices) load_weights(i);
-        commit_copies();
-    }
-    int slice = 0, stage = 0, free_stage = S::STAGES - 1;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-        bool first = true;
-#pragma unroll
-        for (int sub = 0; sub < INTERLEAVED; ++sub) {
-            const int count = phase.slices(sub);
-            for (int i = 0; i < count; ++i) {
-                wait_copies<S::STAGES - 2>();
-                if (first) convert_inputs(chunk);
-                __syncthreads();
-                if (first && chunk + S::SLOTS - 1 < chunks) load_inputs(chunk + S::SLOTS - 1);
-                first = false;
-                if (slice++ < slices - (S::STAGES - 1)) load_weights(free_stage);
-                commit_copies();
-                multiply(sums[sub], weights + stage * S::SLICE, slot);
-                free_stage = stage;
-                stage = stage + 1 < S::STAGES ? stage + 1 : 0;
-            }
-        }
-    }
-    wait_copies<0>();
-    __syncthreads();
-
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-    const int64_t out_plane = static_cast<int64_t>(args.out[0]) * args.out[1] * args.out[2];
-    [[maybe_unused]] const int output_tile = block[0], group = block[1];
-    const int64_t outer = block[2];
-    // An output of the block: where it lies, and whether it exists.
-    auto output_at = [&](int column, int64_t& inner) {
-        const int position = column / INTERLEAVED;
-        const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
-        const int d = first_output[0] + layer * Depth::PHASES, h = first_output[1] + (row - layer * args.box[1]) * Height::PHASES;
-        const int w = first_output[2] + (position - row * args.box[2]) * Width::PHASES + column % INTERLEAVED;
-        inner = (static_cast<int64_t>(d) * args.out[1] + h) * args.out[2] + w;
-        return layer < args.box[0] && d < args.out[0] && h < args.out[1] && w < args.out[2];
-    };
-    // The sums of 16 channels and a warp's positions, a row per channel, the phases of the width interleaved.
-    auto stage_sums = [&](float* rows, int pitch, int o) {
-#pragma unroll
-        for (int p = 0; p < S::TILES_P; ++p)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float run[2 * INTERLEAVED];
-#pragma unroll
-                for (int i = 0; i < 2 * INTERLEAVED; ++i)
-                    run[i] = sums[i % INTERLEAVED][o][p][half * 2 + i / INTERLEAVED];
-                float* const to = rows + (half * 8 + lane / 4) * pitch + (p * 8 + lane % 4 * 2) * INTERLEAVED;
-                if constexpr (INTERLEAVED % 2 == 0)
-#pragma unroll
-                    for (int i = 0; i < 2 * INTERLEAVED; i += 4) store_vector<4>(to + i, run + i);
-                else
-#pragma unroll
-                    for (int i = 0; i < 2 * INTERLEAVED; i += 2) *reinterpret_cast<float2*>(to + i) = make_float2(run[i], run[i + 1]);
-            }
-    };
-    const bool special = SPLIT && !all_finite<INTERLEAVED * TILES_O * S::TILES_P * 4>(&sums[0][0][0][0]);
-    // Line `output` of the block's results, where split sums are not finite.
-    auto plain = [&](int output, int column) {
-        int64_t inner;
-        return output < OUTPUTS && output_at(column, inner) ? plain_sum(args, outer, group, output, inner) : 0.0f;
-    };
-
-    // The epilogue: every warp takes its sums through shared memory, so that lanes side by side write
-    // outputs side by side.
-    constexpr int WARP_COLUMNS = S::TILES_P * 8 * INTERLEAVED, PITCH = WARP_COLUMNS + 8 * INTERLEAVED;
-    constexpr int LANE_COLUMNS = (WARP_COLUMNS + WARP - 1) / WARP;
-    float* const staged = weights + warp * 16 * PITCH;
-    int64_t at[LANE_COLUMNS];
-    bool in[LANE_COLUMNS];
-#pragma unroll
-    for (int j = 0; j < LANE_COLUMNS; ++j) {
-        in[j] = output_at(warp_p * WARP_COLUMNS + j * WARP + lane, at[j]) && j * WARP + lane < WARP_COLUMNS;
-    }
-#pragma unroll
-    for (int o = 0; o < TILES_O; ++o) {
-        stage_sums(staged, PITCH, o);
-        const int first = output_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16;
-        if (__any_sync(~0u, special)) {
-            __syncwarp();
-            mend(staged, 16, WARP_COLUMNS, PITCH, lane, WARP, [&](int line, int column) { return plain(first + line, warp_p * WARP_COLUMNS + column); });
-        }
-        __syncwarp();
-        float* to[LANE_COLUMNS];
-#pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; ++j)
-            to[j] = args.y0 + ((outer * GROUPS + group) * OUTPUTS + first) * out_plane + at[j];
-#pragma unroll 4
-        for (int channel = 0; channel < 16; ++channel) {
-            if (OUTPUTS % OUTPUT_TILE && first + channel >= OUTPUTS) break;
-            [[maybe_unused]] const int l = group * OUTPUTS + first + channel;
-#pragma unroll
-            for (int j = 0; j < LANE_COLUMNS; ++j) {
-                [[maybe_unused]] const int64_t inner = at[j];
-                float v[LANE_COLUMNS];
-                v[j] = staged[channel * PITCH + j * WARP + lane];
-                store_where(in[j], to[j], v[j]);
-                advance(to[j], out_plane * int64_t(sizeof(float)));
-            }
-        }
-        __syncwarp();
-    }
-}
-
-// Words of x that a box meets, with up to 3 more columns on either side; its extents.
-inline int64_t measure(const int (&box)[3], int (&extent)[3]) {
-    extent[0] = (box[0] - 1) * (Depth::STEP / Depth::PITCH) + Depth::HALO + 1;
-    extent[1] = (box[1] - 1) * (Height::STEP / Height::PITCH) + Height::HALO + 1;
-    extent[2] = ((box[2] - 1) * Width::STEP + Width::HALO + 1 + 3 + 3) / 4 * 4;
-    return static_cast<int64_t>(extent[0]) * extent[1] * extent[2];
-}
-
-// The box that costs least: products for all of a block's positions, and the loads of x.
-template <bool SPLIT>
-bool choose_box(Args& args) {
-    using S = Shape<SPLIT>;
-    const int phases[3] = {Depth::PHASES, Height::PHASES, Width::PHASES};
-    int size[3];
-    for (int a = 0; a < 3; ++a) size[a] = (args.out[a] + phases[a] - 1) / phases[a];
-    constexpr double PRODUCTS = (SPLIT ? 2304 : 2304) / 80.0 * S::POSITIONS;   // the time of a block's products, in words of x
-    double least = INFINITY;
-    for (int w = 8; w < S::POSITIONS + 8; w += 8) {
-        int box[3] = {1, 1, w < size[2] ? w : size[2]}, extent[3];
-        if (box[2] > S::POSITIONS) break;
-        for (box[1] = 1; box[1] <= size[1] && box[1] * box[2] <= S::POSITIONS; ++box[1]) {
-            box[0] = S::POSITIONS / (box[1] * box[2]);
-            if (box[0] > size[0]) box[0] = size[0];
-            while (box[0] && measure(box, extent) > S::PLANE) --box[0];
-            if (box[0] == 0) break;
-            double blocks = 1;
-            for (int a = 0; a < 3; ++a) blocks *= (size[a] + box[a] - 1) / box[a];
-            const double cost = blocks * (PRODUCTS + measure(box, extent));
-            if (cost >= least) continue;
-            least = cost;
-            for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = (size[a] + box[a] - 1) / box[a];
-        }
-        if (w >= size[2]) break;
-    }
-    return least < INFINITY;
-}
-
-template <bool SPLIT>
-int launch(Args& args, int64_t samples, cudaStream_t stream) {
-    using S = Shape<SPLIT>;
-    if (!choose_box<SPLIT>(args)) return cudaErrorInvalidConfiguration;
-    const int64_t blocks = static_cast<int64_t>(args.boxes[0]) * args.boxes[1] * args.boxes[2] * OUTPUT_TILES * GRID_PHASES * GROUPS * samples;
-    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    args.by_width = fast_divide(args.box[2]);
-    args.by_height = fast_divide(args.box[1]);
-    const int bytes = S::WORDS * int(sizeof(float));
-    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
-    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
-    return cudaGetLastError();
-}
-
-int64_t workspace_bytes() {
-    constexpr int SPLIT_WORDS = Shape<true>::SLICES * Shape<true>::SLICE;
-    constexpr int PLAIN_WORDS = Shape<false>::SLICES * Shape<false>::SLICE;
-    constexpr int WORDS = SPLIT_WORDS > PLAIN_WORDS ? SPLIT_WORDS : PLAIN_WORDS;
-    return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
-}
-
-int compute(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    const int64_t samples = batch;
-    const int64_t in[3] = {1, height, width};
-    const int64_t out[3] = {1, ((height - 6) / 4) + 1, ((width - 6) / 4) + 1};
-    if (samples * in[0] * in[1] * in[2] == 0 || samples * out[0] * out[1] * out[2] == 0) return cudaSuccess;
-    if (in[0] * in[1] * in[2] > INT32_MAX || out[0] * out[1] * out[2] > INT32_MAX) return cudaErrorInvalidValue;
-    Args args = {};
-    args.x = x0;
-    args.w = x1;
-    args.packed = static_cast<float*>(workspace);
-    args.y0 = y0;
-    args.height = height;
-    args.width = width;
-    for (int a = 0; a < 3; ++a) args.in[a] = static_cast<int>(in[a]), args.out[a] = static_cast<int>(out[a]);
-    args.aligned = args.in[2] % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
-    return tf32 ? launch<false>(args, samples, stream) : launch<true>(args, samples, stream);
-}
-
-extern "C" int64_t k1_contraction_sm80_workspace(int64_t batch, int64_t height, int64_t width) {
-    return workspace_bytes();
-}
-
-extern "C" int k1_contraction_sm80(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    return compute(x0, x1, y0, workspace, batch, height, width, tf32, stream);
-}
-
-}  // namespace k1_contraction_sm80_kernel
-
-// ------------------------------------------------------------------------------------------------
-// k2_row_stream
+// k0_conv_boxes
 //   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
+//   %avg_pool2d_r1_r1: float32[x0_0, 16, x0_2 - 3, x0_3 - 3] = mean_pool2d(%x, kernel=(4, 4), stride=(1, 1))
+//   %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = conv2d(%avg_pool2d_r1_r1, %p_conv_weight, stride=(4, 4))
 //   %avg_pool2d: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = add(%avg_pool2d_r1, %conv2d_r1)
 //   %sigmoid: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = sigmoid(%avg_pool2d)
 //   %sum_1: float32[x0_0] = reduce.sum(%sigmoid, axes=(1, 2, 3), keepdim=False)
 
-namespace k2_row_stream_kernel {
+namespace k0_conv_boxes_kernel {
 
-// A row too long for registers, or of a length known only at run time. What it takes is decided by length
-// and number of rows, in schedule():
-//   resident   a part of a block, a block, or a cluster of blocks has the row to itself: it keeps in shared memory what
-//              fits and reads the rest again while L2 still has it, so that memory is read once and written once;
-//   streaming  many blocks to a row, one launch for each sweep; states of parts go through global memory.
-// States are joined in fixed order: bitwise the same at every run.
-constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
-constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
-constexpr int THREADS = 256, WARP = 32;
-constexpr int KEPT = 0;                  // tensors that several sweeps read
-constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
-constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
-constexpr int MAX_CLUSTER = 16;
-constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
-constexpr int FEW = 8;                   // threads to a short row
-constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
+// The mean over a window of results is the same products of taps with means of the input over boxes of the window's size. A block
+// adds up the lines of boxes for every tap across them into shared memory; the rest of the sums are operands of the tensor cores, which
+// take them from there: neither the convolution's results nor the means of the input are written.
+constexpr int GROUPS = 1, INPUTS = 16, OUTPUTS = 64;   // channels of a group
+constexpr int CHUNK = 8, CHUNKS = (INPUTS + CHUNK - 1) / CHUNK;   // channels that a block works on at once
+constexpr int ROWS = 24, STEPS = ROWS / 8;                 // rows of sums of a chunk: a channel and a tap across the lines
+constexpr int TILES = 8, CHANNELS = TILES * 8, SLICES = 1;   // groups of eight channels of a block, its channels, blocks for all
+constexpr bool RESIDENT = true;                         // a block keeps the weights of all chunks
+constexpr int WARP = 32, WARPS = 8, THREADS = WARPS * WARP, POSITIONS = WARPS * 16;   // results of a block, 16 of a warp
+constexpr int LIMIT = 99 << 10;                                 // bytes of shared memory of a block
 
-using Position = int;   // along a row
+// Taps, their distance, the padding, the window and its step along an axis; the lines that the boxes of all taps span.
+template <int TAPS_, int APART_, int PADDING_, int WINDOW_, int STEP_>
+struct Axis {
+    static constexpr int TAPS = TAPS_, APART = APART_, PADDING = PADDING_, WINDOW = WINDOW_, STEP = STEP_;
+    static constexpr int SPAN = (TAPS - 1) * APART + WINDOW;
+    __device__ static constexpr bool meets(int line, int tap) { return line >= tap * APART && line < tap * APART + WINDOW; }
+    __device__ static constexpr bool reads(int line) {
+        for (int tap = 0; tap < TAPS; ++tap)
+            if (meets(line, tap)) return true;
+        return false;
+    }
+};
+using Z = Axis<1, 1, 0, 1, 1>;
+using Y = Axis<3, 1, 0, 4, 4>;
+using X = Axis<3, 1, 0, 4, 4>;
+constexpr int ACROSS = Z::TAPS * Y::TAPS;                       // rows of sums of a channel
+constexpr int WEIGHTS = INPUTS * ACROSS * X::TAPS;              // of an output channel
+constexpr int FRAGMENTS = STEPS * X::TAPS * TILES * WARP;       // of a chunk: pairs of weights
+constexpr int BOX = Z::WINDOW * Y::WINDOW * X::WINDOW;
+constexpr int LEAD = ((-X::PADDING % 4) + 4) % 4;               // columns before the first one of a tile in its 16 bytes
 
 struct Args {
-    const float* x0;
     const float* p0;
+    const float* x0;
+    const float* p1;
     float* y0;
-    int64_t height;
-    int64_t width;
-    int64_t row_count, length, middle, run, inner;
-    int64_t between;     // elements from one run of a row to the next
-    int64_t slots;       // accesses that a row is made of
-    int64_t chunk;       // slots of a row per block
-    int splits;          // blocks of a row
-    int kept_stride;     // elements of shared memory for each kept tensor
-    bool scattered;      // some tensor does not begin at a multiple of 16 bytes
-    int64_t kept_slots;  // of a chunk, the first ones: in shared memory
-    float* partials;
-    FastDivide by_inner, by_middle;   // used while row_count < 2^31
-    FastDivide by_q0;
+    float* totals;                             // of tiles: [samples, tiles, blocks of a tile]
+    int64_t tiles;                             // of all samples
+    int in_depth, in_height, in_width;         // of the input
+    int out_depth, out_height, out_width;      // of the result
+    int log_columns, tiles_y, tiles_x;         // columns of a tile, tiles of a layer
+    int line_pitch, row_pitch;                 // floats of a line of sums, and of a row of them
+    FastDivide by_quads;                       // 16 bytes of a line
 };
 
-// Neighbouring elements that one access reads: the first one's position along the row and in memory, and which
-// of them are the row's: `from` to `to`.
-struct Slot {
-    Position l;
-    int64_t offset;
-    int from, to;
-};
+struct Tile { int64_t sample; int z, y, x; };   // the first position
 
-// Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
-// accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
-template <int VEC, int PARTS>
-struct Place {
-    static constexpr bool RAGGED = !STRIDED && VEC == 1;
-    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
-    static constexpr int ROWS = STRIDED ? VEC : 1;
-    static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
-    static constexpr int LANES = THREADS / PARTS;
-    static constexpr int BLOCK_ROWS = LANES * ROWS;
-    static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
-    int lane, part;
-    bool in;
-    int64_t row, outer, middle, inner, base;
-
-    __device__ __forceinline__ Place(const Args& args, int64_t block) {
-        const int thread = threadIdx.x;
-        lane = STRIDED ? thread % LANES : thread / PARTS;
-        part = STRIDED ? thread / LANES : thread % PARTS;
-        row = block * BLOCK_ROWS + lane * ROWS;
-        in = row < args.row_count;
-        if (!in) row = 0;
-        const bool small = args.row_count <= INT32_MAX;
-        int64_t group = row;
-        if (STRIDED) group = small ? args.by_inner.quotient(static_cast<unsigned int>(row)) : row / args.inner;
-        inner = row - group * (STRIDED ? args.inner : 1);
-        outer = group;
-        if (TWO_LEVEL) outer = small ? args.by_middle.quotient(static_cast<unsigned int>(group)) : group / args.middle;
-        middle = TWO_LEVEL ? group - outer * args.middle : 0;
-        base = (outer * args.length * args.middle + middle * args.run) * args.inner + inner;
-    }
-    __device__ __forceinline__ Slot slot(const Args& args, Position k) const {
-        const Position within = k;
-        const int64_t start = base;
-        if constexpr (RAGGED) {
-            const Position place = within * WIDE - static_cast<int>(start % WIDE), left = static_cast<Position>(args.run) - place;
-            return {place, start + place, place < 0 ? static_cast<int>(-place) : 0,
-                    left < WIDE ? static_cast<int>(left) : WIDE};
-        } else {
-            return {k * STEP, start + within * (STRIDED ? args.inner : STEP), 0, WIDTH};
-        }
-    }
-    // All of a slot in one access.
-    __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
-        return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
-    }
-    // The same of the slots from `first` to `last`.
-    __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
-        if (!RAGGED) return true;
-        return whole(args, slot(args, first)) && whole(args, slot(args, last));
-    }
-};
-
-// Values of a thread's rows.
-template <int ROWS>
-struct Row {
-    float r2[ROWS];   // %sum_1: float32[x0_0] = reduce.sum(%sigmoid, axes=(1, 2, 3), keepdim=False)
-};
-
-// Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
-template <int ROWS>
-constexpr int resident_blocks(int most) { return sizeof(Row<ROWS>) > 288 ? 2 : most; }
-
-template <int VEC, int PARTS>
-__device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PARTS>& at, Row<Place<VEC, PARTS>::ROWS>& row) {
+__device__ __forceinline__ Tile tile_at(const Args& args, int64_t i) {
+    const int64_t row = i / args.tiles_x, layer = row / args.tiles_y;
+    const int columns = 1 << args.log_columns;
+    return {layer / args.out_depth, static_cast<int>(layer % args.out_depth), static_cast<int>(row % args.tiles_y) * (POSITIONS >> args.log_columns), static_cast<int>(i % args.tiles_x) * columns};
 }
 
-// Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
-struct State0 {
-    float r2 = 0.0f;
+// An element of x or of the weights, as eager multiplies it.
+template <bool ROUND>
+__device__ __forceinline__ float operand(float v) { return ROUND ? round_tf32(v) : v; }
 
-    __device__ __forceinline__ void join(const State0& o) {
-        r2 = [](auto a, auto b) { return a + b; }(r2, o.r2);
+// The weights of a chunk, or of all, in the order of fragments. What no weight belongs to keeps its zero.
+template <bool ROUND>
+__device__ __forceinline__ void pack(const Args& args, float* packed, int chunk, int group, int slice) {
+    constexpr int LENGTH = RESIDENT ? WEIGHTS : CHUNK * ACROSS * X::TAPS;
+    const int first = chunk * LENGTH, outputs = min(CHANNELS, OUTPUTS - slice * CHANNELS);
+    const float* from = args.p1 + (int64_t(group) * OUTPUTS + slice * CHANNELS) * WEIGHTS + first;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < outputs * LENGTH; i += THREADS) {
+        const int output = i / LENGTH, k = i % LENGTH, tap = k % X::TAPS, line = k / X::TAPS;
+        const int own = line / (CHUNK * ACROSS), row = line % (CHUNK * ACROSS);
+        const int fragment = ((own * STEPS + row / 8) * X::TAPS + tap) * TILES + output / 8;
+        if (first + k < WEIGHTS) packed[(fragment * WARP + output % 8 * 4 + row % 4) * 2 + row % 8 / 4] = operand<ROUND>(__ldg(from + int64_t(output) * WEIGHTS + k));
     }
-    template <int ROWS>
-    __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
-        row.r2[i] = r2;
-    }
-};
-
-template <typename... Sizes>
-constexpr size_t largest(Sizes... sizes) {
-    size_t most = 0;
-    ((most = sizes > most ? sizes : most), ...);
-    return most;
 }
 
-template <typename State, typename Move>
-__device__ __forceinline__ State moved(const State& s, Move move) {
-    State result;
-    const float* from = reinterpret_cast<const float*>(&s);
-    float* to = reinterpret_cast<float*>(&result);
-#pragma unroll
-    for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
-    return result;
-}
-
-// Joins the states of all threads of a row, in fixed order; each of them gets the result.
-template <int VEC, int PARTS, typename State>
-__device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
-    using P = Place<VEC, PARTS>;
-    State* const scratch = reinterpret_cast<State*>(memory);
-    if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
-    if constexpr (STRIDED) {
-        State* slot = scratch + at.lane * P::ROWS;
+// Sums of the lines of boxes, for every channel of a chunk and every tap across the lines: rows[channel, tap z, tap y][line of the tile][column].
+template <bool ROUND, int VEC>
+__device__ __forceinline__ void add_lines(const Args& args, float* rows, const Tile& tile, int group, int chunk) {
+    constexpr int ITEMS = VEC == 4 && Z::SPAN == 1 && Y::SPAN <= 8 ? 2 : 1;   // of a thread, whose loads are on the way at once
+    const int quads = args.by_quads.divisor, log_lines = 7 - args.log_columns, count = (CHUNK << log_lines) * quads, turn = threadIdx.x / 8 % 4;
+    static_assert(POSITIONS == 1 << 7, "lines of a tile");
+    const int front = tile.z * Z::STEP - Z::PADDING, left = tile.x * X::STEP - X::PADDING - LEAD;
+    const int64_t layer_size = int64_t(args.in_height) * args.in_width;
+    const float* x = args.x0 + ((tile.sample * GROUPS + group) * INPUTS + chunk * CHUNK) * args.in_depth * layer_size;
 #pragma unroll 1
-        for (int d = PARTS / 2; d; d /= 2) {
-            if (at.part >= d && at.part < 2 * d)
-                for (int i = 0; i < P::ROWS; ++i) slot[(at.part - d) * P::BLOCK_ROWS + i] = s[i];
-            __syncthreads();
-            if (at.part < d)
-                for (int i = 0; i < P::ROWS; ++i) s[i].join(slot[at.part * P::BLOCK_ROWS + i]);
-            __syncthreads();
+    for (int begin = threadIdx.x; begin < count; begin += ITEMS * THREADS) {
+        float sums[ITEMS][Z::TAPS][Y::TAPS][4] = {};
+        const float* corner[ITEMS];
+        int to[ITEMS], top[ITEMS], column[ITEMS];
+        bool exists[ITEMS];
+#pragma unroll
+        for (int n = 0; n < ITEMS; ++n) {
+            const int i = begin + n * THREADS, line = args.by_quads.quotient(i), quad = i - line * quads, channel = line >> log_lines, own = line & ((1 << log_lines) - 1);
+            top[n] = (tile.y + own) * Y::STEP - Y::PADDING, column[n] = left + 4 * quad;
+            exists[n] = i < count && (INPUTS % CHUNK == 0 || chunk * CHUNK + channel < INPUTS);
+            corner[n] = x + channel * args.in_depth * layer_size + front * layer_size + int64_t(top[n]) * args.in_width + column[n];
+            to[n] = channel * ACROSS * args.row_pitch + own * args.line_pitch + 4 * quad;
         }
-        if (at.part == 0)
-            for (int i = 0; i < P::ROWS; ++i) slot[i] = s[i];
-        __syncthreads();
-        for (int i = 0; i < P::ROWS; ++i) s[i] = slot[i];
+#pragma unroll
+        for (int z = 0; z < Z::SPAN; ++z) {
+            if (!Z::reads(z)) continue;
+            const bool in_layer = static_cast<unsigned int>(front + z) < static_cast<unsigned int>(args.in_depth);
+            float lines[ITEMS][Y::SPAN][4];
+#pragma unroll
+            for (int n = 0; n < ITEMS; ++n)
+#pragma unroll
+                for (int y = 0; y < Y::SPAN; ++y) {
+                    if (!Y::reads(y)) continue;
+                    const bool in_line = exists[n] && in_layer && static_cast<unsigned int>(top[n] + y) < static_cast<unsigned int>(args.in_height);
+                    const float* p = corner[n] + z * layer_size + int64_t(y) * args.in_width;
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) lines[n][y][e] = 0.0f;
+#pragma unroll
+                    for (int e = 0; e < 4; e += VEC)
+                        if (in_line && static_cast<unsigned int>(column[n] + e) < static_cast<unsigned int>(args.in_width)) load_run<VEC>(&lines[n][y][e], p + e);
+                }
+#pragma unroll
+            for (int n = 0; n < ITEMS; ++n)
+#pragma unroll
+                for (int y = 0; y < Y::SPAN; ++y)
+#pragma unroll
+                    for (int a = 0; a < Z::TAPS; ++a)
+#pragma unroll
+                        for (int b = 0; b < Y::TAPS; ++b)
+                            if (Z::meets(z, a) && Y::meets(y, b))
+#pragma unroll
+                                for (int e = 0; e < 4; ++e) sums[n][a][b][e] += operand<ROUND>(lines[n][y][e]);
+        }
+        // Eight lanes begin at each of the four columns, so that no two of a warp meet in a bank.
+#pragma unroll
+        for (int n = 0; n < ITEMS; ++n) {
+            if (ITEMS > 1 && begin + n * THREADS >= count) break;
+#pragma unroll
+            for (int a = 0; a < Z::TAPS; ++a)
+#pragma unroll
+                for (int b = 0; b < Y::TAPS; ++b) {
+                    const float(&v)[4] = sums[n][a][b];
+                    const bool odd = turn & 1, far = turn & 2;
+                    const float r[4] = {odd ? v[1] : v[0], odd ? v[2] : v[1], odd ? v[3] : v[2], odd ? v[0] : v[3]};
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) rows[to[n] + (a * Y::TAPS + b) * args.row_pitch + ((e + turn) & 3)] = far ? r[(e + 2) & 3] : r[e];
+                }
+        }
+    }
+}
+
+// The products of COUNT fragments of weights with one of box means. In full fp32 every factor is the sum of two TF32 numbers, and the
+// three larger of their products count; weights that are rounded already have no second one. Tensor cores truncate as they add: in
+// full fp32 they add 8 terms at most, and the sums stay in float registers.
+template <bool ROUND, int COUNT>
+__device__ __forceinline__ void multiply_boxes(float (*sums)[4], const float4& high, const float4& low, const float2* weights) {
+    float2 w[COUNT];
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) w[n] = weights[n * WARP];
+    if constexpr (ROUND) {
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n) multiply_add(sums[n], low, w[n].x, w[n].y);
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n) multiply_add(sums[n], high, w[n].x, w[n].y);
     } else {
+        float t[COUNT][4] = {};
+        float2 h[COUNT];
 #pragma unroll
-        for (int d = (PARTS < WARP ? PARTS : WARP) / 2; d; d /= 2)
-            s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
-        if constexpr (PARTS > WARP) {
-            constexpr int WARPS = PARTS / WARP;
-            if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
-            __syncthreads();
-            const State* const row = scratch + at.lane * WARPS;
-            s[0] = row[0];
-#pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
-        } else {
-            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
+        for (int n = 0; n < COUNT; ++n) {
+            h[n] = make_float2(high_tf32(w[n].x), high_tf32(w[n].y));
+            multiply_add(t[n], low, h[n].x, h[n].y);
         }
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n) multiply_add(t[n], high, w[n].x - h[n].x, w[n].y - h[n].y);
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n) multiply_add(t[n], high, h[n].x, h[n].y);
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[n][e] += t[n][e];
     }
 }
 
-// Floats of shared memory that all sweeps use, one after the other.
-constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
-template <int VEC, int PARTS>
-constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
-constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
-
-// The elements of a slot at p; those that are not the row's are left alone.
-template <int WIDTH>
-__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
-    if (whole) load_once<WIDTH>(v, p);
-    else
+// The tensor cores' part of a chunk: rows of sums, added up along the boxes, by the weights.
+template <bool ROUND>
+__device__ __forceinline__ void multiply_rows(const Args& args, const float* rows, const float2* packed, const int (&at)[2], float (&sums)[TILES][4]) {
+    constexpr int TOGETHER = X::TAPS < 5 ? X::TAPS : 4;
+    const int lane = threadIdx.x % WARP;
+#pragma unroll 1
+    for (int step = 0; step < STEPS; ++step) {
+        const float* row = rows + (step * 8 + lane % 4) * args.row_pitch;
+        const float2* weights = packed + step * X::TAPS * TILES * WARP + lane;
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e)
-            if (e >= slot.from && e < slot.to) v[e] = __ldg(p + e);
-}
-
-// How a sweep finds the kept tensors: in memory; there again, what was read last first; in memory, to be copied to
-// shared memory; in that copy.
-enum Source { STREAM, AGAIN, FILL, REUSE };
-
-template <int VEC, int PARTS, Source SOURCE>
-__device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
-                                       Position begin, Position end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
-    using P = Place<VEC, PARTS>;
-    constexpr int UNROLL = P::UNROLL;
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
-    const Position steps = at.in ? end - begin : 0;
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
-        constexpr bool CHECKED = decltype(checked)::value;
-        float v_x0_at[UNROLL][P::WIDTH];   // %avg_pool2d_r1: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1]
+        for (int first = 0; first < X::TAPS; first += TOGETHER) {
+            float boxes[TOGETHER][4];
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const Position step = k + u * PARTS;
-            if (CHECKED && step >= steps) continue;
-            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
-        }
-        State0 part[P::ROWS];
+            for (int e = 0; e < 4; ++e) {
+                const float* p = row + e / 2 * 4 * args.row_pitch + at[e % 2];
+                float columns[X::SPAN];
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const Position step = k + u * PARTS;
-            if (CHECKED && step >= steps) continue;
-            const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            int64_t q0 = P::RAGGED ? 0 : args.by_q0.quotient(static_cast<unsigned int>(slot.l));
+                for (int i = 0; i < X::SPAN; ++i) {
+                    bool needed = false;
 #pragma unroll
-            for (int e = 0; e < P::WIDTH; ++e) {
-                if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
-                [[maybe_unused]] const int i = STRIDED ? e : 0;
-                [[maybe_unused]] const int64_t l = STRIDED ? slot.l : slot.l + e;
-                if constexpr (P::RAGGED) q0 = args.by_q0.quotient(static_cast<unsigned int>(l));
-                const float v_x0 = v_x0_at[u][e];
-                const float v_p0 = __ldg(args.p0 + (q0));   // %conv2d_r1: float32[64, 1, 1]
-                const float t0 = v_x0 + v_p0;   // %avg_pool2d: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = add(%avg_pool2d_r1, %conv2d_r1)
-                const float t1 = sigmoid(t0);   // %sigmoid: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = sigmoid(%avg_pool2d)
-                part[i].r2 = [](auto a, auto b) { return a + b; }(part[i].r2, t1);
-            }
-        }
+                    for (int t = first; t < first + TOGETHER && t < X::TAPS; ++t) needed = needed || X::meets(i, t);
+                    if (needed) columns[i] = p[i];
+                }
 #pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) {
-            s[i].join(part[i]);
-        }
-    };
-    constexpr int REACH = (UNROLL - 1) * PARTS;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
-    }
-}
-
-template <int VEC, int PARTS>
-__device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row) {
-    if (!at.in || at.part != 0) return;
-    [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
-    [[maybe_unused]] const int64_t height = args.height;
-    [[maybe_unused]] const int64_t width = args.width;
+                for (int t = 0; t < TOGETHER; ++t) {
+                    if (first + t >= X::TAPS) continue;
+                    float box = columns[(first + t) * X::APART];
 #pragma unroll
-    for (int i = 0; i < Place<VEC, PARTS>::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = at.inner + i;
-        args.y0[outer] = row.r2[i];
-    }
-}
-
-// ------------------------------------------------------------------------------------------------
-// resident: one launch
-
-template <int VEC, int PARTS>
-__global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
-    using P = Place<VEC, PARTS>;
-    extern __shared__ __align__(16) float kept[];
-    const P at(args, blockIdx.x / args.splits);
-    const int64_t begin = static_cast<int64_t>(blockIdx.x % args.splits) * args.chunk;
-    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    {
-        State0 s[P::ROWS];
-        sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
-        across_threads<VEC, PARTS>(s, at, scratch);
-        if (args.splits > 1) {   // the row is a cluster's
-            __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
-            if (at.part == 0)
-                for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
-            cluster_barrier();
-            for (int rank = 0; rank < args.splits; rank += STAGED) {
-                const int count = args.splits - rank < STAGED ? args.splits - rank : STAGED;
-                if (rank) __syncthreads();
-                for (int n = threadIdx.x; n < count * P::BLOCK_ROWS; n += THREADS)
-                    others[n] = moved(others[n], [&](float, int f) {
-                        return cluster_load(reinterpret_cast<const float*>(&mine[n % P::BLOCK_ROWS]) + f, rank + n / P::BLOCK_ROWS);
-                    });
-                __syncthreads();
-                for (int i = 0; i < P::ROWS; ++i) {
-                    if (rank == 0) s[i] = State0();
-                    for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
+                    for (int i = 1; i < X::WINDOW; ++i) box += columns[(first + t) * X::APART + i];
+                    boxes[t][e] = box;
                 }
             }
+#pragma unroll
+            for (int t = 0; t < TOGETHER; ++t) {
+                if (first + t >= X::TAPS) continue;
+                const float(&v)[4] = boxes[t];
+                const float4 high = make_float4(high_tf32(v[0]), high_tf32(v[1]), high_tf32(v[2]), high_tf32(v[3]));
+                const float4 low = make_float4(v[0] - high.x, v[1] - high.y, v[2] - high.z, v[3] - high.w);
+#pragma unroll
+                for (int n = 0; n + 4 <= TILES; n += 4) multiply_boxes<ROUND, 4>(sums + n, high, low, weights + ((first + t) * TILES + n) * WARP);
+                if constexpr (TILES % 4 > 0) multiply_boxes<ROUND, TILES % 4>(sums + TILES / 4 * 4, high, low, weights + ((first + t) * TILES + TILES / 4 * 4) * WARP);
+            }
+        }
+    }
+}
+
+// A result in plain fp32, from memory: what is not finite in split arithmetic may be so, or have another sign.
+template <bool ROUND>
+__device__ float plain(const Args& args, int64_t sample, int group, int output, int oz, int oy, int ox) {
+    const int64_t layer_size = int64_t(args.in_height) * args.in_width;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int k = 0; k < WEIGHTS; ++k) {
+        const int kx = k % X::TAPS, ky = k / X::TAPS % Y::TAPS, kz = k / X::TAPS / Y::TAPS % Z::TAPS, channel = k / X::TAPS / ACROSS;
+        const float* plane = args.x0 + ((sample * GROUPS + group) * INPUTS + channel) * args.in_depth * layer_size;
+        float box = 0.0f;
+#pragma unroll 1
+        for (int i = 0; i < BOX; ++i) {
+            const int z = oz * Z::STEP - Z::PADDING + kz * Z::APART + i / X::WINDOW / Y::WINDOW, y = oy * Y::STEP - Y::PADDING + ky * Y::APART + i / X::WINDOW % Y::WINDOW, column = ox * X::STEP - X::PADDING + kx * X::APART + i % X::WINDOW;
+            const bool in = z >= 0 && z < args.in_depth && y >= 0 && y < args.in_height && column >= 0 && column < args.in_width;
+            if (in) box += operand<ROUND>(__ldg(plane + z * layer_size + int64_t(y) * args.in_width + column));
+        }
+        sum = fmaf(operand<ROUND>(__ldg(args.p1 + (int64_t(group) * OUTPUTS + output) * WEIGHTS + k)), box, sum);
+    }
+    return sum;
+}
+
+template <bool ROUND_, int VEC_>
+struct Variant { static constexpr bool ROUND = ROUND_; static constexpr int VEC = VEC_; };
+
+template <typename V>
+__global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+    extern __shared__ float4 memory[];
+    constexpr int PACKED = (RESIDENT ? CHUNKS : 1) * FRAGMENTS * 2;
+    float* const packed = reinterpret_cast<float*>(memory);
+    float* const rows = packed + PACKED;
+    const int group = blockIdx.y / SLICES, slice = blockIdx.y % SLICES;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, columns = 1 << args.log_columns;
+    // Rows and weights of the last product that belong to no channel stay zero.
+    for (int i = threadIdx.x; i < PACKED; i += THREADS) packed[i] = 0.0f;
+    if (ROWS != CHUNK * ACROSS)
+        for (int i = threadIdx.x; i < (ROWS - CHUNK * ACROSS) * args.row_pitch; i += THREADS) rows[CHUNK * ACROSS * args.row_pitch + i] = 0.0f;
+    __syncthreads();
+    if (RESIDENT) pack<V::ROUND>(args, packed, 0, group, slice);
+    int at[2];   // a lane's positions in a line of sums: 8 apart
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int position = warp * 16 + i * 8 + lane / 4;
+        at[i] = (position >> args.log_columns) * args.line_pitch + min(position & (columns - 1), args.out_width - 1) * X::STEP + LEAD;
+    }
+
+    for (int64_t index = blockIdx.x; index < args.tiles; index += gridDim.x) {
+        const Tile tile = tile_at(args, index);
+        [[maybe_unused]] const int64_t sample = tile.sample;
+        float sums[TILES][4] = {};
+#pragma unroll 1
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            if (chunk > 0) __syncthreads();
+            if (!RESIDENT) pack<V::ROUND>(args, packed, chunk, group, slice);
+            add_lines<V::ROUND, V::VEC>(args, rows, tile, group, chunk);
+            __syncthreads();
+            multiply_rows<V::ROUND>(args, rows, reinterpret_cast<const float2*>(packed) + (RESIDENT ? chunk * FRAGMENTS : 0), at, sums);
+        }
+
+        const bool special = !all_finite<TILES * 4>(&sums[0][0]);
+        if (__syncthreads_or(special)) {   // the rows are not read any more
+            if (special) {
+                float* const own = rows + threadIdx.x;
+#pragma unroll
+                for (int i = 0; i < TILES * 4; ++i) own[i * THREADS] = sums[i / 4][i % 4];
+#pragma unroll 1
+                for (int i = 0; i < TILES * 4; ++i) {
+                    const int position = warp * 16 + i % 4 / 2 * 8 + lane / 4, output = slice * CHANNELS + i / 4 * 8 + lane % 4 * 2 + i % 2;
+                    const int oy = tile.y + (position >> args.log_columns), ox = tile.x + (position & (columns - 1));
+                    if (!isfinite(own[i * THREADS]) && output < OUTPUTS && oy < args.out_height && ox < args.out_width)
+                        own[i * THREADS] = plain<V::ROUND>(args, tile.sample, group, output, tile.z, oy, ox);
+                }
+#pragma unroll
+                for (int i = 0; i < TILES * 4; ++i) sums[i / 4][i % 4] = own[i * THREADS];
+            }
+            __syncthreads();
+            if (ROWS != CHUNK * ACROSS) {   // zeros again
+                for (int i = threadIdx.x; i < (ROWS - CHUNK * ACROSS) * args.row_pitch; i += THREADS) rows[CHUNK * ACROSS * args.row_pitch + i] = 0.0f;
+            }
+        }
+
+        float* const partial = reinterpret_cast<float*>(memory) + PACKED + max(ROWS * args.row_pitch, TILES * 4 * THREADS);
+        float total = 0.0f;
+        bool inside[2];
+        [[maybe_unused]] int64_t places[2];   // of a lane's results; of another one where there is none
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int position = warp * 16 + i * 8 + lane / 4, oy = tile.y + (position >> args.log_columns), ox = tile.x + (position & (columns - 1));
+            inside[i] = oy < args.out_height && ox < args.out_width;
+            places[i] = (int64_t(tile.z) * args.out_height + min(oy, args.out_height - 1)) * args.out_width + min(ox, args.out_width - 1);
         }
 #pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
-    }
-    if (begin == 0) store_row(args, at, row);
-    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
-}
-
-// ------------------------------------------------------------------------------------------------
-// streaming: a launch for each sweep
-
-template <int VEC>
-constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
-
-// Partial states of sweep 0, a row's side by side.
-__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
-    float* first = args.partials;
-    return reinterpret_cast<State0*>(first) + row * args.splits;
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
-    constexpr int PARTS = STREAM_PARTS<VEC>;
-    using P = Place<VEC, PARTS>;
-    const int64_t block = blockIdx.x;
-    const P at(args, block / args.splits);
-    [[maybe_unused]] const int split = static_cast<int>(block % args.splits);
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    const int64_t begin = split * args.chunk;
-    const int64_t end = begin + args.chunk < args.slots ? begin + args.chunk : args.slots;
-    State0 s[P::ROWS];
-    sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
-    across_threads<VEC, PARTS>(s, at, scratch);
-    if (at.in && at.part == 0)
-        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
-}
-
-template <int VEC>
-__global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
-    constexpr int PARTS = STREAM_PARTS<VEC>;
-    using P = Place<VEC, PARTS>;
-    const int64_t block = blockIdx.x;
-    const P at(args, block / 1);
-    [[maybe_unused]] const int split = static_cast<int>(block % 1);
-    Row<P::ROWS> row;
-    begin_row(args, at, row);
-    __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
-    {
-        State0 s[P::ROWS];
+        for (int n = 0; n < TILES; ++n)
 #pragma unroll
-        for (int i = 0; i < P::ROWS; ++i)
-            if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
-        across_threads<VEC, PARTS>(s, at, scratch);
+            for (int c = 0; c < 2; ++c) {
+                const int output = slice * CHANNELS + n * 8 + lane % 4 * 2 + c;
+                const bool exists = OUTPUTS % (SLICES * CHANNELS) == 0 || output < OUTPUTS;
+                const int l = group * OUTPUTS + (exists ? output : 0);
+                const float v_p0 = __ldg(args.p0 + l);   // %conv2d_r1: float32[64, 1, 1]
 #pragma unroll
-        for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
+                for (int i = 0; i < 2; ++i) {
+                    const float sum = sums[n][i * 2 + c] * (1.0f / BOX);
+                    float value;
+                    if constexpr (V::ROUND) {   // sums of TF32 products: the special-function unit is exact enough
+                        const float t0 = sum + v_p0;   // %avg_pool2d: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = add(%avg_pool2d_r1, %conv2d_r1)
+                        const float t1 = quick_reciprocal(1.0f + quick_exp(-t0));   // %sigmoid: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = sigmoid(%avg_pool2d)
+                        value = t1;
+                    } else {
+                        const float t0 = sum + v_p0;   // %avg_pool2d: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = add(%avg_pool2d_r1, %conv2d_r1)
+                        const float t1 = sigmoid(t0);   // %sigmoid: float32[x0_0, 64, ((x0_2 - 6) // 4) + 1, ((x0_3 - 6) // 4) + 1] = sigmoid(%avg_pool2d)
+                        value = t1;
+                    }
+                    total += exists && inside[i] ? value : 0.0f;
+                }
+            }
+#pragma unroll
+        for (int mask = 1; mask < WARP; mask *= 2) total += __shfl_xor_sync(~0u, total, mask);
+        if (lane == 0) partial[warp] = total;
+        __syncthreads();   // partial totals are written again behind the barrier that ends the next tile's lines
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 1; i < WARPS; ++i) total += partial[i];
+            args.totals[index * (GROUPS * SLICES) + blockIdx.y] = total;
+        }
     }
-    if (split == 0) store_row(args, at, row);
 }
 
-// ------------------------------------------------------------------------------------------------
-// launch
+constexpr int RESULTS = 8, JOINERS = RESULTS * WARP;   // of a block
 
-struct Schedule {
-    bool resident;
-    int parts;               // threads to a row
-    int splits;
-    int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
+// A warp adds up what the tiles of a sample left, in a fixed order, in double.
+__global__ void __launch_bounds__(JOINERS) join(const __grid_constant__ Args args, int64_t results, int64_t tiles) {
+    const int64_t result = int64_t(blockIdx.x) * RESULTS + threadIdx.x / WARP;
+    const int lane = threadIdx.x % WARP;
+    double total = 0.0;
+    if (result < results) {
+        const float* own = args.totals + result * tiles * (GROUPS * SLICES);
+        for (int64_t i = lane; i < tiles * (GROUPS * SLICES); i += WARP) total += __ldg(own + i);
+    }
+#pragma unroll
+    for (int mask = 1; mask < WARP; mask *= 2) total += __shfl_xor_sync(~0u, total, mask);
+    if (lane == 0 && result < results) args.y0[result] = static_cast<float>(total);
+}
+
+// Tiles of 2^log_columns columns: how they lie in shared memory, and how many cover a layer of results.
+struct Shape {
+    int log_columns, tiles_y, tiles_x, line_pitch, row_pitch;
+    int64_t bytes() const {
+        const int64_t rows = int64_t(ROWS) * row_pitch, mended = TILES * 4 * THREADS;
+        return 4 * ((RESIDENT ? CHUNKS : 1) * FRAGMENTS * 2 + (rows > mended ? rows : mended) + WARPS * CHANNELS);
+    }
 };
 
-constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
-
-// `slots`: accesses of a row, each of `step` of its elements.
-Schedule schedule(int64_t row_count, int64_t slots, int step) {
-    const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
-    if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
-        const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
-        return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
+static Shape shape_for(int64_t height, int64_t width) {
+    Shape best = {};
+    double least = 0.0;
+    for (int log = 3; log <= 7; ++log) {
+        const int columns = 1 << log, lines = POSITIONS >> log;
+        Shape own = {log, static_cast<int>((height - 1) / lines + 1), static_cast<int>((width - 1) / columns + 1), (LEAD + static_cast<int>((columns < width ? columns : width) - 1) * X::STEP + X::SPAN + 3) / 4 * 4, 0};
+        own.row_pitch = lines * own.line_pitch | 1;   // odd: four rows at a time in banks of their own
+        // What a tile reads, and what it multiplies, counted alike.
+        const double cost = double(own.tiles_y) * own.tiles_x * (lines * own.line_pitch + POSITIONS * X::STEP);
+        if (own.bytes() <= LIMIT && (least == 0.0 || cost < least)) best = own, least = cost;
     }
-    const int64_t groups = (row_count + columns - 1) / columns;
-    const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
-    const int most = on_hopper() ? MAX_CLUSTER : 1;
-    for (int c = 1; c <= most; c *= 2) {
-        const int64_t chunk = (slots + c - 1) / c;
-        // Rather more blocks than reading again, and that rather than more than eight.
-        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
-        const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
-        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
-            const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
-            return {true, THREADS, c, chunk, kept, groups};
-        }
-    }
-    // Streaming: several turns of the blocks that a multiprocessor holds.
-    int64_t splits = (4 * busy + groups - 1) / groups;
-    const int64_t useful = (length * columns + 8191) / 8192;
-    if (splits > useful) splits = useful;
-    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
-    const int64_t chunk = (slots + splits - 1) / splits;
-    return {false, THREADS, static_cast<int>((slots + chunk - 1) / chunk), chunk, 0, groups};
+    return best;
 }
 
-template <int VEC, int PARTS>
-int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
-    using P = Place<VEC, PARTS>;
-    const int64_t turns = (plan.kept + PARTS - 1) / PARTS;
-    args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
-    const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
-    cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = plan.splits > 1 ? 1 : 0;
-    if (plan.splits > 8) cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
+extern "C" int64_t k0_conv_boxes_workspace(int64_t batch, int64_t height, int64_t width) {
+    const int64_t samples = batch;
+    const int64_t out_depth = 1, out_height = ((height - 6) / 4) + 1, out_width = ((width - 6) / 4) + 1;
+    if (samples <= 0 || out_depth <= 0 || out_height <= 0 || out_width <= 0) return 0;
+    const Shape shape = shape_for(out_height, out_width);
+    return 4 * samples * out_depth * shape.tiles_y * shape.tiles_x * (GROUPS * SLICES);
+}
+
+template <typename V>
+int launch(const Args& args, int64_t bytes, cudaStream_t stream) {
+    int resident = 0;
+    int status = cudaFuncSetAttribute(run<V>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (status == cudaSuccess) status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, run<V>, THREADS, bytes);
+    if (status != cudaSuccess) return status;
+    constexpr int BLOCKS = GROUPS * SLICES;   // of a tile
+    const int64_t slots = max(int64_t(1), int64_t(multiprocessors()) * resident / BLOCKS), rounds = (args.tiles - 1) / slots + 1;
+    run<V><<<dim3(static_cast<unsigned int>((args.tiles - 1) / rounds + 1), BLOCKS), THREADS, bytes, stream>>>(args);
     return cudaGetLastError();
 }
 
-template <int VEC>
-int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
-    if constexpr (!STRIDED) {
-        if (plan.parts == FEW) return launch_resident<VEC, FEW>(args, plan, stream);
-        if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
-        if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
-    }
-    if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
-    const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
-    stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
-    if (const int error = cudaGetLastError()) return error;
-    stream_1<VEC><<<static_cast<unsigned int>(plan.blocks), THREADS, 0, stream>>>(args);
-    if (const int error = cudaGetLastError()) return error;
-    return cudaSuccess;
-}
-
-struct Extent {
-    int64_t row_count, before, run;
-    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
-};
-
-Extent extent(int64_t batch, int64_t height, int64_t width) {
-    return {int64_t(batch) * (1) * (1), 1, 64*height*width};
-}
-
-int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
-    return plan.resident ? 0 : row_count * plan.splits * int64_t(0 + sizeof(State0));
-}
-
-// Bytes for the states of every row, whichever accesses turn out to be possible.
-extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width) {
-    const Extent all = extent(batch, height, width);
-    if (all.row_count * all.before * all.run == 0) return 0;
-    const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
-    return wide > narrow ? wide : narrow;
-}
-
-extern "C" int k2_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    const Extent all = extent(batch, height, width);
-    if (all.row_count * all.before * all.run == 0) return cudaSuccess;
+extern "C" int k0_conv_boxes(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    const int64_t samples = batch;
+    const int64_t in_depth = 1, in_height = height, in_width = width;
+    const int64_t out_depth = 1, out_height = ((height - 6) / 4) + 1, out_width = ((width - 6) / 4) + 1;
+    if (samples * out_depth * out_height * out_width == 0) return cudaSuccess;
+    if (in_depth > INT32_MAX / 2 || in_height > INT32_MAX / 2 || in_width > INT32_MAX / 2) return cudaErrorInvalidValue;
     Args args = {};
-    args.x0 = x0;
     args.p0 = p0;
+    args.x0 = x0;
+    args.p1 = p1;
     args.y0 = y0;
-    args.height = height;
-    args.width = width;
-    args.row_count = all.row_count, args.length = all.before * all.run;
-    args.middle = 1, args.run = 64*height*width, args.inner = 1;
-    args.between = args.middle * args.run * args.inner;
-    args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
-    // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
-    bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
-    wide = wide && (height*width) % WIDE == 0;
-    const Schedule plan = all.plan(wide);
-    if (plan.blocks * plan.splits > INT32_MAX || args.length > INT32_MAX - (1 << 16)) return cudaErrorInvalidValue;
-    args.slots = all.before * all.run_slots(wide);
-    args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
-    args.partials = static_cast<float*>(workspace);
-    if (args.row_count <= INT32_MAX) {
-        args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
-        args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
-    }
-    args.by_q0 = fast_divide(static_cast<unsigned int>(height*width));
-    return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
+    args.in_depth = static_cast<int>(in_depth), args.in_height = static_cast<int>(in_height), args.in_width = static_cast<int>(in_width);
+    args.out_depth = static_cast<int>(out_depth), args.out_height = static_cast<int>(out_height), args.out_width = static_cast<int>(out_width);
+    const Shape shape = shape_for(out_height, out_width);
+    args.log_columns = shape.log_columns, args.tiles_y = shape.tiles_y, args.tiles_x = shape.tiles_x;
+    args.line_pitch = shape.line_pitch, args.row_pitch = shape.row_pitch;
+    args.by_quads = fast_divide(static_cast<unsigned int>(shape.line_pitch / 4));
+    const int64_t tiles = out_depth * shape.tiles_y * shape.tiles_x;   // of a sample
+    args.tiles = samples * tiles;
+    args.totals = static_cast<float*>(workspace);
+    const bool wide = in_width % 4 == 0 && reinterpret_cast<uintptr_t>(args.x0) % 16 == 0;
+    const int status = tf32 ? (wide ? launch<Variant<true, 4>>(args, shape.bytes(), stream) : launch<Variant<true, 1>>(args, shape.bytes(), stream)) : (wide ? launch<Variant<false, 4>>(args, shape.bytes(), stream) : launch<Variant<false, 1>>(args, shape.bytes(), stream));
+    if (status != cudaSuccess) return status;
+    const int64_t results = samples * (1);
+    join<<<static_cast<unsigned int>((results - 1) / RESULTS + 1), JOINERS, 0, stream>>>(args, results, tiles);
+    return cudaGetLastError();
 }
 
-}  // namespace k2_row_stream_kernel
-
-// ------------------------------------------------------------------------------------------------
-// k1_contraction: by the device's compute capability.
-
-extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
-    const int64_t sm90 = on_hopper() ? k1_contraction_sm90_kernel::k1_contraction_sm90_workspace(batch, height, width) : 0, sm80 = k1_contraction_sm80_kernel::k1_contraction_sm80_workspace(batch, height, width);
-    return sm90 > sm80 ? sm90 : sm80;
-}
-
-extern "C" int k1_contraction(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    if (on_hopper()) {
-        const int status = k1_contraction_sm90_kernel::k1_contraction_sm90(x0, x1, y0, workspace, batch, height, width, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
-    }
-    return k1_contraction_sm80_kernel::k1_contraction_sm80(x0, x1, y0, workspace, batch, height, width, tf32, stream);
-}
+}  // namespace k0_conv_boxes_kernel
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -3100,11 +636,8 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream);
-extern "C" int k1_contraction(const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
-extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64_t width);
-extern "C" int k2_row_stream(const float* p0, const float* x0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
-extern "C" int64_t k2_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
+extern "C" int k0_conv_boxes(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int64_t k0_conv_boxes_workspace(int64_t batch, int64_t height, int64_t width);
 
 namespace {
 
@@ -3170,84 +703,46 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
-Tensor call_k0_pool(
-    const Tensor& x0_given
-) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_pool: x0", device, aoti_torch_dtype_float32(), 4);
-    require(x0.size(0) == 64, "k0_pool", "x0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 16, "k0_pool", "x0 has another size on axis 1 than compiled for");
-    require(x0.size(2) == 9, "k0_pool", "x0 has another size on axis 2 than compiled for");
-    require(x0.size(3) == 9, "k0_pool", "x0 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({64, 16, 6, 6}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_pool(data<const float>(x0), data<float>(y0), stream), "k0_pool");
-    return y0;
-}
-
-Tensor call_k1_contraction(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    int64_t tf32
-) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k1_contraction: x1", device, aoti_torch_dtype_float32(), 4);
-    const int64_t batch = x0.size(0);
-    const int64_t height = x0.size(2);
-    const int64_t width = x0.size(3);
-    require(x0.size(1) == 16, "k1_contraction", "x0 has another size on axis 1 than compiled for");
-    require(x1.size(0) == 64, "k1_contraction", "x1 has another size on axis 0 than compiled for");
-    require(x1.size(1) == 16, "k1_contraction", "x1 has another size on axis 1 than compiled for");
-    require(x1.size(2) == 6, "k1_contraction", "x1 has another size on axis 2 than compiled for");
-    require(x1.size(3) == 6, "k1_contraction", "x1 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 64, ((height - 6) / 4) + 1, ((width - 6) / 4) + 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k1_contraction_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_contraction(data<const float>(x0), data<const float>(x1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k1_contraction");
-    return y0;
-}
-
-Tensor call_k2_row_stream(
+Tensor call_k0_conv_boxes(
     const Tensor& p0_given,
-    const Tensor& x0_given
+    const Tensor& x0_given,
+    const Tensor& p1_given,
+    int64_t tf32
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k2_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k2_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k0_conv_boxes: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k0_conv_boxes: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p1 = operand(p1_given, "k0_conv_boxes: p1", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
-    require(p0.size(0) == 64, "k2_row_stream", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 64, "k2_row_stream", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 64, "k0_conv_boxes", "p0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 16, "k0_conv_boxes", "x0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 64, "k0_conv_boxes", "p1 has another size on axis 0 than compiled for");
+    require(p1.size(1) == 16, "k0_conv_boxes", "p1 has another size on axis 1 than compiled for");
+    require(p1.size(2) == 3, "k0_conv_boxes", "p1 has another size on axis 2 than compiled for");
+    require(p1.size(3) == 3, "k0_conv_boxes", "p1 has another size on axis 3 than compiled for");
     const Tensor y0 = allocate({batch}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k2_row_stream_workspace(batch, height, width);
+    const int64_t bytes = k0_conv_boxes_workspace(batch, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k2_row_stream(data<const float>(p0), data<const float>(x0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k2_row_stream");
+    check(k0_conv_boxes(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_conv_boxes");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9f9d595da44dfe73, m) {
-    m.def("k0_pool(Tensor x0) -> Tensor");
-    m.def("k1_contraction(Tensor x0, Tensor x1, int tf32) -> Tensor");
-    m.def("k2_row_stream(Tensor p0, Tensor x0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4af661eaff220aa6, m) {
+    m.def("k0_conv_boxes(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9f9d595da44dfe73, CUDA, m) {
-    m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
-    m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
-    m.impl("k2_row_stream", TORCH_BOX(&call_k2_row_stream));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_4af661eaff220aa6, CUDA, m) {
+    m.impl("k0_conv_boxes", TORCH_BOX(&call_k0_conv_boxes));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9f9d595da44dfe73"
+_fusegen_NAMESPACE = "fusegen_4af661eaff220aa6"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -3309,7 +804,7 @@ def _fusegen_build(folder, name, capabilities):
             cuda_sources=[_fusegen_CUDA_SOURCE],
             functions=None,
             extra_cflags=list(_fusegen_FLAGS),
-            extra_cuda_cflags=["-O3", "--split-compile=0", *targets],
+            extra_cuda_cflags=["-O3", *targets],
             build_directory=private,
             is_python_module=False,
             no_implicit_headers=True,
@@ -3328,7 +823,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_pool"):
+    if not hasattr(namespace, "k0_conv_boxes"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -3370,18 +865,7 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_pool(x0):
-    return x0.new_empty([64, 16, 6, 6], dtype=_fusegen_torch.float32)
-
-
-def _fusegen_fake_k1_contraction(x0, x1, tf32):
-    batch = x0.shape[0]
-    height = x0.shape[2]
-    width = x0.shape[3]
-    return x0.new_empty([batch, 64, ((height - 6) // 4) + 1, ((width - 6) // 4) + 1], dtype=_fusegen_torch.float32)
-
-
-def _fusegen_fake_k2_row_stream(p0, x0):
+def _fusegen_fake_k0_conv_boxes(p0, x0, p1, tf32):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
@@ -3389,9 +873,7 @@ def _fusegen_fake_k2_row_stream(p0, x0):
 
 
 _fusegen_fakes = {
-    "k0_pool": _fusegen_fake_k0_pool,
-    "k1_contraction": _fusegen_fake_k1_contraction,
-    "k2_row_stream": _fusegen_fake_k2_row_stream,
+    "k0_conv_boxes": _fusegen_fake_k0_conv_boxes,
 }
 
 
@@ -3435,12 +917,8 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
-    """The graph after rewriting: 3 generated kernels, 1 call to torch."""
-    # %avg_pool2d_r1_r1: float32[64, 16, 9, 9] = pad(%p_conv_weight, before=(0, 0, 3, 3), after=(0, 0, 3, 3))
-    v_avg_pool2d_r1_r1 = _fusegen_torch.nn.functional.pad(v_p_conv_weight, [3, 3, 3, 3, 0, 0, 0, 0], value=0.0)
-    v_avg_pool2d_r1_r2 = ops[0](v_avg_pool2d_r1_r1)
-    v_avg_pool2d_r1 = ops[1](v_x, v_avg_pool2d_r1_r2, _fusegen_rounds("k1_contraction", v_x, v_avg_pool2d_r1_r2, (4, 4), (0, 0), (1, 1), False, (0, 0), 1))
-    v_sum_1 = ops[2](v_p_conv_bias, v_avg_pool2d_r1)
+    """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
+    v_sum_1 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_rounds("k0_conv_boxes", v_x, v_p_conv_weight, (1, 1), (0, 0), (1, 1), False, (0, 0), 1))
     return v_sum_1
 
 

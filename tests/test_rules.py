@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import ops, windows
+from fusegen import boxes, ops, windows
 from fusegen.interpret import run
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -36,6 +36,7 @@ from fusegen.ir import (
 )
 from fusegen.passes import algebra, decompose, layouts, moments, simplify, statistics
 from fusegen.passes.algebra import axes, collapse, pools
+from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.verify import verify
 from tests import modular
@@ -422,6 +423,19 @@ def _pooled_conv(draw: Draw, transposed: bool, fn: str | None = None) -> Node:
         _restart(draw)
 
 
+def _pooled_by_boxes(draw: Draw) -> Node:
+    """A mean pooling, of a stride, of a convolution without one: dilated too."""
+    while True:
+        y = draw.conv()
+        assert isinstance(y.op, ConvOp)
+        if not y.op.transposed and set(y.op.stride) == {1}:
+            pooled = _pooling(draw, y, "mean", plain=True)
+            assert isinstance(pooled.op, PoolOp)
+            if set(pooled.op.stride) != {1} and set(pooled.op.size) != {1}:
+                return pooled
+        _restart(draw)
+
+
 def _conv_over_an_axis(draw: Draw) -> Node:
     while (y := draw.conv()).type.rank == 3:
         _restart(draw)
@@ -501,6 +515,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
         )
         for fn, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))
     },
+    "mean_pool(conv(x, w)) = conv(box means of x, w) of the pooling's stride": _pooled_by_boxes,
     "mean_pool(conv(x, w)) = conv(x, windows of w averaged) of the pooling's stride": lambda d: _pooled_conv(d, False),
     "mean_pool(conv_transpose(x, w)) = conv_transpose(x, windows of w averaged) of stride s / t": lambda d: (
         _pooled_conv(d, True)
@@ -578,6 +593,8 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     # Cost says when a collapse pays, not when it is right: small cases must go through it.
     monkeypatch.setattr(axes, "_pays", lambda match, count: None)
     monkeypatch.setattr(pools, "_cheaper", lambda merged, direct: True)
+    monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)
+    monkeypatch.setattr(boxes, "unfit", lambda *_: None)
     monkeypatch.setattr(collapse, "_pays", lambda graph, conv, count: None)
     monkeypatch.setattr(moments, "WORTH", 1)
     if BUILDERS[identity] is _conv_over_an_axis:

@@ -25,7 +25,7 @@ from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
 from fusegen.ir import ConstOp, DType, EagerOp, Graph
 from fusegen.literals import hex_float
-from fusegen.plan.details import ContractionPlan, ConvApartPlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
 
 
@@ -152,7 +152,7 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     if plan.tf32 is None:
         return []
     detail = plan.detail.conv if isinstance(plan.detail, ConvApartPlan) else plan.detail
-    if not isinstance(detail, ContractionPlan) or plan.tf32 != "conv":
+    if not isinstance(detail, (ContractionPlan, ConvBoxesPlan)) or plan.tf32 != "conv":
         return [f"_fusegen_tf32_{plan.tf32}()"]
     if detail.precise:
         return ["0"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import channels, contractions, convpool, convreduce, direct, ops, poolspace, viewspace
+from fusegen import boxes, channels, contractions, convpool, convreduce, direct, ops, poolspace, viewspace
 from fusegen.ir import (
     AdaptivePoolOp,
     AxisTapSumOp,
@@ -43,6 +43,7 @@ Template = Literal[
     "window_sum",
     "axis_sum",
     "contraction",
+    "conv_boxes",
     "conv_direct",
     "conv_pool",
     "conv_reduce",
@@ -83,7 +84,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return direct.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template == "conv_pool":
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
-        if template == "conv_reduce":
+        if template in ("conv_boxes", "conv_reduce"):
             return "its convolution has a kernel of its own"
         space = analyze(body)
     except NotFusable as error:
@@ -209,6 +210,8 @@ def _template(body: Graph) -> Template:
         return "axis_sum"
     pools = any(isinstance(node.op, _POOLS) for node in body.nodes)
     conv = next((node for node in body.nodes if isinstance(node.op, ConvOp)), None)
+    if conv and boxes.is_over_boxes(body, conv):
+        return "conv_boxes"
     if pools and conv:
         return "conv_pool"
     if conv and any(convreduce.is_over_positions(body, node, conv) for node in body.nodes):
@@ -282,6 +285,19 @@ def _axis_sums(grouping: Grouping, node: Node, free: set[str]) -> Group:
     return group
 
 
+def _over_boxes(grouping: Grouping, conv: Node, free: set[str]) -> Group | None:
+    """The region of a convolution of box means."""
+    found = boxes.members(grouping.graph, conv, free)
+    if found is None:
+        return None
+    group = Group(*map(frozenset, found))
+    try:
+        boxes.split(grouping.body(group)[0])
+    except NotFusable:
+        return None
+    return group
+
+
 def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """%m = reduce.max(%x); %e = exp(%m)  ->  %e = region(%x) { the same nodes }."""
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
@@ -298,9 +314,8 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     for node in graph.nodes:  # first, for a norm's kernel would take the statistics
         if not isinstance(node.op, ConvOp) or node.name not in free:
             continue
-        if group := _with_statistics(grouping, node, free, machine(target)) or _reduced(
-            grouping, node, free, refused, machine(target)
-        ):
+        group = _over_boxes(grouping, node, free) or _with_statistics(grouping, node, free, machine(target))
+        if group := group or _reduced(grouping, node, free, refused, machine(target)):
             last = [n.name for n in graph.nodes if n.name in group.owned][-1]
             grouping.groups[last] = group
             free -= group.owned

@@ -20,7 +20,7 @@ from fusegen.ir import (
     ReshapeOp,
     WindowSumOp,
 )
-from fusegen.plan import axis_sum, contraction, conv_direct, conv_pool, pool, stream, views
+from fusegen.plan import axis_sum, contraction, conv_boxes, conv_direct, conv_pool, pool, stream, views
 from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
@@ -200,6 +200,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "window_sum": _window_sum,
     "axis_sum": axis_sum.plan,
     "contraction": contraction.plan,
+    "conv_boxes": conv_boxes.plan,
     "conv_direct": conv_direct.plan,
     "conv_pool": conv_pool.plan,
     "conv_reduce": contraction.plan,

@@ -12,7 +12,7 @@ import torch
 from fusegen import dims, interpret
 from fusegen.compiler import Compiled
 from fusegen.ir import Frozen, GetItemOp, ParamOp, RegionOp
-from fusegen.plan.details import ContractionPlan
+from fusegen.plan.details import ContractionPlan, ConvBoxesPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 
 _HEADER = Path(__file__).with_name("cuda.h")
@@ -77,7 +77,7 @@ class Kernel:
         return results
 
 
-def steps(compiled: Compiled, kind: type[Frozen]) -> list[KernelPlan]:
+def steps(compiled: Compiled, kind: type[Frozen] | tuple[type[Frozen], ...]) -> list[KernelPlan]:
     """The kernels of a compiled model whose details are of ``kind``."""
     plans = [step.plan for step in compiled.program.steps if isinstance(step, KernelStep)]
     return [plan for plan in plans if isinstance(plan.detail, kind)]
@@ -87,8 +87,8 @@ class Emulated(Kernel):
     """The first convolution of a compiled model, with its parameters."""
 
     def __init__(self, compiled: Compiled, parameters: dict[str, torch.Tensor], folder: Path):
-        super().__init__(compiled, steps(compiled, ContractionPlan)[0], folder)
-        assert isinstance(self.plan.detail, ContractionPlan)
+        super().__init__(compiled, steps(compiled, (ContractionPlan, ConvBoxesPlan))[0], folder)
+        assert isinstance(self.plan.detail, (ContractionPlan, ConvBoxesPlan))
         self.detail = self.plan.detail
         graph = compiled.program.after
         self.parameters = {

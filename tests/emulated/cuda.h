@@ -33,6 +33,8 @@ constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttribute
 template <typename Kernel>
 int cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
 inline int cudaGetLastError() { return cudaSuccess; }
+template <typename Kernel>
+int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Kernel, int, size_t) { return *count = 2, cudaSuccess; }
 
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
@@ -180,10 +182,21 @@ inline float __shfl_xor_sync(unsigned, float v, int mask) {
     });
     return __uint_as_float(out[0]);
 }
+inline double __shfl_xor_sync(unsigned, double v, int mask) {
+    uint32_t in[2], out[2];
+    memcpy(in, &v, 8);
+    emulated::together(in, out, [mask](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) memcpy(w.out[i], w.in[i ^ mask], 8);
+    });
+    memcpy(&v, out, 8);
+    return v;
+}
 
 // ---- In place of the helpers that are instructions ----------------------------------------------------------------
 inline float nan_max(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 inline float nan_min(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+inline float quick_exp2(float a) { return exp2f(a); }
+inline float quick_reciprocal(float a) { return 1.0f / a; }
 template <typename T>
 void advance(T*& p, int64_t bytes) { p = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + bytes); }
 template <int VEC>

@@ -34,7 +34,7 @@ def _pools(m: Match) -> tuple[PoolOp, PoolOp]:
     return outer, inner
 
 
-def _plain(pool: PoolOp) -> bool:
+def is_plain(pool: PoolOp) -> bool:
     """Every window lies inside the input and counts in full."""
     return not any(pool.padding) and not pool.ceil and pool.divisor is None
 
@@ -50,12 +50,12 @@ def _composes(m: Match) -> str | None:
     if outer.rank != inner.rank or not m.only_user("inner"):
         return ""
     flat = all(d == 1 for d in (*outer.dilation, *inner.dilation))
-    if not flat or not _plain(outer) or inner.ceil:
+    if not flat or not is_plain(outer) or inner.ceil:
         return "windows that reach over the edge do not compose"
     pairs = list(zip(inner.kernel, inner.stride, strict=True))
     if outer.fn == "max" and any(kernel < stride for kernel, stride in pairs):
         return "the windows leave gaps"
-    if outer.fn == "mean" and (not _plain(inner) or any(kernel != stride for kernel, stride in pairs)):
+    if outer.fn == "mean" and (not is_plain(inner) or any(kernel != stride for kernel, stride in pairs)):
         return "only means over tiles compose to one mean"
     return None
 
@@ -68,7 +68,7 @@ def _whole_axes(m: Match) -> str | None:
     pool = m.root.op
     assert isinstance(pool, PoolOp)
     whole = m["x"].type.shape[-pool.rank :] == pool.kernel and set(pool.size) == {1}
-    return None if whole and _plain(pool) and set(pool.dilation) == {1} else ""
+    return None if whole and is_plain(pool) and set(pool.dilation) == {1} else ""
 
 
 def _reduce_whole(m: Match) -> Node:
@@ -121,7 +121,7 @@ def _pooled_weights(m: Match, before: tuple[int, ...], after: tuple[int, ...], s
     return m.add(box.replace(size=taps), padded)
 
 
-def _merged_conv(m: Match, pool: PoolOp, conv: ConvOp) -> ConvOp:
+def merged_conv(m: Match, pool: PoolOp, conv: ConvOp) -> ConvOp:
     """In full fp32 where eager's convolution is: of another kernel and stride, the library may choose TF32."""
     stride = tuple(a * b for a, b in zip(conv.stride, pool.stride, strict=True))
     channels = m["w"].type.shape[1]
@@ -134,7 +134,7 @@ def _pool_and_conv(m: Match) -> tuple[PoolOp, ConvOp] | None:
     pool, conv = m.root.op, m["conv"].op
     assert isinstance(pool, PoolOp)
     assert isinstance(conv, ConvOp)
-    if pool.rank != conv.rank or not _plain(pool) or set(conv.dilation) != {1}:
+    if pool.rank != conv.rank or not is_plain(pool) or set(conv.dilation) != {1}:
         return None
     return (pool, conv) if m["x"].type.dtype is DType.FLOAT32 else None
 
@@ -148,13 +148,24 @@ def _merges(m: Match) -> str | None:
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
     if conv.transposed or set(conv.stride) != {1}:
         return ""
+    if reason := merged_taps(m):
+        return reason
+    taps = tuple(k + n - 1 for k, n in zip(ops.kernel_size(m["w"].type), pool.kernel, strict=True))
+    size = _conv_type(m, merged_conv(m, pool, conv), taps)
+    return None if size == m.root.type else "the sizes do not agree for every input size"
+
+
+def merged_taps(m: Match) -> str | None:
+    """Why an averaged kernel has too many taps, or None."""
+    found = _pool_and_conv(m)
+    if found is None:
+        return "dilated taps do not meet"
+    pool, _ = found
     kernel = ops.kernel_size(m["w"].type)
     merged = math.prod(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True))
-    if not _cheaper(merged, math.prod(kernel) * math.prod(pool.stride)):
-        return f"{merged} taps for every result, against {math.prod(kernel)} for each of {math.prod(pool.kernel)}"
-    taps = tuple(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True))
-    size = _conv_type(m, _merged_conv(m, pool, conv), taps)
-    return None if size == m.root.type else "the sizes do not agree for every input size"
+    if _cheaper(merged, math.prod(kernel) * math.prod(pool.stride)):
+        return None
+    return f"{merged} taps for every result, against {math.prod(kernel)} for each of {math.prod(pool.kernel)}"
 
 
 def _cheaper(merged: int, direct: int) -> bool:
@@ -176,7 +187,7 @@ def _merge(m: Match) -> Node:
     pool, conv = found
     around = tuple(n - 1 for n in pool.kernel)
     weights = _pooled_weights(m, around, around, (1,) * pool.rank)
-    return m.add(_merged_conv(m, pool, conv), m["x"], weights)
+    return m.add(merged_conv(m, pool, conv), m["x"], weights)
 
 
 def _transposed_axis(conv: ConvOp, pool: PoolOp, taps: int, axis: int) -> tuple[int, int, int, int, int]:
@@ -249,7 +260,7 @@ def _shifted(m: Match) -> str | None:
     assert isinstance(pool, PoolOp)
     constant = all(size == 1 for size in c.type.shape[-pool.rank :])
     conv = conv_below(m.graph, m["x"]) is not None and m.only_user("x")
-    whole = pool.count_include_pad is False or _plain(pool)
+    whole = pool.count_include_pad is False or is_plain(pool)
     return None if constant and conv and whole and m["x"].type == inner.type and m.only_user("inner") else ""
 
 
@@ -257,7 +268,7 @@ def _after_pooling(m: Match) -> Node:
     return m.add(m["inner"].op, m.add(m.root.op, m["x"]), m["c"])
 
 
-_CONV = op(ConvOp, anything("x"), anything("w"), name="conv")
+CONV = op(ConvOp, anything("x"), anything("w"), name="conv")
 
 RULES = (
     Rule(
@@ -317,14 +328,14 @@ RULES = (
     ),
     Rule(
         "mean_pool(conv(x, w)) = conv(x, windows of w averaged) of the pooling's stride",
-        op(PoolOp, _CONV, fn="mean"),
+        op(PoolOp, CONV, fn="mean"),
         _merge,
         Numerics.REASSOCIATES,
         _merges,
     ),
     Rule(
         "mean_pool(conv_transpose(x, w)) = conv_transpose(x, windows of w averaged) of stride s / t",
-        op(PoolOp, _CONV, fn="mean"),
+        op(PoolOp, CONV, fn="mean"),
         _merge_transposed,
         Numerics.REASSOCIATES,
         _merges_transposed,

@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from fusegen.plan.details.boxes import ConvBoxesPlan
 from fusegen.plan.details.contractions import (
     ABSENT_AXIS,
     ContractionAxis,
@@ -49,6 +50,7 @@ Detail: TypeAlias = Annotated[
     | AxisSumPlan
     | ContractionPlan
     | ConvApartPlan
+    | ConvBoxesPlan
     | DirectConvPlan
     | PlainConvPlan
     | HopperConvPlan
@@ -68,6 +70,7 @@ __all__ = [
     "ContractionAxis",
     "ContractionPlan",
     "ConvApartPlan",
+    "ConvBoxesPlan",
     "Detail",
     "DirectConvPlan",
     "GemmPlan",

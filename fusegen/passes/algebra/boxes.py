@@ -1,0 +1,140 @@
+"""A mean pooling of a convolution as a convolution of box means, with the taps that it had.
+
+Against the kernel averaged over windows (``pools``) there are fewer products, one for each tap of a result, and the
+means of the input are needed at the places only that some tap meets. The kernel that computes both never writes them.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from fusegen import boxes, contractions, dims, ops
+from fusegen.errors import GraphError
+from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, TensorType
+from fusegen.machines import DEFAULT_TARGET, Machine, machine
+from fusegen.passes.algebra.collapse import LINEAR
+from fusegen.passes.algebra.pools import CONV, is_plain, merged_conv, merged_taps
+from fusegen.passes.rewrite import Match, Numerics, Rule, op
+from fusegen.tiling import TooLarge
+from fusegen.tuning import faster
+
+
+def _ops(m: Match) -> tuple[PoolOp, ConvOp]:
+    pool, conv = m.root.op, m["conv"].op
+    assert isinstance(pool, PoolOp)
+    assert isinstance(conv, ConvOp)
+    return pool, conv
+
+
+def _box_means(m: Match) -> Node:
+    """Means of the padded input over boxes of the pooling's size, at every place."""
+    pool, conv = _ops(m)
+    x = m["x"]
+    if any(conv.padding):
+        around = (0, 0, *conv.padding)
+        x = m.add(PadOp(before=around, after=around), x)
+    size = tuple(dims.add(length, 1 - n) for length, n in zip(x.type.shape[2:], pool.kernel, strict=True))
+    return m.add(pool.replace(stride=(1,) * pool.rank, size=size), x)
+
+
+def _over_boxes(m: Match) -> ConvOp:
+    pool, conv = _ops(m)
+    return merged_conv(m, pool, conv).replace(padding=(0,) * conv.rank)
+
+
+def _convolve_boxes(m: Match) -> Node:
+    return m.add(_over_boxes(m), _box_means(m), m["w"])
+
+
+def _result(m: Match) -> TensorType | None:
+    """The type of the convolution of box means, or None where it has none."""
+    pool, conv = _ops(m)
+    lengths = zip(m["x"].type.shape[2:], pool.kernel, conv.padding, strict=True)
+    size = tuple(dims.add(length, 2 * p + 1 - n) for length, n, p in lengths)
+    means = m["x"].type.replace(shape=(*m["x"].type.shape[:2], *size))
+    try:
+        return ops.infer(_over_boxes(m), (means, m["w"].type), m.root.type)
+    except GraphError:
+        return None
+
+
+def _is_summed(graph: Graph, node: Node) -> bool:
+    """True when a sum or mean is all that becomes of ``node``, through additions and scalings: it goes inward."""
+    users = graph.users()
+    while len(users[node.name]) == 1 and node.name not in graph.results:
+        node = graph.node(users[node.name][0])
+        if isinstance(node.op, ReduceOp):
+            return node.op.fn in LINEAR
+        if not isinstance(node.op, PointwiseOp) or node.op.fn not in ("add", "sub", "mul", "div", "neg"):
+            return False
+    return False
+
+
+def _computes(m: Match) -> str | None:
+    pool, conv = _ops(m)
+    if pool.rank != conv.rank or m["x"].type.dtype is not DType.FLOAT32 or isinstance(m["x"].op, PoolOp):
+        return ""
+    if not is_plain(pool):
+        return "windows that reach over the edge hold zeros in place of further results"
+    if conv.transposed or set(conv.stride) != {1}:
+        return "" if conv.transposed else f"its stride of {conv.stride} leaves gaps in the boxes"
+    if set(pool.stride) == {1} or set(pool.size) == {1}:
+        return ""
+    if not m.only_user("conv"):
+        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+    if _is_summed(m.graph, m.root):
+        return "the sum above it goes inward"
+    if reason := boxes.unfit(conv, m["w"], pool):
+        return reason
+    if _result(m) != m.root.type:
+        return "the sizes do not agree for every input size"
+    return _pays(m, machine(DEFAULT_TARGET))
+
+
+def _pays(m: Match, rates: Machine) -> str | None:
+    """None when box means are expected to be faster than an averaged kernel, or than the pooling of all results."""
+    pool, conv = _ops(m)
+    here = boxes.seconds(m.graph, m["x"], m["w"], conv, pool, m.root, rates)
+    other, label = _merged_seconds(m, rates), "an averaged kernel"
+    if other == inf:
+        label = "all results"
+        other = _product_seconds(m.graph, m["conv"], rates)
+        other += 4 * dims.numel(m["conv"].type.shape, m.graph.sizes) / rates.bandwidth + rates.launch
+    reason = f"{here * 1e6:.0f} us with box means, {other * 1e6:.0f} us with {label}"
+    return faster(f"{m.root.name} from", {"box means": (None, here), label: (reason, other)})
+
+
+def _product_seconds(graph: Graph, conv: Node, rates: Machine) -> float:
+    """Of a convolution by a kernel or by the library, whichever is faster."""
+    try:
+        kernel = contractions.kernel_seconds(graph, conv, False, rates)
+    except TooLarge:
+        kernel = inf
+    return min(kernel, contractions.library_seconds(graph, conv, rates))
+
+
+def _merged_seconds(m: Match, rates: Machine) -> float:
+    """Of the convolution with the averaged kernel, which two launches make; infinite where there is none."""
+    pool, conv = _ops(m)
+    if merged_taps(m) is not None:
+        return inf
+    x, w = (m[name].replace(op=InputOp(position=i), inputs=()) for i, name in enumerate(("x", "w")))
+    kernel = tuple(k + n - 1 for k, n in zip(ops.kernel_size(w.type), pool.kernel, strict=True))
+    w = w.replace(type=w.type.replace(shape=(*w.type.shape[:2], *kernel)))
+    product = m.root.replace(op=merged_conv(m, pool, conv), inputs=(x.name, w.name))
+    try:
+        graph = m.graph.replace(nodes=(x, w, product), outputs=(product.name,), updates=())
+        return _product_seconds(graph, graph.node(product.name), rates) + 2 * rates.launch
+    except GraphError:
+        return inf
+
+
+RULES = (
+    Rule(
+        "mean_pool(conv(x, w)) = conv(box means of x, w) of the pooling's stride",
+        op(PoolOp, CONV, fn="mean"),
+        _convolve_boxes,
+        Numerics.REASSOCIATES,
+        _computes,
+    ),
+)
