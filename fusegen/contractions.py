@@ -141,7 +141,8 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     most, times = _LIBRARY_VOLUME
     if node.op.transposed and node.op.rank == 3 and prod(ops.kernel_size(w)) > most:
         products *= times
-    if prod(ops.kernel_size(w)) == 1:  # a matrix product where the data lies
+    spread = node.op.transposed and max(node.op.stride) > 1
+    if prod(ops.kernel_size(w)) == 1 and not spread:  # a matrix product where the data lies
         return products + moved + 2 * machine.launch
     return products + _LIBRARY_PASSES[tf32] * moved + _LIBRARY_LAUNCHES * machine.launch
 

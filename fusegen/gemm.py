@@ -12,7 +12,7 @@ from fusegen.dims import Dim, Dims
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
 from fusegen.rowspace import RowSpace, feature_axes
-from fusegen.tuning import kernel_or_library
+from fusegen.tuning import faster, kernel_or_library
 
 FEATURES = 128
 """Features of a block's tile: rows up to this length are whole within a warp."""
@@ -27,6 +27,8 @@ _WIDE = (96, 128, 160, 192)
 """Widths that may turn out to be better than the expected best."""
 _FINISH = 5.0e-6
 """What follows the last product of a tile, which nothing hides."""
+_CUT, _RUN = 6.0e-6, 0.6e-6
+"""Adding up the parts of a tile that is cut, and of each part."""
 _REDUCE = 12.0e-6
 """The same for reductions along its rows."""
 _SPLIT = 0.45
@@ -35,11 +37,25 @@ _HALF_TILE = 256
 """Rows and features of a cluster's tile of 16-bit products."""
 _HALF_FLOPS, _HALF_LIBRARY = 810e12, 790e12
 """Rates of 16-bit products: the kernel's, and cuBLAS's."""
-_LIBRARY_FEATURES = 28
-"""Features in the time of what the library does for a row of x besides: few features leave it waiting."""
+_LIBRARY_FLOPS, _LIBRARY_START, _LIBRARY_BATCH = 0.95, 2.5e-6, 3.5e-6
+"""Share of the rate that the library reaches, and what it takes besides its launch; for a batch."""
+_LIBRARY_INPUTS, _LIBRARY_FEATURES = 28, (28, 64)
+"""Inputs in the time of what it does for a tile besides its products: few inputs leave it waiting. Likewise features,
+and how many do not."""
+_LIBRARY_INPUT = 0.034e-6
+"""Time for one of k in a batch, whose sums it does not split."""
+_LIBRARY_FEW, _LIBRARY_SPLIT = 30e-6, (64, 0.048e-6, 4.4e-6)
+"""Products up to so long have too few tiles: for every k beyond the first ones it takes longer, up to a limit."""
 _START = 5.0e-6
 """Filling the pipeline."""
-_CLEARLY = 0.85
+_IN_PLACE = {64: (5.0e-6, 1.9e-6, 2.0e-6, 6.5e-6, 1.65e-6), 32: (3.6e-6, 1.55e-6, 2.3e-6, 4.4e-6, 1.1e-6)}
+"""Where every block splits the rows of its tile for itself, by those rows. While no multiprocessor has two blocks:
+start and finish, 64 of k; else start, start and finish of every two blocks, 64 of k of a block."""
+_UNALIGNED = 1.4
+"""Times over that 64 of k take where rows are copied word by word."""
+_SPLITS = {1: 0.0, 2: 0.0, 4: 1.2e-6, 8: 4.0e-6}
+"""Blocks that share the sums of such a tile, and the time of adding them up."""
+_CLEARLY = 0.9
 """A product that nothing follows leaves the library only for a kernel expected to take less than this share."""
 
 
@@ -102,8 +118,57 @@ def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: in
     moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
     finish = _FINISH + (_REDUCE if reduces else 0.0)
     products = -(-tiles * chunks // clusters) * _chunk_seconds(width) + tiles / clusters * finish
+    if tiles < clusters:
+        products += _CUT + clusters / tiles * _RUN
     split = 8 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
     return 2 * machine.launch + _START + split + max(products, moved / machine.bandwidth)
+
+
+def _in_place_seconds(height: int, rows: int, inputs: int, outputs: int, machine: Machine, matrices: int) -> float:
+    alone, alone_chunk, start, pair, chunk = _IN_PLACE[height]
+    chunks, slower = -(-inputs // _CHUNK), _UNALIGNED if inputs % 4 else 1.0
+    tiles = matrices * -(-rows // height) * -(-outputs // FEATURES)
+    room = {more: _BLOCKS * 7 // 8 if more > 2 else _BLOCKS for more in _SPLITS if 8 * more <= height}
+    splits = max(n for n, most in room.items() if n == 1 or (tiles * n <= most and n * n <= 2 * chunks))
+    own, resident = -(-chunks // splits), -(-tiles * splits // _BLOCKS)
+    products = alone + own * alone_chunk * slower
+    if resident > 1:
+        products = start + -(-resident // 2) * pair + own * resident * chunk * slower
+    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
+    return machine.launch + max(products + _SPLITS[splits], alone + moved / machine.bandwidth)
+
+
+def in_place_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:
+    """The same where every block splits the rows of its tile for itself."""
+    return min(_in_place_seconds(height, rows, inputs, outputs, machine, matrices) for height in _IN_PLACE)
+
+
+def in_place_rows(body: Graph, node: Node) -> dict[str, tuple[int, ...]]:
+    """Rows of such a tile, as ``tiles`` has them for the other."""
+    matrices, sizes = factors(body, node).traced(body)
+    heights = sorted(_IN_PLACE, key=lambda height: _in_place_seconds(height, *sizes, MACHINES["sm_90"], matrices))
+    return {f"{height} rows": (height,) for height in heights}
+
+
+def takes_in_place(body: Graph, space: RowSpace, node: Node) -> bool:
+    """True when blocks that split the rows of their tiles for themselves can compute the product and finish it."""
+    outputs = node.type.shape[-1]
+    whole = not space.row_axes or bool(group(space, node)) or (isinstance(outputs, int) and outputs <= FEATURES)
+    return isinstance(node.op, MatmulOp) and not node.op.left_transposed and whole
+
+
+def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[str, tuple[bool, float]]:
+    """Ways to the tensor cores, whether the rows are read in place, and the expected seconds."""
+    matrices, sizes = factors(body, node).traced(body)
+    forms = {"prepared": (False, seconds(*sizes, machine, matrices, bool(space.row_axes)))}
+    if takes_in_place(body, space, node):
+        forms["in place"] = (True, in_place_seconds(*sizes, machine, matrices))
+    return forms
+
+
+def reads_in_place(body: Graph, space: RowSpace, node: Node, machine: Machine) -> bool:
+    """Whether blocks split the rows of their tiles for themselves: what is expected to be faster."""
+    return faster(f"{node.name} rows", _forms(body, space, node, machine))
 
 
 def half_seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
@@ -155,18 +220,28 @@ def streams(body: Graph, space: RowSpace, node: Node) -> bool:
     if found.matrices or not found.fixed or node.op.left_transposed:
         return False
     _, sizes = found.traced(body)
-    streamed = narrow.seconds(*sizes, MACHINES["sm_90"])
-    return streamed is not None and streamed <= seconds(*sizes, MACHINES["sm_90"]) and not group(space, node)
+    h200 = MACHINES["sm_90"]
+    streamed = narrow.seconds(*sizes, h200)
+    others = min(time for _, time in _forms(body, space, node, h200).values())
+    return streamed is not None and streamed <= others and not group(space, node)
 
 
 def _library_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int, alone: bool) -> float:
     """The library's product in fp32, and one pass over its result by the kernel that follows, if one does."""
-    moved = 4 * (rows * inputs + outputs * inputs + rows * outputs) * (2 if inputs % 4 else 1)  # not aligned
-    product = max(2 * rows * inputs * (outputs + _LIBRARY_FEATURES) / machine.flops, moved / machine.bandwidth)
-    stored = 4 * rows * outputs / machine.bandwidth  # after the last product: nothing hides it either
+    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs) / machine.bandwidth
+    more, enough = _LIBRARY_FEATURES
+    features = max(outputs, min(outputs + more, enough))
+    product = 2 * matrices * rows * (inputs + _LIBRARY_INPUTS) * features / (_LIBRARY_FLOPS * machine.flops)
+    product = max(product, moved * (2 if inputs % 4 else 1))  # not aligned
+    if matrices > 1:
+        product = _LIBRARY_BATCH + max(product, inputs * _LIBRARY_INPUT)
+    else:
+        first, slope, most = _LIBRARY_SPLIT
+        few = min(most, max(0.0, (inputs - first) * slope)) if product < _LIBRARY_FEW else 0.0
+        product += _LIBRARY_START + few
     if alone:
-        return _CLEARLY * (machine.launch + matrices * (product + stored))
-    return 2 * machine.launch + matrices * (product + 2 * stored)
+        return _CLEARLY * (machine.launch + product)
+    return 2 * machine.launch + product + 8 * matrices * rows * outputs / machine.bandwidth
 
 
 def _unfinished(body: Graph, space: RowSpace) -> str | None:
@@ -200,7 +275,12 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str |
         return _half_refusal(body, space, node, machine)
     matrices, sizes = factors(body, node).traced(body)
     streamed = narrow.seconds(*sizes, machine) if streams(body, space, node) else None
-    ours = streamed or seconds(*sizes, machine, matrices, bool(space.row_axes))
+    ours = streamed or min(time for _, time in _forms(body, space, node, machine).values())
+    rows, _, outputs = sizes
+    if space.row_axes and not streamed and not takes_in_place(body, space, node):
+        apart = in_place_seconds(*sizes, machine, matrices)
+        if apart + machine.launch + 2 * 4 * matrices * rows * outputs / machine.bandwidth < ours:
+            return "rows of features beyond a tile are reduced sooner by a kernel of their own"
     library = _library_seconds(*sizes, machine, matrices, node.name == body.outputs[0])
     precise = isinstance(node.op, MatmulOp) and node.op.precise
     return None if precise else _by(node, ours, library)

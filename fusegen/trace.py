@@ -186,9 +186,10 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
     """Input sizes that are structure: the lengths of rows that a kernel keeps on chip.
 
     Those are the axis of a softmax, and the channels or features (axis 1) where something reduces
-    them. Batch and spatial sizes stay free.
+    them, and what the parameters of a norm fix. Batch and spatial sizes stay free.
     """
     found = set()
+    lengths = {length for length, _, number in (c.partition(" == ") for c in graph.constraints) if number.isdigit()}
     for node in graph.nodes:
         match node.op:
             case SoftmaxOp(axis=axis):
@@ -197,6 +198,8 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
                 found.add(graph.node(node.inputs[0]).type.shape[1])
             case EagerOp(target="aten.group_norm.default"):  # channels that are split into groups
                 found.add(graph.node(node.inputs[0]).type.shape[1])
+            case EagerOp(target="aten.layer_norm.default" | "aten.rms_norm.default"):  # over a computed axis
+                found.update(dims.symbols(lengths.intersection(graph.node(node.inputs[0]).type.shape)))
     return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
 
 

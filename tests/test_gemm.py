@@ -6,6 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ def test_a_product_of_two_tensors_has_a_kernel(
     [
         ("torch.matmul(a, b)", (64, 128), (128, 64)),  # small
         ("torch.matmul(a, b)", (65536, 512), (512, 8)),  # narrow: memory bounds it
-        ("torch.softmax(a @ b.mT, -1)", (64, 2048, 64), (64, 128, 64)),  # a row's reductions cost more than its product
+        ("torch.bmm(a, b)", (96, 256, 64), (96, 64, 64)),  # half a tile's features
     ],
 )
 def test_products_that_the_library_computes_as_fast_are_left_to_it(
@@ -228,6 +229,70 @@ def test_sizes_beyond_its_offsets_are_refused(axis: int, tmp_path: Path) -> None
     assert launch(*operands, *map(ctypes.c_int64, [*sizes, 0]), None) == 1  # cudaErrorInvalidValue
 
 
+@pytest.mark.parametrize(
+    ("result", "rows", "inputs", "outputs", "in_place"),
+    [
+        ("F.gelu(self.linear(x)) * 2", 512, 512, 512, True),
+        ("torch.softmax(self.linear(x), 1)", 2048, 256, 128, True),  # whole rows in a tile
+        ("F.gelu(self.linear(x)) * 2", 4096, 2048, 2048, False),
+    ],
+)
+def test_products_of_few_tiles_split_their_rows_for_themselves(
+    tmp_path: Path, result: str, rows: int, inputs: int, outputs: int, in_place: bool
+) -> None:
+    init = f"self.linear = nn.Linear({inputs}, {outputs})"
+    found = compile_file(write(tmp_path, f"return {result}", init, f"torch.rand({rows}, {inputs})"))
+    (step,) = found.program.steps
+    detail = product(found)
+    assert isinstance(step, KernelStep)
+    assert detail is not None
+    assert detail.in_place == in_place
+    assert step.plan.workspace != in_place  # no rows to prepare, no parts of a tile to add up in memory
+    assert (step.plan.counters is None) == in_place
+
+
+def test_rows_of_many_tiles_are_reduced_apart_where_splitting_in_place_saves_more(tmp_path: Path) -> None:
+    init = "self.linear = nn.Linear(512, 512)"
+    found = compile_file(write(tmp_path, "return F.gelu(self.linear(x)).amax(1)", init, "torch.rand(512, 512)"))
+    detail = product(found)
+    assert detail is not None
+    assert detail.in_place
+    assert len(found.program.steps) == 2
+
+
+# Measured on an H200 (benchmarks/results/h200-product-sizes.json): matrices, rows, features, inputs, microseconds.
+IN_PLACE = (
+    (1, 64, 128, 256, 10.9),
+    (1, 394, 512, 512, 13.8),
+    (1, 16, 64, 2048, 19.6),
+    (1, 4096, 512, 512, 39.1),
+    (1, 16384, 128, 512, 41.4),
+    (1, 1024, 1000, 1024, 38.3),
+    (16, 256, 512, 512, 38.2),
+    (16, 512, 512, 512, 68.5),
+)
+LIBRARY = (
+    (1, 64, 512, 512, 13.7),
+    (1, 4096, 512, 512, 59.3),
+    (1, 16384, 256, 256, 55.1),
+    (1, 16384, 512, 256, 110.2),
+    (4, 64, 64, 512, 23.9),
+    (16, 256, 512, 512, 53.0),
+)
+
+
+def test_expected_times_are_those_measured() -> None:
+    for matrices, rows, outputs, inputs, measured in IN_PLACE:
+        found = gemm._in_place_seconds(64, rows, inputs, outputs, H200, matrices)
+        assert found == pytest.approx(measured * 1e-6, rel=0.15), (matrices, rows, inputs, outputs)
+
+
+def test_the_library_is_never_expected_to_be_much_slower_than_measured() -> None:
+    for matrices, rows, outputs, inputs, measured in LIBRARY:
+        found = gemm._library_seconds(rows, inputs, outputs, H200, matrices, True)
+        assert found <= 1.05 * measured * 1e-6, (matrices, rows, inputs, outputs)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
@@ -241,10 +306,12 @@ def test_sizes_beyond_its_offsets_are_refused(axis: int, tmp_path: Path) -> None
         ("return F.group_norm(self.linear(x), 19)", 256, 304),
     ],
 )
+@pytest.mark.parametrize("in_place", [False, True], ids=["prepared", "in_place"])
 def test_compiles_without_spills(
-    body: str, inputs: int, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: str, inputs: int, outputs: int, in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(gemm, "in_place_seconds", lambda *_: -1.0 if in_place else inf)
     init = f"self.linear = nn.Linear({inputs}, {outputs})"
     found = compile_file(write(tmp_path, body, init, f"torch.rand(200, {inputs})"))
     messages = build(found, tmp_path, "-Xptxas", "-v", "-c", "-o", "k.o")

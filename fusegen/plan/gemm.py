@@ -6,6 +6,7 @@ from typing import Literal
 
 from fusegen import contractions, dims, gemm, matmul_tiling, narrow
 from fusegen.ir import HALVES, MatmulOp
+from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rows import RowLowering, Style
@@ -86,8 +87,12 @@ def plan(region: Region, name: str) -> KernelPlan:
         return region.plan(f"{name}_linear_narrow", streamed, only_hopper=not layout.portable)
     group = gemm.group(region.space, node)
     lines = region.sizes.product(factors.lines)
-    tiles = gemm.tiles(dims.numel(factors.lines, region.body.sizes))
-    widths = choose(f"{node.name} tile", tiles)
+    in_place = gemm.reads_in_place(region.body, region.space, node, machine("sm_90"))
+    if in_place:
+        widths = instructions = choose(f"{node.name} tile", gemm.in_place_rows(region.body, node))
+    else:
+        widths = choose(f"{node.name} tile", gemm.tiles(dims.numel(factors.lines, region.body.sizes)))
+        instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
     style = Style("{}[i]", "{}", moves_rows=True, parts=True)
     detail = GemmPlan(
         source=region.args[x.name].name,
@@ -99,17 +104,18 @@ def plan(region: Region, name: str) -> KernelPlan:
         lines=lines,
         inputs=region.sizes.local(factors.inputs),
         outputs=region.sizes.local(factors.outputs),
-        cluster=gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
+        in_place=in_place,
+        cluster=1 if in_place else gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
         widths=widths,
-        instructions=tuple(sorted({columns for width in widths for columns in (width, width // 2)})),
+        instructions=instructions,
         group=group,
         rows=region.lower(region.space if group else space, style, "v", _FeatureLowering),
     )
-    counters = dims.add(height, _CUT_TILES)
+    counters, workspace = (None, False) if in_place else (dims.add(height, _CUT_TILES), True)
     if contractions.not_portable(region.body, region.space, node):
         return region.plan(
-            f"{name}_gemm_sm90", detail, counters=counters, workspace=True, tf32="matmul", only_hopper=True
+            f"{name}_gemm_sm90", detail, counters=counters, workspace=workspace, tf32="matmul", only_hopper=True
         )
     return region.plan(
-        f"{name}_gemm", portable(region), hopper=detail, counters=counters, workspace=True, tf32="matmul"
+        f"{name}_gemm", portable(region), hopper=detail, counters=counters, workspace=workspace, tf32="matmul"
     )

@@ -55,6 +55,8 @@ HALF = {
 
 PORTABLE = ("store", "odd", "bare", "residual", "softmax", "norm")
 """Cases that the kernel for any device computes too."""
+IN_PLACE = (*PORTABLE, "groups", "group_sums")
+"""Cases that need no row of features beyond a tile."""
 LAYOUTS = {
     "linear": "self.linear(x)",  # weights [outputs, inputs]
     "weights": "(x @ self.w + self.linear.bias)",  # [inputs, outputs]
@@ -93,16 +95,19 @@ def make(case: tuple[int, int, str], layout: str, folder: Path, dtype: str = "fl
     return Pair(reference, generated, inputs, getattr(torch, dtype))
 
 
+FORMS = {"prepared": tuple(CASES), "in_place": IN_PLACE, "portable": PORTABLE}
+
+
 @pytest.fixture(
-    params=[(name, layout, False) for name in CASES for layout in LAYOUTS]
-    + [(name, layout, True) for name in PORTABLE for layout in LAYOUTS],
-    ids=lambda param: "-".join([*param[:2], *["portable"] * param[2]]),
+    params=[(name, layout, form) for form, names in FORMS.items() for name in names for layout in LAYOUTS],
+    ids="-".join,
 )
 def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """The product in a kernel whatever its size."""
+    name, layout, form = request.param
     monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
-    name, layout, portable = request.param
-    return make(CASES[name], layout, tmp_path, portable=portable)
+    monkeypatch.setattr(gemm, "in_place_seconds", lambda *_: -1.0 if form == "in_place" else math.inf)
+    return make(CASES[name], layout, tmp_path, portable=form == "portable")
 
 
 @pytest.fixture(params=[(name, layout) for name in NARROW for layout in LAYOUTS], ids="-".join)

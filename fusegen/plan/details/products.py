@@ -30,8 +30,10 @@ class GemmPlan(Frozen):
     """Rows of a matrix: fewer than ``height`` where tiles keep to one."""
     inputs: Dim
     outputs: Dim
-    cluster: int
-    """Blocks side by side that share the rows of a tile."""
+    in_place: bool = False
+    """Every block splits the rows of its tile for itself: no kernel prepares them before."""
+    cluster: int = 1
+    """Blocks side by side that share the prepared rows of a tile."""
     widths: tuple[int, ...]
     """Rows of a tile, ascending: the last for all heights above the others."""
     instructions: tuple[int, ...]
