@@ -137,6 +137,7 @@ constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
 [[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int SPLIT_THREADS = 512;
+constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
 
 // Registers of a thread.
@@ -331,9 +332,6 @@ __device__ __forceinline__ float scale_of(float peak, float& inverse) {
     return __int_as_float((268 - exponent) << 23);
 }
 
-// Of a power of two; 0 for 2^127.
-__device__ __forceinline__ float one_over(float scale) { return __int_as_float(0x7f000000 - __float_as_int(scale)); }
-
 __device__ __forceinline__ uint32_t halves(float a, float b) {
     uint32_t pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
@@ -440,7 +438,7 @@ __device__ __forceinline__ bool segment(const Schedule& s, unsigned int cluster,
 __device__ __forceinline__ void copy_weights(const float* weight, unsigned int feature, int chunk, uint32_t to, int thread, bool aligned) {
     constexpr int LINE = STEP * 4, PLANE = FEATURES * LINE;   // bytes
     if (aligned) {
-        constexpr int PARTS = CHUNK / 4, HOP = WARPGROUP / PARTS;
+        constexpr int PARTS = CHUNK / 4, HOP = COPIERS / PARTS;
         const int k = thread % PARTS * 4, row = thread / PARTS;
         const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
         const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
@@ -449,15 +447,33 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
-        constexpr int HOP = WARPGROUP / CHUNK;
-        const int k = thread % CHUNK, row = thread / CHUNK;
-        const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
-        const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
-        to += k / STEP * PLANE + row * LINE + k % STEP * 4;
 #pragma unroll 1
-        for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
+        for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
+            const int k = i % CHUNK, row = i / CHUNK;
+            const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
+            const bool in = chunk * CHUNK + k < INPUTS && feature + row < OUTPUTS;
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k / STEP * PLANE + row * LINE + k % STEP * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
+        }
     }
+}
+
+// This thread's weights from step `first` of k on: feature r (e = 0) or r + 8 (e = 1) of its warp's 16, four of every STEP.
+template <int STEPS>
+__device__ __forceinline__ void load_weights(float4 (&v)[STEPS], const float* stage, int first, int e) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const float* from = stage + (first * FEATURES + warp * 16 + lane / 4 + e * 8) * STEP + lane % 4 * 4;
+#pragma unroll
+    for (int q = 0; q < STEPS; ++q) v[q] = *reinterpret_cast<const float4*>(from + q * FEATURES * STEP);
+}
+
+// The largest magnitude of a row over the four threads that share it.
+template <int STEPS>
+__device__ __forceinline__ float row_peak(const float4 (&v)[STEPS]) {
+    float peak = 0.0f;
+#pragma unroll
+    for (int q = 0; q < STEPS; ++q) peak = peak_of(peak, v[q]);
+    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
+    return fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
 }
 
 // Bulk copy into every block of the cluster; each block issues its share.
@@ -475,16 +491,7 @@ struct Operands {
     const unsigned char* memory;
     uint32_t base, full, empty, weights_full, weights_empty;
 
-    // This thread's weights from step `first` of k on: features r and r + 8 of its warp's 16, four of every STEP.
-    template <int STEPS>
-    __device__ __forceinline__ void load(float4 (&v)[STEPS][2], int stage, int first) const {
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        const float* from = reinterpret_cast<const float*>(memory + Shape<WIDTH>::WEIGHTS + stage * WEIGHT_BYTES) + (first * FEATURES + warp * 16 + lane / 4) * STEP + lane % 4 * 4;
-#pragma unroll
-        for (int q = 0; q < STEPS; ++q)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) v[q][e] = *reinterpret_cast<const float4*>(from + (q * FEATURES + e * 8) * STEP);
-    }
+    __device__ __forceinline__ const float* weights(int stage) const { return reinterpret_cast<const float*>(memory + Shape<WIDTH>::WEIGHTS + stage * WEIGHT_BYTES); }
 
     __device__ __forceinline__ uint64_t high(int stage) const { return descriptor(base + stage * 2 * Shape<WIDTH>::PART); }
 
@@ -497,15 +504,8 @@ struct Operands {
     }
 };
 
-// The largest magnitude of row e over the four threads that share it.
-template <int STEPS>
-__device__ __forceinline__ float row_peak(const float4 (&v)[STEPS][2], int e) {
-    float peak = 0.0f;
-#pragma unroll
-    for (int q = 0; q < STEPS; ++q) peak = peak_of(peak, v[q][e]);
-    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
-    return fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-}
+// Of a power of two; 0 for 2^127.
+__device__ __forceinline__ float one_over(float scale) { return __int_as_float(0x7f000000 - __float_as_int(scale)); }
 
 // Three products of halves, promoted into `sum` after every chunk or part of one.
 template <int WIDTH>
@@ -519,15 +519,16 @@ __device__ __forceinline__ void multiply_split(const Operands<WIDTH>& operands, 
             uint32_t high[S::STEPS][4], low[S::STEPS][4];
             float inverse[2];
             {
-                float4 v[S::STEPS][2];
-                operands.load(v, weights.stage, step);
+                float4 v[2][S::STEPS];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) load_weights(v[e], operands.weights(weights.stage), step, e);
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    const float scale = scale_of(row_peak(v, e), inverse[e]);
+                    const float scale = scale_of(row_peak(v[e]), inverse[e]);
 #pragma unroll
                     for (int q = 0; q < S::STEPS; ++q) {
-                        split(v[q][e].x * scale, v[q][e].y * scale, high[q][e], low[q][e]);
-                        split(v[q][e].z * scale, v[q][e].w * scale, high[q][2 + e], low[q][2 + e]);
+                        split(v[e][q].x * scale, v[e][q].y * scale, high[q][e], low[q][e]);
+                        split(v[e][q].z * scale, v[e][q].w * scale, high[q][2 + e], low[q][2 + e]);
                     }
                 }
             }
@@ -577,12 +578,13 @@ __device__ __forceinline__ void multiply_rounded(const Operands<WIDTH>& operands
         uint32_t next[STEPS][4];
         float ratio[2] = {1.0f, 1.0f};
         {
-            float4 v[STEPS][2];
+            float4 v[2][STEPS];
             barrier_wait(operands.weights_full + 8 * weights.stage, weights.parity);
-            operands.load(v, weights.stage, 0);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) load_weights(v[e], operands.weights(weights.stage), 0, e);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const float peak = row_peak(v, e);
+                const float peak = row_peak(v[e]);
                 float unused;
                 const float smaller = scale_of(peak, unused) * ROOM;
                 const bool grown = peak * scale[e] >= LIMIT;
@@ -590,8 +592,8 @@ __device__ __forceinline__ void multiply_rounded(const Operands<WIDTH>& operands
                 scale[e] = grown ? smaller : scale[e];
 #pragma unroll
                 for (int q = 0; q < STEPS; ++q) {
-                    next[q][e] = halves(v[q][e].x * scale[e], v[q][e].y * scale[e]);
-                    next[q][2 + e] = halves(v[q][e].z * scale[e], v[q][e].w * scale[e]);
+                    next[q][e] = halves(v[e][q].x * scale[e], v[e][q].y * scale[e]);
+                    next[q][2 + e] = halves(v[e][q].z * scale[e], v[e][q].w * scale[e]);
                 }
             }
         }
@@ -1099,16 +1101,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ca3ec6be3bc88c85, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c7cafce77ec6c948, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ca3ec6be3bc88c85, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c7cafce77ec6c948, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ca3ec6be3bc88c85"
+_fusegen_NAMESPACE = "fusegen_c7cafce77ec6c948"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

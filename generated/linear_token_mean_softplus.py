@@ -405,108 +405,37 @@ namespace k1_gemm_sm90_kernel {
 // terms, the small ones first, and continues in plain fp32. Where torch's settings permit TF32, only
 // high high is computed: as TF32, a high half has 11 bits.
 //
-// The weights are the operand in registers, rows of the product: read once, as they are, and scaled and
-// split on the way in, a scale for each row and CHUNK (fewer where registers are short). The activations
-// are split and ordered for shared memory by a small kernel before. Two blocks share those of a tile.
+// The weights are the operand in registers, rows of the product; activations and weights are read as they are,
+// scaled and split on the way in, with a scale for each row and CHUNK. The blocks of a cluster compute parts of the
+// same sums, and add them up through each other's shared memory.
 constexpr int64_t INPUTS = 1024, OUTPUTS = 4096;
-constexpr int FEATURES = 128;                   // of a block: two warpgroups of 64
+constexpr int FEATURES = 128, ROWS = 32;       // of a tile: two warpgroups of 64 features
 constexpr int STEP = 16, CHUNK = 64;            // of k: one instruction, one pipeline stage
 constexpr int CHUNKS = (INPUTS + CHUNK - 1) / CHUNK;
-constexpr int CLUSTER = 2;                      // blocks that share the activations of a tile
-constexpr int WARP = 32, WARPGROUP = 128, CONSUMERS = 2 * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
-constexpr int STAGED = 32;                      // rows that the epilogue works on at a time
-constexpr int PITCH = FEATURES + 4;             // of their buffer: free of bank conflicts both ways
+constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP, COPIERS = THREADS;
+constexpr int PITCH = FEATURES + 4;             // of a staged row: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
-[[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
-constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
-constexpr int SPLIT_THREADS = 512;
-constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
-
-// Registers of a thread.
-struct Registers {
-    static constexpr int CONSUMER = 232, PRODUCER = 40;
-};
-
-// A tile is WIDTH rows of X by FEATURES features; a block computes its rows in two halves.
-template <int WIDTH>
-struct Shape {
-    static constexpr int HALF = WIDTH / 2, SUMS = WIDTH / 2;   // columns of an instruction; accumulators of a thread
-    static constexpr int PART = WIDTH * CHUNK * 2;             // bytes of the high or low halves of a chunk
-    static constexpr int STAGES = WIDTH > 192 ? 2 : 3;
-    static constexpr int STEPS = WIDTH > 192 ? 2 : 4;          // between promotions
-    static constexpr int WEIGHTS = STAGES * 2 * PART;          // offsets in shared memory
-    static constexpr int STAGING = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
-    static constexpr int BARRIERS = STAGING + STAGED * PITCH * 4;
-    static constexpr int BYTES = BARRIERS + 16 * (STAGES + WEIGHT_STAGES) + 1024;   // 1,024: alignment
-};
-
-// Tiles of a cluster, two times FEATURES wide. Whole ones come first, one wave after another; the rest
-// is cut into equal runs of chunks, one per cluster.
-struct Schedule {
-    unsigned int row_tiles, whole, run, longer;   // the first `longer` runs have one chunk more
-
-    __device__ unsigned int start(unsigned int cluster) const { return cluster * run + min(cluster, longer); }
-    __device__ unsigned int owner(unsigned int chunk) const {
-        const unsigned int turn = longer * (run + 1);
-        return chunk < turn ? chunk / (run + 1) : longer + (chunk - turn) / run;
-    }
-};
-
-struct Segment {
-    unsigned int tile;
-    int first, last;   // chunks
-};
+[[maybe_unused]] constexpr int AT_ONCE = 4;                      // rows that a warp finishes side by side
+constexpr int RESIDENT = 2;                     // blocks of a multiprocessor
+constexpr int MOST_SPLITS = ROWS < 64 ? ROWS / WARPS : 8;   // blocks of a cluster
+constexpr int STAGES = 2, SUMS = ROWS / 2;
+constexpr int PART = ROWS * CHUNK * 2;          // bytes of the high or low halves of a chunk
+constexpr int X_BYTES = ROWS * CHUNK * 4, WEIGHT_BYTES = FEATURES * CHUNK * 4;
+constexpr int X = 2 * PART, WEIGHTS = X + STAGES * X_BYTES, INVERSES = WEIGHTS + STAGES * WEIGHT_BYTES;   // offsets in shared memory
+constexpr int STAGING = X, BYTES = INVERSES + ROWS * 4;
+static_assert(ROWS * PITCH * 4 <= INVERSES - STAGING, "results are staged where the factors were");
 
 struct Args {
     const float* x;
     const float* weight;
     const float* p1;
     float* y0;
-    const unsigned char* halves;   // X, split
-    const float* inverse;          // one over the scale of each row
-    float* runs;                   // partial sums of tiles that are cut
-    unsigned int* counters;
     int64_t row_count;
-    Schedule schedule;
+    unsigned int row_tiles;        // of a matrix
     bool precise;
 };
 
-// ------------------------------------------------------------------------------------------------
-// barriers
-
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// At the same barrier of another block of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, int block) {
-    asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [r]; }" ::"r"(barrier), "r"(block) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
-    asm volatile("{ .reg .pred p; wait_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra wait_%=; }" ::"r"(barrier), "r"(parity) : "memory");
-}
-
-__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
-
-// True for all consumers when it is for one; also a barrier.
-__device__ __forceinline__ bool any_consumer(bool own) {
-    int any;
-    asm volatile("{ .reg .pred p, q; setp.ne.b32 p, %1, 0; barrier.cta.red.or.pred q, 1, %2, p; selp.b32 %0, 1, 0, q; }" : "=r"(any) : "r"(int(own)), "n"(CONSUMERS) : "memory");
-    return any;
-}
 
 __device__ __forceinline__ unsigned int cluster_rank() {
     unsigned int r;
@@ -514,14 +443,21 @@ __device__ __forceinline__ unsigned int cluster_rank() {
     return r;
 }
 
-// A ring of stages: the current one and its parity.
-template <int STAGES>
-struct Ring {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
+__device__ __forceinline__ unsigned int cluster_blocks() {
+    unsigned int n;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+    return n;
+}
+
+// What the blocks wrote before it is seen after it.
+__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Four floats at the same place of another block's shared memory.
+__device__ __forceinline__ float4 load_from(unsigned int block, uint32_t address) {
+    float4 v;
+    asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [r]; }" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address), "r"(block) : "memory");
+    return v;
+}
 
 // ------------------------------------------------------------------------------------------------
 // product
@@ -529,19 +465,6 @@ struct Ring {
 // d = a b, or d += a b: 64 features by COLUMNS rows of X by STEP of k.
 template <int COLUMNS>
 struct Product;
-
-template <>
-struct Product<16> {
-    __device__ __forceinline__ static void run(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7}, "
-            "{%8,%9,%10,%11}, %12, p, 1, 1, 0; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-    }
-};
 
 template <>
 struct Product<32> {
@@ -587,9 +510,6 @@ __device__ __forceinline__ float scale_of(float peak, float& inverse) {
     return __int_as_float((268 - exponent) << 23);
 }
 
-// Of a power of two; 0 for 2^127.
-__device__ __forceinline__ float one_over(float scale) { return __int_as_float(0x7f000000 - __float_as_int(scale)); }
-
 __device__ __forceinline__ uint32_t halves(float a, float b) {
     uint32_t pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
@@ -624,79 +544,14 @@ __device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale
     }
 }
 
-// A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
-constexpr int SPLITS = CHUNKS * (CHUNK / STEP);
-constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : SPLITS > 64 ? 128 : SPLITS > 32 ? 64 : WARP;
-constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
-
-template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
-    constexpr int ROW_WARPS = ROW_THREADS / WARP;
-    static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
-    __shared__ float peaks[SPLIT_THREADS / WARP];
-    const int thread = threadIdx.x % ROW_THREADS, local = threadIdx.x / ROW_THREADS;
-    const int64_t row = int64_t(blockIdx.x) * SPLIT_ROWS + local;   // of all tiles
-    const int64_t k_end = row < row_count ? INPUTS : 0;
-    const float* p = x + row * INPUTS;
-    const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    float v[STEP];
-    auto load = [&](int step) {
-        const int64_t k = int64_t(step) * STEP;
-        if (aligned && k + STEP <= k_end) {
-#pragma unroll
-            for (int i = 0; i < STEP; i += 4) load_vector<4>(v + i, p + k + i);
-        } else {
-#pragma unroll
-            for (int i = 0; i < STEP; ++i) v[i] = k + i < k_end ? p[k + i] : 0.0f;
-        }
-    };
-    float peak = 0.0f;
-    for (int step = thread; step < SPLITS; step += ROW_THREADS) {
-        load(step);
-#pragma unroll
-        for (int i = 0; i < STEP; ++i) peak = fmaxf(peak, fabsf(v[i]));
-    }
-#pragma unroll
-    for (int d = WARP / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < ROW_WARPS; ++i) peak = fmaxf(peak, peaks[local * ROW_WARPS + i]);
-    float one_over;
-    const float scale = scale_of(peak, one_over);
-    if (thread == 0 && row < row_count) inverse[row] = one_over;
-
-    const int at = row % WIDTH;
-    unsigned char* lines_of_row = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
-    for (int step = thread; step < SPLITS; step += ROW_THREADS) {
-        if (SPLITS > ROW_THREADS) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at);
-    }
-}
-
 // ------------------------------------------------------------------------------------------------
-// producer
-
-// The i-th piece of work of a cluster.
-__device__ __forceinline__ bool segment(const Schedule& s, unsigned int cluster, unsigned int clusters, unsigned int i, Segment& found) {
-    const unsigned int tile = cluster + i * clusters;
-    if (tile < s.whole) {
-        found = {tile, 0, CHUNKS};
-        return true;
-    }
-    const unsigned int before = s.whole > cluster ? (s.whole - cluster + clusters - 1) / clusters : 0;
-    const unsigned int begin = s.start(cluster), end = s.start(cluster + 1), cut = begin / CHUNKS + i - before;
-    const unsigned int from = max(begin, cut * CHUNKS), to = min(end, (cut + 1) * CHUNKS);
-    if (from >= to) return false;
-    found = {s.whole + cut, int(from - cut * CHUNKS), int(to - cut * CHUNKS)};
-    return true;
-}
+// factors
 
 // Asynchronous copy of a chunk of weights: [step of k][feature][STEP], zero beyond the data.
 __device__ __forceinline__ void copy_weights(const float* weight, unsigned int feature, int chunk, uint32_t to, int thread, bool aligned) {
     constexpr int LINE = STEP * 4, PLANE = FEATURES * LINE;   // bytes
     if (aligned) {
-        constexpr int PARTS = CHUNK / 4, HOP = WARPGROUP / PARTS;
+        constexpr int PARTS = CHUNK / 4, HOP = COPIERS / PARTS;
         const int k = thread % PARTS * 4, row = thread / PARTS;
         const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
         const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
@@ -705,178 +560,89 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
-        constexpr int HOP = WARPGROUP / CHUNK;
-        const int k = thread % CHUNK, row = thread / CHUNK;
-        const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
-        const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
-        to += k / STEP * PLANE + row * LINE + k % STEP * 4;
 #pragma unroll 1
-        for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
+        for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
+            const int k = i % CHUNK, row = i / CHUNK;
+            const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
+            const bool in = chunk * CHUNK + k < INPUTS && feature + row < OUTPUTS;
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k / STEP * PLANE + row * LINE + k % STEP * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
+        }
     }
 }
 
-// Bulk copy into every block of the cluster; each block issues its share.
-__device__ __forceinline__ void copy_shared(uint32_t to, const unsigned char* from, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier), "h"(uint16_t((1 << CLUSTER) - 1)) : "memory");
-}
-
-// ------------------------------------------------------------------------------------------------
-// consumers
-
-// Where a consumer finds its operands, and their barriers.
-template <int WIDTH>
-struct Operands {
-    const unsigned char* memory;
-    uint32_t base, full, empty, weights_full, weights_empty;
-
-    // This thread's weights from step `first` of k on: features r and r + 8 of its warp's 16, four of every STEP.
-    template <int STEPS>
-    __device__ __forceinline__ void load(float4 (&v)[STEPS][2], int stage, int first) const {
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        const float* from = reinterpret_cast<const float*>(memory + Shape<WIDTH>::WEIGHTS + stage * WEIGHT_BYTES) + (first * FEATURES + warp * 16 + lane / 4) * STEP + lane % 4 * 4;
-#pragma unroll
-        for (int q = 0; q < STEPS; ++q)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) v[q][e] = *reinterpret_cast<const float4*>(from + (q * FEATURES + e * 8) * STEP);
-    }
-
-    __device__ __forceinline__ uint64_t high(int stage) const { return descriptor(base + stage * 2 * Shape<WIDTH>::PART); }
-
-    // The warp is done with a stage of weights, or of X in all blocks of the cluster.
-    __device__ __forceinline__ void release_weights(int stage) const {
-        if (threadIdx.x % WARP == 0) barrier_arrive(weights_empty + 8 * stage);
-    }
-    __device__ __forceinline__ void release(int stage) const {
-        if (threadIdx.x % WARP < CLUSTER) barrier_arrive_at(empty + 8 * stage, threadIdx.x % WARP);
-    }
-};
-
-// The largest magnitude of row e over the four threads that share it.
+// This thread's weights from step `first` of k on: feature r (e = 0) or r + 8 (e = 1) of its warp's 16, four of every STEP.
 template <int STEPS>
-__device__ __forceinline__ float row_peak(const float4 (&v)[STEPS][2], int e) {
+__device__ __forceinline__ void load_weights(float4 (&v)[STEPS], const float* stage, int first, int e) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const float* from = stage + (first * FEATURES + warp * 16 + lane / 4 + e * 8) * STEP + lane % 4 * 4;
+#pragma unroll
+    for (int q = 0; q < STEPS; ++q) v[q] = *reinterpret_cast<const float4*>(from + q * FEATURES * STEP);
+}
+
+// The largest magnitude of a row over the four threads that share it.
+template <int STEPS>
+__device__ __forceinline__ float row_peak(const float4 (&v)[STEPS]) {
     float peak = 0.0f;
 #pragma unroll
-    for (int q = 0; q < STEPS; ++q) peak = peak_of(peak, v[q][e]);
+    for (int q = 0; q < STEPS; ++q) peak = peak_of(peak, v[q]);
     peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
     return fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
 }
 
-// Three products of halves, promoted into `sum` after every chunk or part of one.
-template <int WIDTH>
-__device__ __forceinline__ void multiply_split(const Operands<WIDTH>& operands, int chunks, float (&sum)[Shape<WIDTH>::SUMS], Ring<Shape<WIDTH>::STAGES>& ring, Ring<WEIGHT_STAGES>& weights) {
-    using S = Shape<WIDTH>;
-    for (; chunks; --chunks, ring.advance(), weights.advance()) {
-        const uint64_t high_x = operands.high(ring.stage), low_x = high_x + (S::PART >> 4);
-        barrier_wait(operands.weights_full + 8 * weights.stage, weights.parity);
+// Where the n-th four values of a row's chunk lie: the threads that split, four to a row, meet all banks.
+__device__ __forceinline__ int place(int row, int n) { return (n % 4 * 4 + n / 4) ^ row % 2 * 4; }
+
+// Asynchronous copy of a chunk of rows of X, zero beyond the data. `left`: rows that there are.
+__device__ __forceinline__ void copy_rows(const float* x, int64_t left, int chunk, float* to, bool aligned) {
+    if (aligned) {
+        constexpr int FOURS = CHUNK / 4, HOP = THREADS / FOURS;
+        const int n = threadIdx.x % FOURS, first = threadIdx.x / FOURS;
+        const int64_t k = int64_t(chunk) * CHUNK + n * 4;
+#pragma unroll
+        for (int row = first; row < ROWS; row += HOP)
+            copy_words<4>(to + row * CHUNK + place(row, n) * 4, x + row * INPUTS + k, row < left && k < INPUTS);
+    } else {
+        constexpr int HOP = THREADS / CHUNK;
+        const int n = threadIdx.x % CHUNK, first = threadIdx.x / CHUNK;
+        const int64_t k = int64_t(chunk) * CHUNK + n;
 #pragma unroll 1
-        for (int step = 0; step < CHUNK / STEP; step += S::STEPS) {
-            uint32_t high[S::STEPS][4], low[S::STEPS][4];
-            float inverse[2];
-            {
-                float4 v[S::STEPS][2];
-                operands.load(v, weights.stage, step);
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const float scale = scale_of(row_peak(v, e), inverse[e]);
-#pragma unroll
-                    for (int q = 0; q < S::STEPS; ++q) {
-                        split(v[q][e].x * scale, v[q][e].y * scale, high[q][e], low[q][e]);
-                        split(v[q][e].z * scale, v[q][e].w * scale, high[q][2 + e], low[q][2 + e]);
-                    }
-                }
-            }
-            if (step + S::STEPS == CHUNK / STEP) operands.release_weights(weights.stage);
-            if (step == 0) barrier_wait(operands.full + 8 * ring.stage, ring.parity);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float acc[S::SUMS / 2];
-                const uint64_t offset = (half * S::HALF * 128 >> 4) + 2 * step;
-                product_begin(acc);
-#pragma unroll
-                for (int q = 0; q < S::STEPS; ++q) {
-                    Product<S::HALF>::run(acc, high[q], low_x + offset + 2 * q, q > 0);
-                    Product<S::HALF>::run(acc, low[q], high_x + offset + 2 * q, 1);
-                }
-#pragma unroll
-                for (int q = 0; q < S::STEPS; ++q) Product<S::HALF>::run(acc, high[q], high_x + offset + 2 * q, 1);
-                product_commit();
-                product_end(acc);
-#pragma unroll
-                for (int i = 0; i < S::SUMS / 2; ++i) {
-                    float& to = sum[half * (S::SUMS / 2) + i];
-                    to = fmaf(acc[i], inverse[i / 2 % 2], to);
-                }
-            }
-        }
-        operands.release(ring.stage);
+        for (int row = first; row < ROWS; row += HOP)
+            copy_words<1>(to + row * CHUNK + place(row, n / 4) * 4 + n % 4, x + row * INPUTS + k, row < left && k < INPUTS);
     }
 }
 
-// One product, added up on the tensor cores as eager's TF32 is. A row keeps its scale, with room above,
-// from chunk to chunk; when that is used up, a new scale takes its place and the sums follow. The next
-// weights are converted while the product runs.
-template <int WIDTH>
-__device__ __forceinline__ void multiply_rounded(const Operands<WIDTH>& operands, int chunks, float (&sum)[Shape<WIDTH>::SUMS], Ring<Shape<WIDTH>::STAGES>& ring, Ring<WEIGHT_STAGES>& weights) {
-    using S = Shape<WIDTH>;
-    constexpr int STEPS = CHUNK / STEP;
-    constexpr float ROOM = 0x1p-7f, LIMIT = 0x1p+15f, LARGEST = 0x1p+127f;
-    float scale[2] = {LARGEST, LARGEST};
-    int before = -1;                // stage of X that the product reads,
-    uint32_t high[STEPS][4] = {};   // and its weights: in use until the wait
-    // 0, which the compiler cannot know: with a use of `high` after the wait, nothing else lies in its
-    // registers before.
-    uint32_t none;
-    asm volatile("mov.u32 %0, %%clusterid.y;" : "=r"(none));
-    for (; chunks; --chunks, ring.advance(), weights.advance()) {
-        uint32_t next[STEPS][4];
-        float ratio[2] = {1.0f, 1.0f};
-        {
-            float4 v[STEPS][2];
-            barrier_wait(operands.weights_full + 8 * weights.stage, weights.parity);
-            operands.load(v, weights.stage, 0);
+// The rows of a chunk as halves, and one over their scales.
+__device__ __forceinline__ void split_rows(const float* x, unsigned char* halves, float* inverses) {
+    const int step = threadIdx.x % 4;
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const float peak = row_peak(v, e);
-                float unused;
-                const float smaller = scale_of(peak, unused) * ROOM;
-                const bool grown = peak * scale[e] >= LIMIT;
-                ratio[e] = grown ? smaller * one_over(scale[e]) : 1.0f;
-                scale[e] = grown ? smaller : scale[e];
+    for (int row = threadIdx.x / 4; row < ROWS; row += THREADS / 4) {
+        float v[STEP], peak = 0.0f, inverse;
 #pragma unroll
-                for (int q = 0; q < STEPS; ++q) {
-                    next[q][e] = halves(v[q][e].x * scale[e], v[q][e].y * scale[e]);
-                    next[q][2 + e] = halves(v[q][e].z * scale[e], v[q][e].w * scale[e]);
-                }
-            }
-        }
-        operands.release_weights(weights.stage);
-        product_end(sum);
+        for (int i = 0; i < STEP; i += 4) load_vector<4>(v + i, x + row * CHUNK + place(row, step * 4 + i / 4) * 4);
 #pragma unroll
-        for (int q = 0; q < STEPS; ++q)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) high[q][e] = next[q][e] | (high[q][e] & none);
-        if (before >= 0) operands.release(before);
-        if (__any_sync(~0u, ratio[0] != 1.0f || ratio[1] != 1.0f)) {
-#pragma unroll
-            for (int i = 0; i < S::SUMS; ++i) sum[i] *= ratio[i / 2 % 2];
-        }
-        barrier_wait(operands.full + 8 * ring.stage, ring.parity);
-        product_begin(sum);
-#pragma unroll
-        for (int q = 0; q < STEPS; ++q) Product<WIDTH>::run(sum, high[q], operands.high(ring.stage) + 2 * q, 1);
-        product_commit();
-        before = ring.stage;
+        for (int i = 0; i < STEP; ++i) peak = fmaxf(peak, fabsf(v[i]));
+        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
+        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+        store_halves<ROWS>(v, scale_of(peak, inverse), halves + row * 128, step, row);
+        if (step == 0) inverses[row] = inverse;
     }
-    product_end(sum);
-    operands.release(before);
-#pragma unroll
-    for (int i = 0; i < S::SUMS; ++i) sum[i] *= one_over(scale[i / 2 % 2]);
 }
 
-// ------------------------------------------------------------------------------------------------
-// epilogue
+// The weights of a chunk as halves, and one over their scales.
+template <int STEPS>
+__device__ __forceinline__ void split_weights(const float* stage, uint32_t (&high)[STEPS][4], uint32_t (&low)[STEPS][4], float (&inverse)[2]) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        float4 v[STEPS];
+        load_weights(v, stage, 0, e);
+        const float scale = scale_of(row_peak(v), inverse[e]);
+#pragma unroll
+        for (int q = 0; q < STEPS; ++q) {
+            split(v[q].x * scale, v[q].y * scale, high[q][e], low[q][e]);
+            split(v[q].z * scale, v[q].w * scale, high[q][2 + e], low[q][2 + e]);
+        }
+    }
+}
 
 // Operands that vary with the feature alone, of a thread's features.
 struct FeatureValues {
@@ -918,10 +684,9 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
     if (outer >= args.row_count) return;
     const float* x = args.x + outer * INPUTS;
     const float* weight = args.weight + feature * INPUTS;
-    const float inverse = __ldg(args.inverse + outer);
 #pragma unroll 1
     for (int e = 0; e < LANE_FEATURES; ++e) {
-        float s = cell[e] * inverse;
+        float s = cell[e];
         if (!isfinite(s) && feature + e < OUTPUTS) {
             s = 0.0f;
 #pragma unroll 1
@@ -934,209 +699,122 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 // ------------------------------------------------------------------------------------------------
 // kernel
 
-template <int WIDTH>
-__global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    using S = Shape<WIDTH>;
-    extern __shared__ unsigned char raw[];
-    const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    unsigned char* const memory = raw + (base - shared_address(raw));
-    const uint32_t full = base + S::BARRIERS, empty = full + 8 * S::STAGES;
-    const uint32_t weights_full = empty + 8 * S::STAGES, weights_empty = weights_full + 8 * WEIGHT_STAGES;
-    const unsigned int rank = cluster_rank(), cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < S::STAGES; ++i) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, CLUSTER * CONSUMERS / WARP);
-        for (int i = 0; i < WEIGHT_STAGES; ++i) barrier_init(weights_full + 8 * i, WARPGROUP), barrier_init(weights_empty + 8 * i, CONSUMERS / WARP);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    cluster_sync();
-    Ring<S::STAGES> ring;
-    Ring<WEIGHT_STAGES> weights;
-    Segment work;
-
-    if (threadIdx.x >= CONSUMERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers::PRODUCER));
-        const int thread = threadIdx.x - CONSUMERS;
-        const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
-        const int parts = args.precise ? 2 : 1;
-        constexpr int SHARE = S::PART / CLUSTER;
-        for (unsigned int i = 0; segment(args.schedule, cluster, clusters, i, work); ++i) {
-            const unsigned int row_tile = work.tile % args.schedule.row_tiles;
-            const unsigned int feature = (work.tile / args.schedule.row_tiles * CLUSTER + rank) * FEATURES;
-            for (int chunk = work.first; chunk < work.last; ++chunk, ring.advance(), weights.advance()) {
-                barrier_wait(weights_empty + 8 * weights.stage, weights.parity ^ 1);
-                copy_weights(args.weight, feature, chunk, base + S::WEIGHTS + weights.stage * WEIGHT_BYTES, thread, aligned);
-                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(weights_full + 8 * weights.stage) : "memory");
-                if (thread) continue;
-                const uint32_t arrived = full + 8 * ring.stage;
-                barrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
-                barrier_expect(arrived, S::PART * parts);
-                const unsigned char* from = args.halves + (int64_t(row_tile) * CHUNKS + chunk) * (2 * S::PART) + rank * SHARE;
-                for (int part = 0; part < parts; ++part)
-                    copy_shared(base + (ring.stage * 2 + part) * S::PART + rank * SHARE, from + part * S::PART, SHARE, arrived);
-            }
-        }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers::CONSUMER));
-        // In the product, a thread has features r and r + 8 of its warp's 16, and columns 2 c, 2 c + 1 of every eight.
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, r = lane / 4, c = lane % 4;
-        float* const staging = reinterpret_cast<float*>(memory + S::STAGING);
-        const Operands<WIDTH> operands{memory, base, full, empty, weights_full, weights_empty};
-        for (unsigned int i = 0; segment(args.schedule, cluster, clusters, i, work); ++i) {
-            float sum[S::SUMS] = {};
-            if (args.precise) {
-                multiply_split<WIDTH>(operands, work.last - work.first, sum, ring, weights);
-            } else {
-                multiply_rounded<WIDTH>(operands, work.last - work.first, sum, ring, weights);
-            }
-
-            const unsigned int row_tile = work.tile % args.schedule.row_tiles;
-            const unsigned int feature_tile = work.tile / args.schedule.row_tiles * CLUSTER + rank;
-            if (feature_tile * FEATURES >= OUTPUTS) continue;   // the cluster's second block may have none
-
-            // A tile that was cut: its last run to finish adds all of them, in the order of k.
-            if (work.first > 0 || work.last < CHUNKS) {
-                const unsigned int cut = work.tile - args.schedule.whole;
-                const unsigned int low = args.schedule.owner(cut * CHUNKS), high = args.schedule.owner((cut + 1) * CHUNKS - 1);
-                auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
-                    const bool starts = args.schedule.start(owner) <= cut * CHUNKS;
-                    return args.runs + int64_t((2 * owner + starts) * CLUSTER + rank) * (WIDTH * FEATURES) + threadIdx.x;
-                };
-                float* to = place(cluster);
-#pragma unroll
-                for (int e = 0; e < S::SUMS; ++e) __stcg(to + e * CONSUMERS, sum[e]);
-                __threadfence();
-                consumers_sync();
-                const bool last = any_consumer(threadIdx.x == 0 && atomicInc(args.counters + cut * CLUSTER + rank, high - low) == high - low);
-                if (!last) continue;
-                __threadfence();
-                for (unsigned int owner = low; owner <= high; ++owner) {
-                    const float* from = place(owner);
-#pragma unroll
-                    for (int e = 0; e < S::SUMS; ++e) {
-                        const float run = __ldcg(from + e * CONSUMERS);
-                        sum[e] = owner == low ? run : sum[e] + run;
-                    }
-                }
-            }
-
-            // From columns in registers to rows along the lanes, through shared memory.
-            const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
-            const FeatureValues values(args, feature);
-            constexpr int ROUNDS = (WIDTH + STAGED - 1) / STAGED;
-            static_assert(ROUNDS * WARP_ROWS <= WARP, "a lane keeps the scale of one row");
-            auto row = [&](int n) {   // the n-th of the warp's rows; the last ones of a tile may be none
-                const int at = n / WARP_ROWS * STAGED + n % WARP_ROWS * ROW_HOP + warp;
-                const int64_t line = int64_t(row_tile) * WIDTH + at;
-                return at < WIDTH && line < args.row_count ? line : args.row_count;
-            };
-            const float inverses = row(lane) < args.row_count ? __ldg(args.inverse + row(lane)) : 0.0f;
-            for (int round = 0; round < ROUNDS; ++round) {
-                consumers_sync();
-#pragma unroll
-                for (int part = 0; part < ROUNDS; ++part) {
-                    if (part != round) continue;
-#pragma unroll
-                    for (int i = 0; i < STAGED / 2; ++i) {
-                        const int e = part * (STAGED / 2) + i;
-                        if (e < S::SUMS) staging[(i / 4 * 8 + 2 * c + i % 2) * PITCH + warp * 16 + r + i % 4 / 2 * 8] = sum[e];
-                    }
-                }
-                consumers_sync();
-                // All rows of the warp side by side: one alone would wait for its own loads and arithmetic.
-                float* const cells = staging + warp * PITCH + lane * LANE_FEATURES;
-                float v[WARP_ROWS][LANE_FEATURES];
-                bool finite = true;
-#pragma unroll
-                for (int i = 0; i < WARP_ROWS; ++i) {
-                    const float inverse = __shfl_sync(~0u, inverses, round * WARP_ROWS + i);
-                    load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
-#pragma unroll
-                    for (int e = 0; e < LANE_FEATURES; ++e) v[i][e] *= inverse;
-                    finite = finite && isfinite((v[i][0] + v[i][1]) + (v[i][2] + v[i][3]));
-                }
-                if (!finite) {
+// The sums of a tile over `count` chunks, each promoted from the tensor cores; fetch(i) asks for the i-th one.
+template <bool PRECISE, typename Fetch>
+__device__ __forceinline__ void multiply(float (&sum)[SUMS], unsigned char* memory, int count, Fetch fetch) {
+    constexpr int STEPS = CHUNK / STEP;
+    const uint64_t high_x = descriptor(shared_address(memory)), low_x = high_x + (PART >> 4);
+    float* const inverses = reinterpret_cast<float*>(memory + INVERSES);
+    const int c = threadIdx.x % 4;
+    for (int i = 0; i < STAGES; ++i) fetch(i);
 #pragma unroll 1
-                    for (int i = 0; i < WARP_ROWS; ++i) repair(args, row(round * WARP_ROWS + i), feature, cells + i * ROW_HOP * PITCH);
+    for (int i = 0; i < count; ++i) {
+        const int stage = i % STAGES;
+        uint32_t high[STEPS][4], low[STEPS][4];
+        float inverse[2];
+        wait_copies<STAGES - 1>();
+        __syncthreads();   // the chunk is there, and no product reads the halves of the last one
+        split_rows(reinterpret_cast<const float*>(memory + X + stage * X_BYTES), memory, inverses);
+        split_weights(reinterpret_cast<const float*>(memory + WEIGHTS + stage * WEIGHT_BYTES), high, low, inverse);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncthreads();   // the halves are there, and the stage is free
+        fetch(i + STAGES);
+        float acc[SUMS];
+        product_begin(acc);
+        if constexpr (PRECISE) {
 #pragma unroll
-                    for (int i = 0; i < WARP_ROWS; ++i) load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
-                }
-#pragma unroll
-                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i], values);
+            for (int q = 0; q < STEPS; ++q) {
+                Product<ROWS>::run(acc, high[q], low_x + 2 * q, q > 0);
+                Product<ROWS>::run(acc, low[q], high_x + 2 * q, 1);
             }
         }
+#pragma unroll
+        for (int q = 0; q < STEPS; ++q) Product<ROWS>::run(acc, high[q], high_x + 2 * q, PRECISE || q > 0);
+        product_commit();
+        product_end(acc);
+#pragma unroll
+        for (int j = 0; j < SUMS; j += 4) {
+            const float2 of_rows = *reinterpret_cast<const float2*>(inverses + 2 * j + 2 * c);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[j + e] = fmaf(acc[j + e] * (e % 2 ? of_rows.y : of_rows.x), inverse[e / 2], sum[j + e]);
+        }
     }
-    cluster_sync();   // no block ends while another still writes to its shared memory
+}
+
+__global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, r = lane / 4, c = lane % 4;
+    const unsigned int splits = cluster_blocks(), rank = cluster_rank(), tile = blockIdx.x / splits;
+    const unsigned int feature_tiles = (OUTPUTS + FEATURES - 1) / FEATURES, feature_tile = tile % feature_tiles;
+    const unsigned int row_tile = tile / feature_tiles;
+    const float* const x = args.x + int64_t(row_tile) * ROWS * INPUTS;
+    const float* const weight = args.weight;
+    const int64_t left = args.row_count - int64_t(row_tile) * ROWS;
+    const bool rows_aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+    const bool weights_aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+    const int first = CHUNKS * rank / splits, count = CHUNKS * (rank + 1) / splits - first;
+    auto fetch = [&](int i) {
+        if (i < count) {
+            const int stage = i % STAGES;
+            copy_rows(x, left, first + i, reinterpret_cast<float*>(memory + X + stage * X_BYTES), rows_aligned);
+            copy_weights(weight, feature_tile * FEATURES, first + i, shared_address(memory + WEIGHTS + stage * WEIGHT_BYTES), threadIdx.x, weights_aligned);
+        }
+        commit_copies();
+    };
+    float sum[SUMS] = {};
+    if (args.precise) {
+        multiply<true>(sum, memory, count, fetch);
+    } else {
+        multiply<false>(sum, memory, count, fetch);
+    }
+
+    // From columns in registers to rows along the lanes, through shared memory.
+    const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
+    const FeatureValues values(args, feature);
+    float* const staging = reinterpret_cast<float*>(memory + STAGING);
+    wait_copies<0>();
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < SUMS; ++e) staging[(e / 4 * 8 + 2 * c + e % 2) * PITCH + warp * 16 + r + e % 4 / 2 * 8] = sum[e];
+    cluster_sync();
+    const int own = ROWS / splits / WARPS;   // rows of a warp
+#pragma unroll 1
+    for (int n = 0; n < own; n += AT_ONCE) {
+        auto row = [&](int i) { return int(rank) * (ROWS / int(splits)) + (n + i) * WARPS + warp; };   // of the tile
+        auto outer = [&](int i) { return n + i < own && row(i) < left ? int64_t(row_tile) * ROWS + row(i) : args.row_count; };
+        auto cell = [&](int i) { return staging + (n + i < own ? row(i) : row(0)) * PITCH + lane * LANE_FEATURES; };
+        float v[AT_ONCE][LANE_FEATURES] = {};
+#pragma unroll 4
+        for (unsigned int block = 0; block < splits; ++block)
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (n + i >= own) continue;
+                const float4 part = load_from(block, shared_address(cell(i)));
+                v[i][0] += part.x, v[i][1] += part.y, v[i][2] += part.z, v[i][3] += part.w;
+            }
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) finite = finite && isfinite((v[i][0] + v[i][1]) + (v[i][2] + v[i][3]));
+        if (!finite) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                store_vector<LANE_FEATURES>(cell(i), v[i]);
+                repair(args, outer(i), feature, cell(i));
+                load_vector<LANE_FEATURES>(v[i], cell(i));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) finish_features(args, outer(i), feature, v[i], values);
+    }
+    cluster_sync();   // no block ends while another still reads its shared memory
 #endif
 }
 
 // ------------------------------------------------------------------------------------------------
 // host
 
-int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
-// How a product is spread over the device, and where its scratch memory lies.
-struct Layout {
-    Schedule schedule;
-    int64_t padded, clusters, tiles, inverse, runs, bytes;
-
-    Layout(const Args& args, int width) {
-        const int64_t row_tiles = round_up(args.row_count, width) / width;
-        tiles = row_tiles * (round_up(OUTPUTS, FEATURES * CLUSTER) / (FEATURES * CLUSTER));
-        padded = row_tiles * width;
-        clusters = round_up(tiles * CHUNKS, LEAST_CHUNKS) / LEAST_CHUNKS;
-        if (clusters > multiprocessors() / CLUSTER) clusters = multiprocessors() / CLUSTER;
-        // Tiles are cut when whole ones would leave more than a tenth of the device idle.
-        const int64_t rest = tiles % clusters, waves = round_up(tiles, clusters) / clusters;
-        int64_t whole = tiles;
-        if (tiles * 10 < waves * clusters * 9) whole = tiles - rest - (tiles > clusters && rest * 2 < clusters ? clusters : 0);
-        const int64_t cut = (tiles - whole) * CHUNKS;
-        schedule = {static_cast<unsigned int>(row_tiles), static_cast<unsigned int>(whole), static_cast<unsigned int>(cut / clusters), static_cast<unsigned int>(cut % clusters)};
-        inverse = padded * CHUNKS * CHUNK * 4;
-        runs = inverse + round_up(args.row_count * 4, 256);
-        bytes = runs + (cut ? clusters * 2 * CLUSTER * width * FEATURES * 4 : 0);
-    }
-};
-
-// The width of the tiles for a number of rows.
-int width_of(int64_t rows) {
-    return 32;
-}
-
-template <int WIDTH>
-int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
-    const Layout layout(args, WIDTH);
-    if (layout.tiles * CHUNKS > INT32_MAX) return cudaErrorInvalidValue;
-    float* const inverse = reinterpret_cast<float*>(workspace + layout.inverse);
-    args.schedule = layout.schedule;
-    args.halves = workspace;
-    args.inverse = inverse;
-    args.runs = reinterpret_cast<float*>(workspace + layout.runs);
-    split_rows<WIDTH><<<static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream>>>(args.x, workspace, inverse, args.row_count);
-    cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
-    if (error != cudaSuccess) return error;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = CLUSTER;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(layout.clusters * CLUSTER));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = Shape<WIDTH>::BYTES;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    error = cudaLaunchKernelEx(&config, run<WIDTH>, args);
-    return error != cudaSuccess ? error : cudaGetLastError();
-}
-
-extern "C" int64_t k1_gemm_sm90_workspace(int64_t batch) {
-    Args args = {};
-    args.row_count = batch;
-    return args.row_count == 0 ? 0 : Layout(args, width_of(args.row_count)).bytes;
-}
-
-extern "C" int k1_gemm_sm90(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
+extern "C" int k1_gemm_sm90(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, int64_t tf32, cudaStream_t stream) {
     Args args = {};
     args.row_count = batch;
     if (args.row_count == 0) return cudaSuccess;
@@ -1144,10 +822,31 @@ extern "C" int k1_gemm_sm90(const float* x0, const float* p0, const float* p1, f
     args.weight = p0;
     args.p1 = p1;
     args.y0 = y0;
-    args.counters = counters;
     args.precise = !tf32 || args.row_count == 1;   // of one row, the library's product is in fp32 anyway
-    unsigned char* const memory = static_cast<unsigned char*>(workspace);
-    return launch<32>(args, memory, stream);
+    const int64_t row_tiles = (args.row_count + ROWS - 1) / ROWS, feature_tiles = (OUTPUTS + FEATURES - 1) / FEATURES;
+    const int64_t tiles = row_tiles * feature_tiles, chunks = CHUNKS;
+    args.row_tiles = static_cast<unsigned int>(row_tiles);
+    // More blocks to a tile as long as each multiprocessor has one, where adding up costs less than it saves; larger
+    // clusters leave a few multiprocessors without one.
+    int splits = 1;
+    for (int more = 2; more <= MOST_SPLITS && more * more <= 2 * chunks; more *= 2)
+        if (tiles * more <= (more > 2 ? multiprocessors() * 7 / 8 : multiprocessors())) splits = more;
+    if (tiles * splits > INT32_MAX) return cudaErrorInvalidValue;
+    cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    if (error != cudaSuccess) return error;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = splits;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned int>(tiles * splits));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = BYTES;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    error = cudaLaunchKernelEx(&config, run, args);
+    return error != cudaSuccess ? error : cudaGetLastError();
 }
 
 }  // namespace k1_gemm_sm90_kernel
@@ -1388,7 +1087,7 @@ int launch(Args& args, int64_t batches, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-int compute(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
+int compute(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, int64_t tf32, cudaStream_t stream) {
     const int64_t batches = 1, lines = batch;
     if (batches == 0 || lines == 0) return cudaSuccess;
     Args args = {};
@@ -1402,12 +1101,8 @@ int compute(const float* x0, const float* p0, const float* p1, float* y0, void* 
     return tf32 ? launch<false>(args, batches, stream) : launch<true>(args, batches, stream);
 }
 
-extern "C" int64_t k1_gemm_sm80_workspace(int64_t batch) {
-    return 0;
-}
-
-extern "C" int k1_gemm_sm80(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
-    return compute(x0, p0, p1, y0, workspace, counters, batch, tf32, stream);
+extern "C" int k1_gemm_sm80(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, int64_t tf32, cudaStream_t stream) {
+    return compute(x0, p0, p1, y0, batch, tf32, stream);
 }
 
 }  // namespace k1_gemm_sm80_kernel
@@ -1415,17 +1110,12 @@ extern "C" int k1_gemm_sm80(const float* x0, const float* p0, const float* p1, f
 // ------------------------------------------------------------------------------------------------
 // k1_gemm: by the device's compute capability.
 
-extern "C" int64_t k1_gemm_workspace(int64_t batch) {
-    const int64_t sm90 = on_hopper() ? k1_gemm_sm90_kernel::k1_gemm_sm90_workspace(batch) : 0, sm80 = k1_gemm_sm80_kernel::k1_gemm_sm80_workspace(batch);
-    return sm90 > sm80 ? sm90 : sm80;
-}
-
-extern "C" int k1_gemm(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
+extern "C" int k1_gemm(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k1_gemm_sm90_kernel::k1_gemm_sm90(x0, p0, p1, y0, workspace, counters, batch, tf32, stream);
+        const int status = k1_gemm_sm90_kernel::k1_gemm_sm90(x0, p0, p1, y0, batch, tf32, stream);
         if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
     }
-    return k1_gemm_sm80_kernel::k1_gemm_sm80(x0, p0, p1, y0, workspace, counters, batch, tf32, stream);
+    return k1_gemm_sm80_kernel::k1_gemm_sm80(x0, p0, p1, y0, batch, tf32, stream);
 }
 """
 
@@ -1442,16 +1132,12 @@ _fusegen_GLUE_SOURCE = r"""
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
-#include <mutex>
-#include <utility>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 extern "C" int k0_row_reduce(const float* x0, float* y0, int64_t batch, cudaStream_t stream);
-extern "C" int k1_gemm(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream);
-extern "C" int64_t k1_gemm_workspace(int64_t batch);
+extern "C" int k1_gemm(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, int64_t tf32, cudaStream_t stream);
 
 namespace {
 
@@ -1508,37 +1194,6 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
-
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-// `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
-// per device and stream, where launches follow each other, so that the counters are cleared once;
-// inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
-    static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
-    const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
-    const bool capturing = capture != cudaStreamCaptureStatusNone;
-    const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
-        found->second.memory.numel() >= found->second.counter_bytes + bytes) {
-        return found->second;
-    }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
-    return fresh;
-}
-
 Tensor call_k0_row_reduce(
     const Tensor& x0_given
 ) {
@@ -1573,26 +1228,24 @@ Tensor call_k1_gemm(
     require(p1.size(0) == 4096, "k1_gemm", "p1 has another size on axis 0 than compiled for");
     const Tensor y0 = allocate({batch, 4096}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k1_gemm_workspace(batch);
-    const Scratch memory = scratch(batch + 512, bytes, device, stream);
-    check(k1_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k1_gemm");
+    check(k1_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, tf32, stream), "k1_gemm");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9eae88639f4a021e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3ba227cd583a75fb, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9eae88639f4a021e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3ba227cd583a75fb, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9eae88639f4a021e"
+_fusegen_NAMESPACE = "fusegen_3ba227cd583a75fb"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -47,6 +47,15 @@ def test_expected_times_lead_to_the_faster_of_both(convolutions: ModuleType) -> 
     assert taken > 0.75 * faster
 
 
+def test_a_transposed_convolution_with_gaps_is_no_matrix_product_of_the_library() -> None:
+    """One tap and a stride: measured, 320 microseconds where the product alone would take 36."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.ConvTranspose2d(24, 96, 1, stride=2), nn.ReLU())
+        graph = trace(model, (torch.empty(8, 24, 117, 96),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    assert [step.kind for step in program.steps] == ["kernel"]
+
+
 @pytest.mark.parametrize(
     ("inputs", "outputs", "kernel", "asynchronous"),
     [(8, 64, 3, True), (64, 64, 3, True), (8, 16, 3, False), (12, 64, 3, True)],

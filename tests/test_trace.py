@@ -95,6 +95,14 @@ def test_sizes_are_symbols_and_parameters_keep_their_paths(tmp_path: Path) -> No
     assert sorted(n.op.path for n in graph.params if n.op.kind == "param") == ["body.0.bias", "body.0.weight"]
 
 
+def test_a_size_that_a_norm_fixes_by_way_of_a_convolution_is_fixed(tmp_path: Path) -> None:
+    body = "return self.norm(self.conv(x))"
+    init = "self.conv = nn.Conv1d(6, 6, 3, stride=3, padding=1)\nself.norm = nn.LayerNorm([7])"
+    graph = traced(write(tmp_path, body, init, "torch.rand(4, 6, 20)")).graph
+    assert kinds(graph) == ["conv", "normalize"]
+    assert graph.inputs[0].type.shape == ("x0_0", 6, 20)
+
+
 def test_a_branch_on_a_size_becomes_a_constraint(tmp_path: Path) -> None:
     graph = traced(write(tmp_path, "return x * 2 if x.shape[2] > 4 else x.relu()")).graph
     assert kinds(graph) == ["mul"]
