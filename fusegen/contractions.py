@@ -185,7 +185,7 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     if plain and any(list(axes) != sorted(axes) for axes in map(space.base_axes, body.outputs)):
         return "its result is laid out in another way: a view is free"
     if by_gemm and (machine.wgmma or node.type.dtype in HALVES or gemm.streams(body, space, node)):
-        return gemm.refusal(body, space, node, machine)
+        return gemm.refusal(body, space, node, machine, _is_alone(body, node))
     if unfit := not_portable(body, space, node):
         return gemm.unfit(body, space, node) or unfit if plain else unfit
     if isinstance(node.op, MatmulOp) and _is_alone(body, node):

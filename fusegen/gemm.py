@@ -269,8 +269,11 @@ def unfit(body: Graph, space: RowSpace, node: Node) -> str | None:
     return None
 
 
-def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str | None:
-    """Why the product ``node`` of a region ``body`` is left to the library, or None."""
+def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine, alone: bool) -> str | None:
+    """Why the product ``node`` of a region ``body`` is left to the library, or None.
+
+    ``alone``: nothing follows it that the library's call does not take.
+    """
     if node.type.dtype in HALVES:
         return _half_refusal(body, space, node, machine)
     matrices, sizes = factors(body, node).traced(body)
@@ -281,6 +284,6 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str |
         apart = in_place_seconds(*sizes, machine, matrices)
         if apart + machine.launch + 2 * 4 * matrices * rows * outputs / machine.bandwidth < ours:
             return "rows of features beyond a tile are reduced sooner by a kernel of their own"
-    library = _library_seconds(*sizes, machine, matrices, node.name == body.outputs[0])
+    library = _library_seconds(*sizes, machine, matrices, alone)
     precise = isinstance(node.op, MatmulOp) and node.op.precise
     return None if precise else _by(node, ours, library)
