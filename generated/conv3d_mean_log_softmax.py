@@ -162,7 +162,7 @@ constexpr int THREADS = 256, WINDOWS = 3;
 
 constexpr int STEP = 1;     // of the positions in a window
 constexpr int WARP = 32;
-constexpr int CHAIN = 512;      // additions of a thread into one register, before those are added up
+constexpr int CHAIN = 64;       // additions of a thread into one register, before those are added up
 constexpr int MIN_BLOCKS = WINDOWS <= 2 ? 3 : 2;
 
 struct Window {
@@ -1258,18 +1258,18 @@ Tensor call_k1_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c8ad85d5b7f5017c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_45057703b971852b, m) {
     m.def("k0_axis_sum(Tensor x0) -> Tensor");
     m.def("k1_window_sum(Tensor x0, Tensor x1, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c8ad85d5b7f5017c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_45057703b971852b, CUDA, m) {
     m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
     m.impl("k1_window_sum", TORCH_BOX(&call_k1_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c8ad85d5b7f5017c"
+_fusegen_NAMESPACE = "fusegen_45057703b971852b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

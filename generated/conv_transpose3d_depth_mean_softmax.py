@@ -297,7 +297,7 @@ __device__ __forceinline__ void sum_taps(const float* __restrict__ w, float* __r
 
 constexpr int STEP = 1;     // of the positions in a window
 constexpr int WARP = 32;
-constexpr int CHAIN = 512;      // additions of a thread into one register, before those are added up
+constexpr int CHAIN = 64;       // additions of a thread into one register, before those are added up
 constexpr int MIN_BLOCKS = WINDOWS <= 2 ? 3 : 2;
 
 struct Window {
@@ -1279,18 +1279,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_96d257526270a488, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d9d93b923b409a99, m) {
     m.def("k0_axis_sum(Tensor x0, Tensor p0) -> (Tensor, Tensor)");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_96d257526270a488, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d9d93b923b409a99, CUDA, m) {
     m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_96d257526270a488"
+_fusegen_NAMESPACE = "fusegen_d9d93b923b409a99"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

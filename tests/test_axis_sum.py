@@ -101,7 +101,7 @@ def test_what_is_left_agrees_with_float64(name: str, tmp_path: Path, monkeypatch
         ]
         data = torch.randn(sizes), torch.randn([int(size) for size in w])
         for y, r in kernel.both(*data):
-            assert (y - r).abs().max() <= 2e-6 * r.abs().max(), sizes
+            assert (y - r).abs().max() <= 2.5e-7 * r.abs().max(), sizes
 
 
 def kernels(found: Compiled) -> list[AxisSumPlan]:
