@@ -15,6 +15,7 @@ from fusegen import dims, passes, proof, tuning
 from fusegen.emit import emit_module
 from fusegen.errors import GraphError, ModelFileError
 from fusegen.generalise import generalise
+from fusegen.guards import smallest_sizes
 from fusegen.ir import Graph, RuleApplied, RuleRefused
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes import library
@@ -24,7 +25,7 @@ from fusegen.trace import TracedModel, instantiate, load_model_file, trace
 from fusegen.verify import from_json
 
 AFFORDABLE = 1 << 22
-"""Parameter elements that a proof evaluates as they are."""
+"""Elements of parameters and inputs that a proof evaluates as they are."""
 Progress: TypeAlias = Callable[[str], None]
 
 
@@ -81,9 +82,10 @@ def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) ->
 
 
 def _prove(program: Program) -> proof.Proof:
-    """The proof of a program's rewrites; with large parameters, that of the same rewrites at general sizes."""
-    parameters = sum(dims.numel(node.type.shape, program.before.sizes) for node in program.before.params)
-    if parameters > AFFORDABLE:
+    """The proof of a program's rewrites; with large operands, that of the same rewrites at general sizes."""
+    sizes = smallest_sizes(program.before)
+    operands = (*program.before.params, *program.before.inputs)
+    if sum(dims.numel(node.type.shape, sizes) for node in operands) > AFFORDABLE:
         general = generalise(program.before)
         try:
             stages = _run_passes(general, program.target)
