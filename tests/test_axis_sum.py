@@ -11,12 +11,12 @@ import torch
 
 from fusegen import contractions, interpret
 from fusegen.compiler import Compiled, compile_file
-from fusegen.ir import Frozen, ParamOp
+from fusegen.ir import Frozen
 from fusegen.passes.algebra import axes
 from fusegen.plan import contraction
 from fusegen.plan.details import AxisSumPlan, PlainConvPlan
 from fusegen.trace import load_model_file
-from tests.emulated import Kernel, steps
+from tests.emulated import Kernel, operands_of, steps
 from tests.models import write
 
 MODELS = {
@@ -44,12 +44,8 @@ class OnTheCPU(Kernel):
 
     def __init__(self, found: Compiled, kind: type[Frozen], path: Path):
         super().__init__(found, steps(found, kind)[0], path.parent)
-        parameters, graph = dict(load_model_file(path).model_class().named_parameters()), found.program.after
-        self.parameters = {
-            arg.name: parameters[op.path].detach().contiguous()
-            for arg in self.plan.args
-            if isinstance(op := graph.node(arg.node).op, ParamOp)
-        }
+        parameters = dict(load_model_file(path).model_class().named_parameters())
+        self.parameters = operands_of(found, self.plan, parameters)
 
     def both(self, *data: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The results for the operands that are no parameters, and what they are in float64."""

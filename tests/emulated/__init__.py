@@ -83,6 +83,16 @@ def steps(compiled: Compiled, kind: type[Frozen] | tuple[type[Frozen], ...]) -> 
     return [plan for plan in plans if isinstance(plan.detail, kind)]
 
 
+def operands_of(compiled: Compiled, plan: KernelPlan, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The operands of a kernel that are parameters of the model, by the kernel's names."""
+    graph = compiled.program.after
+    return {
+        arg.name: parameters[op.path].detach().contiguous()
+        for arg in plan.args
+        if isinstance(op := graph.node(arg.node).op, ParamOp)
+    }
+
+
 class Emulated(Kernel):
     """The first convolution of a compiled model, with its parameters."""
 
@@ -90,12 +100,7 @@ class Emulated(Kernel):
         super().__init__(compiled, steps(compiled, (ContractionPlan, ConvBoxesPlan))[0], folder)
         assert isinstance(self.plan.detail, (ContractionPlan, ConvBoxesPlan))
         self.detail = self.plan.detail
-        graph = compiled.program.after
-        self.parameters = {
-            arg.name: parameters[op.path].detach().contiguous()
-            for arg in self.plan.args
-            if isinstance(op := graph.node(arg.node).op, ParamOp)
-        }
+        self.parameters = operands_of(compiled, self.plan, parameters)
 
     def _operands(self, x: torch.Tensor) -> list[torch.Tensor]:
         return [self.parameters.get(arg.name, x) for arg in self.plan.args]
