@@ -47,11 +47,11 @@ class OnTheCPU(Kernel):
         parameters = dict(load_model_file(path).model_class().named_parameters())
         self.parameters = operands_of(found, self.plan, parameters)
 
-    def both(self, *data: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The results for the operands that are no parameters, and what they are in float64."""
+    def both(self, *data: torch.Tensor, dtype: torch.dtype = torch.float64) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The results for the operands that are no parameters, and what they are in ``dtype``."""
         left = iter(data)
         operands = [self.parameters[arg.name] if arg.name in self.parameters else next(left) for arg in self.plan.args]
-        exact = interpret.run(self.body, [operand.double() for operand in operands], {})
+        exact = interpret.run(self.body, [operand.to(dtype) for operand in operands], {})
         return list(zip(self(operands), exact, strict=True))
 
 
@@ -98,6 +98,13 @@ def test_what_is_left_agrees_with_float64(name: str, tmp_path: Path, monkeypatch
         data = torch.randn(sizes), torch.randn([int(size) for size in w])
         for y, r in kernel.both(*data):
             assert (y - r).abs().max() <= 2.5e-7 * r.abs().max(), sizes
+        largest = torch.finfo(torch.float32).max  # products overflow
+        for special in (torch.inf, -torch.inf, torch.nan, largest):
+            data[0][(0, 1, *(size // 2 for size in sizes[2:]))] = special
+            for y, e in kernel.both(*data, dtype=torch.float32):
+                assert not e.isfinite().all()
+                assert torch.equal(y.isnan(), e.isnan())
+                assert torch.equal(y.isinf(), e.isinf())
 
 
 def kernels(found: Compiled) -> list[AxisSumPlan]:
