@@ -1,21 +1,23 @@
 """Convolutions of groups of few channels, depthwise ones above all: plain fp32, bound by what they read and write.
 
-A thread computes a tile of neighbouring results of all output channels of a group from the input lines
-that their windows span, so that what the windows share is read once.
+A thread computes a tile of results of the output channels of a group, or some of these, from the input lines that
+their windows span, so that what the windows share is read once. The results are neighbours; along z and y, those of a
+strided transposed convolution may be of one phase instead, which is an ordinary convolution of stride 1 by every
+``gap``-th tap.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import gcd, prod
+from math import ceil, gcd, prod
 
 from fusegen import contractions, dims, ops
 from fusegen.ir import ConvOp, DType, Frozen, Graph, InputOp, MatmulOp, Node
 from fusegen.machines import Machine
-from fusegen.poolspace import MAX_REPEATED, along_channels, around, operations
+from fusegen.poolspace import along_channels, around, operations
 from fusegen.rowspace import NotFusable, RowSpace
-from fusegen.tf32 import LEAST_CHANNELS
 from fusegen.tuning import kernel_or_library
 
 MAX_POSITIONS, MAX_RESULTS = 16, 32
@@ -30,6 +32,10 @@ _WEIGHTS, _VOLUME = 8, 16
 """Weights held at once, and what the places in a volume take beyond those in an image."""
 _BANDWIDTH, _FLOPS = 0.75, 0.33
 """Shares of a machine's rates that the kernel reaches."""
+_AHEAD = 8
+"""Accesses of a thread that are on their way at once."""
+_FILLED = 132 * 512
+"""Threads from which on larger tiles are worth having fewer of them."""
 
 
 class Tile(Frozen):
@@ -37,10 +43,22 @@ class Tile(Frozen):
 
     vector: int
     results: tuple[int, int, int]
+    phased: tuple[bool, bool]
+    """Along z and y: the results of a thread are of one phase."""
+    outputs: int
+    """Channels of a group that a thread computes."""
+    ahead: int
+    """Channels of the input that are read at once."""
     threads: int
     """Of a block."""
     blocks: int
     """Of a multiprocessor, to leave registers for."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether one store has fewer results than lie side by side in a thread."""
+        across = self.results[2]
+        return across > (1 if self.vector == 1 else gcd(across, 4))
 
 
 @dataclass(frozen=True)
@@ -66,36 +84,112 @@ def takes(body: Graph, node: Node) -> bool:
     x, w = (body.node(name).type for name in node.inputs[:2])
     if any(not isinstance(size, int) for size in w.shape):
         return False
-    inputs, outputs = ops.group_channels(node.op, x, w)
-    return inputs < LEAST_CHANNELS and outputs < contractions.LEAST_OUTPUTS
+    return ops.group_channels(node.op, x, w)[1] < contractions.LEAST_OUTPUTS
 
 
-def lines(op: ConvOp, kernel: tuple[int, ...], axis: int, results: int) -> int:
-    """Positions of the input that neighbouring results along an axis span."""
-    reach = op.dilation[axis] * (kernel[axis] - 1)
-    if not op.transposed:
-        return (results - 1) * op.stride[axis] + reach + 1
-    first = (op.padding[axis] - reach) // op.stride[axis]
-    return (results - 1 + op.padding[axis]) // op.stride[axis] - first + 1
+@dataclass(frozen=True)
+class Along:
+    """One axis as a thread meets it: ``phased``: its results are of one phase, and so are the taps."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    transposed: bool
+    phased: bool = False
+
+    @classmethod
+    def of(cls, op: ConvOp, kernel: tuple[int, ...], axis: int, phased: bool = False) -> Along:
+        structure = kernel[axis], op.stride[axis], op.padding[axis], op.dilation[axis]
+        return cls(*structure, op.transposed, phased)
+
+    @property
+    def gap(self) -> int:
+        """Between the taps of a phase."""
+        return self.stride // gcd(self.stride, self.dilation) if self.phased else 1
+
+    @property
+    def taps(self) -> int:
+        """Of a result, at most."""
+        return ceil(self.kernel / self.gap)
+
+    def place(self, r: int, k: int) -> int | None:
+        """The place that result ``r`` multiplies by tap ``k``, counted from any one; None where the tap is not its."""
+        if self.phased:
+            return r - k * (self.gap * self.dilation // self.stride)
+        if not self.transposed:
+            return r * self.stride + k * self.dilation
+        place, rest = divmod(r + self.padding - k * self.dilation, self.stride)
+        return None if rest else place
+
+    def lines(self, results: int) -> int:
+        """Positions of the input that so many results of a thread span."""
+        if self.phased:
+            return results - self.place(0, self.taps - 1)  # type: ignore[operator]
+        reach = self.dilation * (self.kernel - 1)
+        if not self.transposed:
+            return (results - 1) * self.stride + reach + 1
+        first = (self.padding - reach) // self.stride
+        return (results - 1 + self.padding) // self.stride - first + 1
+
+    def lines_at_once(self, results: int) -> int:
+        """Lines of a layer that a thread holds at once, while it goes through the taps along y."""
+        uses: dict[int, list[int]] = {}
+        for r, k in product(range(results), range(self.taps)):
+            if (place := self.place(r, k)) is not None:
+                uses.setdefault(place, []).append(k)
+        return max((sum(min(u) <= k <= max(u) for u in uses.values()) for k in range(self.taps)), default=0)
+
+    def tiles(self, length: int, results: int) -> float:
+        """Tiles of so many results along an axis of ``length``; those of phases without taps read nothing."""
+        if not self.phased:
+            return ceil(length / results)
+        return min(self.kernel, self.stride // gcd(self.stride, self.dilation)) * ceil(length / self.stride / results)
 
 
-def _lines_at_once(op: ConvOp, kernel: tuple[int, ...], axis: int, results: int) -> int:
-    """Lines of a layer that a thread holds at once, while it goes through the taps along y."""
-    uses: dict[int, list[int]] = {}
-    for r, k in product(range(results), range(kernel[axis])):
-        place, rest = r * op.stride[axis] + k * op.dilation[axis], 0
-        if op.transposed:
-            place, rest = divmod(r + op.padding[axis] - k * op.dilation[axis], op.stride[axis])
-        if rest == 0:
-            uses.setdefault(place, []).append(k)
-    return max((sum(min(u) <= k <= max(u) for u in uses.values()) for k in range(kernel[axis])), default=0)
+@dataclass(frozen=True)
+class _Way:
+    """How a thread may compute: its results along every axis, of so many ``channels`` of a group."""
+
+    alongs: tuple[Along, ...]
+    results: tuple[int, ...]
+    channels: int
+
+    @property
+    def held(self) -> int:
+        """Values that a thread holds at once: lines of a layer, sums, weights."""
+        rows = self.alongs[-2].lines_at_once(self.results[-2]) if len(self.alongs) > 1 else 1
+        rest = _WEIGHTS + (_VOLUME if len(self.alongs) > 2 else 0)
+        return rows * self.alongs[-1].lines(self.results[-1]) + self.channels * prod(self.results) + rest
+
+    @property
+    def accesses(self) -> int:
+        """Lines of a channel that a thread reads."""
+        return prod(along.lines(own) for along, own in zip(self.alongs[:-1], self.results[:-1], strict=True))
+
+    def ahead(self, inputs: int, vector: int) -> int:
+        """Channels of the input, of so many in a group, that a thread should read at once."""
+        accesses = self.accesses * ceil(self.alongs[-1].lines(self.results[-1]) / vector)
+        spare = 1 + (MAX_HELD - self.held) // (accesses * vector)
+        return max(n for n in range(1, max(1, min(inputs, _AHEAD // accesses, spare)) + 1) if inputs % n == 0)
+
+    def cost(self, outputs: int, lengths: tuple[int, ...], groups: int) -> tuple[float, int, int]:
+        """Lines that all threads read, and more where there are few threads; then preferences."""
+        parts = ceil(outputs / self.channels)
+        threads = groups * parts * prod(ceil(n / own) for n, own in zip(lengths, self.results, strict=True))
+        read = parts * _read(self.alongs[:-1], lengths[:-1], self.results[:-1])
+        return read * max(1.0, _FILLED / threads), sum(along.phased for along in self.alongs), prod(self.results)
 
 
-def _held(op: ConvOp, kernel: tuple[int, ...], outputs: int, results: tuple[int, ...]) -> int:
-    """Values that a thread holds at once: lines of a layer, sums, weights."""
-    rows = _lines_at_once(op, kernel, op.rank - 2, results[-2]) if op.rank > 1 else 1
-    rest = _WEIGHTS + (_VOLUME if op.rank > 2 else 0)
-    return rows * lines(op, kernel, op.rank - 1, results[-1]) + outputs * prod(results) + rest
+def _read(alongs: tuple[Along, ...], lengths: tuple[int, ...], results: tuple[int, ...]) -> float:
+    """Lines (positions, along the last axis) of a channel that all tiles of these ``results`` read."""
+    axes = zip(alongs, lengths, results, strict=True)
+    return prod(along.tiles(length, own) * along.lines(own) for along, length, own in axes)
+
+
+def _alongs(op: ConvOp, kernel: tuple[int, ...], phased: tuple[bool, ...]) -> tuple[Along, ...]:
+    """Every axis; ``phased`` for those but the last."""
+    return tuple(Along.of(op, kernel, axis, own) for axis, own in enumerate((*phased, False)))
 
 
 def _vectors(op: ConvOp) -> tuple[tuple[int, int], ...]:
@@ -106,36 +200,52 @@ def _vectors(op: ConvOp) -> tuple[tuple[int, int], ...]:
     return tuple((v, v // gcd(v, stride)) for v in (4, 2, 1))
 
 
-def tiles(op: ConvOp, kernel: tuple[int, ...], outputs: int, lengths: tuple[int, ...]) -> tuple[Tile, ...]:
+def _ways(op: ConvOp, kernel: tuple[int, ...], outputs: int, across: int) -> Iterator[_Way]:
+    """Ways with ``across`` results side by side whose sums and written-out products are not too many."""
+    kinds = [(False, True) if op.transposed and step > 1 else (False,) for step in op.stride[:-1]]
+    for phased, channels in product(product(*kinds), sorted({ceil(outputs / n) for n in range(1, outputs + 1)})):
+        alongs = _alongs(op, kernel, phased)
+        steps = [1 if not op.transposed or own else step for own, step in zip(phased, op.stride[:-1], strict=True)]
+        taps = prod(along.taps for along in alongs) / (prod((*steps, op.stride[-1])) if op.transposed else 1)
+        most = min(MAX_POSITIONS, MAX_RESULTS // channels, int(MAX_PRODUCTS / taps) // channels)
+        for rows in product(*([step * n for n in (1, 2, 4, 8)] for step in steps)):
+            if prod(rows) * across <= most:
+                yield _Way(alongs, (*rows, across), channels)
+
+
+def tiles(
+    op: ConvOp, kernel: tuple[int, ...], channels: tuple[int, int], lengths: tuple[int, ...], groups: int
+) -> tuple[Tile, ...]:
     """The tile for each width of an access, for results of these ``lengths``. Raises ``NotFusable``.
 
-    Of those that fit, the one for which the fewest lines are read.
+    ``channels``: (inputs, outputs) of a group; ``groups``: of all samples. Of those that fit, the one for which the
+    fewest lines are read, as long as there are threads enough.
     """
+    inputs, outputs = channels
     found = []
-    taps = prod(kernel) / (prod(op.stride) if op.transposed else 1)
     for vector, across in _vectors(op):
-        most = min(MAX_POSITIONS, MAX_RESULTS // outputs, int(MAX_PRODUCTS / taps) // outputs) // across
-        step = op.stride if op.transposed else (1,) * op.rank
-        sizes = [[step[axis] * n for n in (1, 2, 4, 8)] for axis in range(op.rank - 1)]
-        fitting = {
-            (*results, across): held
-            for results in product(*sizes)
-            if prod(results) <= most and (held := _held(op, kernel, outputs, (*results, across))) <= MAX_HELD
-        }
-        if fitting:
-            best = min(fitting, key=lambda results: (_read(op, kernel, results[:-1], lengths), prod(results)))
-            z, y, x = (1,) * (3 - op.rank) + best
-            few = fitting[best] <= _FEW_HELD and op.rank < 3 and outputs == 1
-            threads, blocks = (128, 5) if few else (256, 2)
-            found.append(Tile(vector=vector, results=(z, y, x), threads=threads, blocks=blocks))
+        fitting = [way for way in _ways(op, kernel, outputs, across) if way.held <= MAX_HELD]
+        if not fitting:
+            continue
+        best = min(fitting, key=lambda way: way.cost(outputs, lengths, groups))
+        absent = 3 - op.rank
+        z, y, x = (1,) * absent + best.results
+        first, second = (False,) * absent + tuple(along.phased for along in best.alongs[:-1])
+        few = best.held <= _FEW_HELD and op.rank < 3 and best.channels == 1
+        threads, blocks = (128, 5) if few else (256, 2)
+        tile = Tile(
+            vector=vector,
+            results=(z, y, x),
+            phased=(first, second),
+            outputs=best.channels,
+            ahead=best.ahead(inputs, vector),
+            threads=threads,
+            blocks=blocks,
+        )
+        found.append(tile)
     if not found or found[-1].vector != 1:
-        raise NotFusable(f"{prod(kernel)} taps for {outputs} channels of a group are too many for a thread")
+        raise NotFusable(f"{prod(kernel)} taps of stride {op.stride} are too many for a thread")
     return tuple(found)
-
-
-def _read(op: ConvOp, kernel: tuple[int, ...], results: tuple[int, ...], lengths: tuple[int, ...]) -> int:
-    """Lines that all tiles of these ``results`` read."""
-    return prod(-(-lengths[axis] // own) * lines(op, kernel, axis, own) for axis, own in enumerate(results))
 
 
 def split(body: Graph) -> DirectRegion:
@@ -161,14 +271,17 @@ def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
     """The tiles of the kernel for ``conv`` at the traced sizes. Raises ``NotFusable``."""
     assert isinstance(conv.op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
-    _, outputs = ops.group_channels(conv.op, x, w)
-    return tiles(conv.op, ops.kernel_size(w), outputs, body.shape(conv.name)[2:])
+    batch, _, *lengths = body.shape(conv.name)
+    groups = batch * conv.op.groups
+    found = tiles(conv.op, ops.kernel_size(w), ops.group_channels(conv.op, x, w), tuple(lengths), groups)
+    plain = isinstance(body.node(conv.inputs[0]).op, InputOp)  # else operands of the chain before it differ by channel
+    return found if plain else tuple(tile.replace(ahead=1) for tile in found)
 
 
-def seconds(body: Graph, conv: Node, machine: Machine) -> float:
-    """Expected time of the kernel at the traced sizes."""
+def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> float:
+    """Expected time of the kernel at the traced sizes, with so many operations ``before`` the products."""
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*conv.inputs, conv.name))
-    products = ops.flops(body, conv) / (_FLOPS * machine.flops)
+    products = (ops.flops(body, conv) + 2 * before) / (_FLOPS * machine.flops)
     return max(moved / (_BANDWIDTH * machine.bandwidth), products) + machine.launch
 
 
@@ -178,13 +291,18 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     conv, op = parts.conv, parts.op
     if dims.numel(conv.type.shape, body.sizes) == 0:
         return "it is empty"
-    kernel = ops.kernel_size(body.node(conv.inputs[1]).type)
-    tile = region_tiles(body, conv)[0].results[3 - op.rank :]
-    spanned = prod(lines(op, kernel, axis, own) for axis, own in enumerate(tile))
-    used = prod(tile) * prod(op.stride) ** (-1 if op.transposed else 1)
-    if operations(parts.before) * (spanned / used - 1) > MAX_REPEATED:
-        return f"{conv.inputs[0]} would be computed again for every tile that reads it"
+    x, w = (body.node(name) for name in conv.inputs[:2])
+    tile = region_tiles(body, conv)[0]
     ours = seconds(body, conv, machine)
+    if chain := operations(parts.before):
+        alongs = _alongs(op, ops.kernel_size(w.type), tile.phased[3 - op.rank :])
+        lengths = body.shape(conv.name)[2:]
+        turns = ceil(ops.group_channels(op, x.type, w.type)[1] / tile.outputs)
+        read = turns * _read(alongs, lengths, tile.results[3 - op.rank :])
+        elements = prod(body.shape(x.name)[:2]) * read
+        written = 2 * 4 * dims.numel(x.type.shape, body.sizes) / machine.bandwidth + machine.launch
+        if seconds(body, conv, machine, chain * elements) > ours + written:
+            return f"{conv.inputs[0]} would be computed again for every tile that reads it"
     library = contractions.library_share(body, conv, machine)
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
     return kernel_or_library(conv.name, ours, library, reason)

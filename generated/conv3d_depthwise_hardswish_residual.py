@@ -132,22 +132,29 @@ namespace k0_conv_direct_kernel {
 // across the ends of rows and planes.
 constexpr int GROUPS = 32, INPUTS = 1, OUTPUTS = 1;   // channels of a group
 
+// Where a thread works along an axis: its first result, the first line of the input that it may need, its first tap.
+struct Place {
+    int at, first, tap;
+};
+
 // The results at `at`, at + 1, ... of an axis, and the lines of the input from first(at) on that they need.
 template <int KERNEL, int STRIDE, int PADDING, int DILATION, int COUNT>
 struct Axis {
-    static constexpr int RESULTS = COUNT, TAPS = KERNEL;
+    static constexpr int SIZE = KERNEL, RESULTS = COUNT, TAPS = KERNEL, STEP = 1, GAP = 1;
     static constexpr int LINES = (RESULTS - 1) * STRIDE + (KERNEL - 1) * DILATION + 1;
     __device__ static constexpr int first(int at) { return at * STRIDE - PADDING; }
     // The line that result r multiplies by tap k.
     __device__ static constexpr int line(int r, int k) { return r * STRIDE + k * DILATION; }
-    // The first tap that some result multiplies line i by; none: KERNEL.
+    // The first tap that some result multiplies line i by; none: TAPS.
     __device__ static constexpr int first_tap(int i) {
-        for (int k = 0; k < KERNEL; ++k)
+        for (int k = 0; k < TAPS; ++k)
             for (int r = 0; r < RESULTS; ++r)
                 if (line(r, k) == i) return k;
-        return KERNEL;
+        return TAPS;
     }
-    __device__ static constexpr bool reads(int i) { return first_tap(i) < KERNEL; }
+    __device__ static constexpr bool reads(int i) { return first_tap(i) < TAPS; }
+    __device__ static constexpr Place place(int tile) { return {tile * COUNT, first(tile * COUNT), 0}; }
+    static int tiles(int length) { return (length - 1) / COUNT + 1; }
 };
 
 template <int VEC>
@@ -222,23 +229,24 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
     const int64_t sample = divide(volume, args.by_groups, args.count);
     const int group = static_cast<int>(volume - sample * GROUPS);
     const int column = static_cast<int>(thread - line * args.by_width.divisor) * W::RESULTS;
-    const int row = static_cast<int>(line - slab * args.by_rows.divisor) * H::RESULTS;
-    const int layer = static_cast<int>(slab - volume * args.by_depth.divisor) * D::RESULTS;
+    const Place row = H::place(static_cast<int>(line - slab * args.by_rows.divisor));
+    const Place layer = D::place(static_cast<int>(slab - volume * args.by_depth.divisor));
     [[maybe_unused]] const int64_t depth = args.depth;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
 
-    const int front = D::first(layer), top = H::first(row), left = W::first(column) - A::LEAD;
+    const int front = layer.first, top = row.first, left = W::first(column) - A::LEAD;
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
-    float sums[OUTPUTS][D::RESULTS][H::RESULTS][W::RESULTS] = {};
+    float sums[1][D::RESULTS][H::RESULTS][W::RESULTS] = {};
     const float* corner = args.x0 + volume * args.in_depth * layer_size + front * layer_size + int64_t(top) * args.in_width + left;
-    const float* taps = args.p0 + group * (OUTPUTS * INPUTS * D::TAPS * H::TAPS * W::TAPS);
+    const float* taps = args.p0 + group * (OUTPUTS * INPUTS * D::SIZE * H::SIZE * W::SIZE);
 #pragma unroll
     for (int j = 0; j < D::LINES; ++j) {
-        if (!D::reads(j)) continue;
+        if (!D::reads(j) || layer.tap + D::first_tap(j) * D::GAP >= D::SIZE) continue;
         float lines[H::LINES][A::SPAN];
 #pragma unroll
         for (int kh = 0; kh < H::TAPS; ++kh) {
+            if (row.tap + kh * H::GAP >= H::SIZE) continue;
 #pragma unroll
             for (int i = 0; i < H::LINES; ++i) {
                 if (H::first_tap(i) != kh) continue;
@@ -256,15 +264,15 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
                 }
             }
 #pragma unroll
-            for (int m = 0; m < OUTPUTS; ++m)
+            for (int m = 0; m < 1; ++m)
 #pragma unroll
                 for (int d = 0; d < D::RESULTS; ++d)
 #pragma unroll
                     for (int kd = 0; kd < D::TAPS; ++kd) {
-                        if (D::line(d, kd) != j) continue;
+                        if (D::line(d, kd) != j || layer.tap + kd * D::GAP >= D::SIZE) continue;
 #pragma unroll
                         for (int kw = 0; kw < W::TAPS; ++kw) {
-                            const float weight = __ldg(taps + ((m * D::TAPS + kd) * H::TAPS + kh) * W::TAPS + kw);
+                            const float weight = __ldg(taps + ((m * D::SIZE + layer.tap + kd * D::GAP) * H::SIZE + row.tap + kh * H::GAP) * W::SIZE + kw);
 #pragma unroll
                             for (int r = 0; r < H::RESULTS; ++r)
 #pragma unroll
@@ -278,7 +286,7 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
     }
 
 #pragma unroll
-    for (int m = 0; m < OUTPUTS; ++m) {
+    for (int m = 0; m < 1; ++m) {
         const int64_t plane = volume;
         const int l = group;
         const float v_p1 = __ldg(args.p1 + l);   // %p_scale: float32[32, 1, 1, 1]
@@ -286,8 +294,9 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
         for (int d = 0; d < D::RESULTS; ++d)
 #pragma unroll
             for (int r = 0; r < H::RESULTS; ++r) {
-                if (layer + d >= args.out_depth || row + r >= args.out_height) continue;
-                const int64_t begin = (int64_t(layer + d) * args.out_height + row + r) * args.out_width + column;
+                const int z = layer.at + d * D::STEP, y = row.at + r * H::STEP;
+                if (z < 0 || z >= args.out_depth || y < 0 || y >= args.out_height) continue;
+                const int64_t begin = (int64_t(z) * args.out_height + y) * args.out_width + column;
                 const int64_t place = plane * args.out_depth * args.out_height * args.out_width + begin;
 #pragma unroll
                 for (int g = 0; g < W::RESULTS; g += A::STORE) {
@@ -316,14 +325,15 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
 template <int VEC>
 int launch(Args& args, int64_t volumes, cudaStream_t stream) {
     using T = Tile<VEC>;
-    const int columns = (args.out_width - 1) / T::W::RESULTS + 1, rows = (args.out_height - 1) / T::H::RESULTS + 1, layers = (args.out_depth - 1) / T::D::RESULTS + 1;
+    const int columns = T::W::tiles(args.out_width), rows = T::H::tiles(args.out_height), layers = T::D::tiles(args.out_depth);
     args.count = volumes * layers * rows * columns;
     args.by_width = fast_divide(static_cast<unsigned int>(columns));
     args.by_rows = fast_divide(static_cast<unsigned int>(rows));
     args.by_depth = fast_divide(static_cast<unsigned int>(layers));
     args.by_groups = fast_divide(GROUPS);
     constexpr int THREADS = T::THREADS;
-    run<VEC><<<static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream>>>(args);
+    const auto blocks = static_cast<unsigned int>((args.count - 1) / THREADS + 1);
+    run<VEC><<<blocks, THREADS, 0, stream>>>(args);
     return cudaGetLastError();
 }
 
@@ -465,16 +475,16 @@ Tensor call_k0_conv_direct(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9e6da1f7d6500ae9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_481c8655990a32f3, m) {
     m.def("k0_conv_direct(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9e6da1f7d6500ae9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_481c8655990a32f3, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9e6da1f7d6500ae9"
+_fusegen_NAMESPACE = "fusegen_481c8655990a32f3"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -63,6 +63,9 @@ def test_statistics_of_a_batch_norm_read_the_result(tmp_path: Path) -> None:
         ("nn.Conv2d(16, 48, 3, groups=16)", True),
         ("nn.Conv2d(16, 8, 3, groups=4)", True),
         ("nn.ConvTranspose2d(16, 16, 4, 2, 1, groups=16)", True),
+        ("nn.ConvTranspose2d(16, 4, 1, 3, groups=2)", True),  # phases without taps
+        ("nn.ConvTranspose2d(16, 14, 6, 5, groups=2)", True),
+        ("nn.Conv2d(16, 8, 3, padding=1, groups=2)", True),
         ("nn.Conv2d(16, 128, 3, groups=16)", False),  # eight outputs of a group are an operand of the tensor cores
         ("nn.Conv2d(16, 4, 3)", False),
         ("nn.Conv2d(16, 16, 51, padding=25, groups=16)", False),
@@ -105,24 +108,33 @@ def random_conv(rng: random.Random) -> tuple[ConvOp, tuple[int, ...], tuple[int,
 def test_tiles_span_exactly_what_their_windows_read() -> None:
     """From the definition: the inputs of a tile's results lie within the lines that are counted."""
     rng = random.Random(0)
+    phases = 0
     for _ in range(500):
         op, kernel, lengths = random_conv(rng)
+        outputs = rng.randint(1, 7)
         try:
-            found = direct.tiles(op, kernel, rng.randint(1, 7), lengths)
+            found = direct.tiles(op, kernel, (rng.randint(1, 40), outputs), lengths, rng.choice((1, 1000)))
         except NotFusable:
             continue
+        assert all(prod(tile.results) * tile.outputs <= direct.MAX_RESULTS for tile in found)
+        assert all(1 <= tile.outputs <= outputs for tile in found)
         for tile, axis in product(found, range(op.rank)):
-            results = tile.results[3 - op.rank + axis]
-            assert results % op.stride[axis] == 0 or not op.transposed  # every tile begins in the same phase
-            reads = set()
-            for r, k in product(range(results), range(kernel[axis])):
-                if op.transposed:
-                    place, rest = divmod(r + op.padding[axis] - k * op.dilation[axis], op.stride[axis])
-                    reads |= set() if rest else {place}
-                else:
-                    reads.add(r * op.stride[axis] + k * op.dilation[axis])
-            spanned = direct.lines(op, kernel, axis, results)
-            assert not reads or max(reads) - min(reads) < spanned
-            if not op.transposed:
-                assert max(reads) + 1 == spanned
-        assert all(prod(tile.results) <= direct.MAX_RESULTS for tile in found)
+            at = 3 - op.rank + axis
+            results, phased = tile.results[at], at < 2 and tile.phased[at]
+            phases += phased
+            assert phased or results % op.stride[axis] == 0 or not op.transposed  # every tile begins in the same phase
+            for first in range(op.stride[axis] if phased else 1):
+                reads = set()
+                step = op.stride[axis] if phased else 1
+                for r, k in product(range(results), range(kernel[axis])):
+                    if op.transposed:
+                        at_padded = first + r * step + (0 if phased else op.padding[axis])
+                        place, rest = divmod(at_padded - k * op.dilation[axis], op.stride[axis])
+                        reads |= set() if rest else {place}
+                    else:
+                        reads.add(r * op.stride[axis] + k * op.dilation[axis])
+                spanned = direct.Along.of(op, kernel, axis, phased).lines(results)
+                assert not reads or max(reads) - min(reads) < spanned
+                if not op.transposed:
+                    assert max(reads) + 1 == spanned
+    assert phases

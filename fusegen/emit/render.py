@@ -25,7 +25,7 @@ from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes
 from fusegen.ir import ConstOp, DType, EagerOp, Graph
 from fusegen.literals import hex_float
-from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
 
 
@@ -152,15 +152,16 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     if plan.tf32 is None:
         return []
     detail = plan.detail.conv if isinstance(plan.detail, ConvApartPlan) else plan.detail
-    if not isinstance(detail, (ContractionPlan, ConvBoxesPlan)) or plan.tf32 != "conv":
+    if not isinstance(detail, (ContractionPlan, ConvBoxesPlan, DirectConvPlan)) or plan.tf32 != "conv":
         return [f"_fusegen_tf32_{plan.tf32}()"]
     if detail.precise:
         return ["0"]
+    axes = detail.axes[-detail.rank :] if isinstance(detail, DirectConvPlan) else detail.axes
+    transposed = detail.transposed if isinstance(detail, DirectConvPlan) else detail.head == "conv_transpose"
     stride, padding, dilation, output_padding = (
-        tuple(getattr(axis, name) for axis in detail.axes)
-        for name in ("stride", "padding", "dilation", "output_padding")
+        tuple(getattr(axis, name) for axis in axes) for name in ("stride", "padding", "dilation", "output_padding")
     )
-    structure = (stride, padding, dilation, detail.head == "conv_transpose", output_padding, detail.groups)
+    structure = (stride, padding, dilation, transposed, output_padding, detail.groups)
     return [
         f'_fusegen_rounds("{plan.name}", {variables[detail.source]}, {variables[detail.weight]}, '
         f"{', '.join(map(str, structure))})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import direct, ops
+from fusegen import contractions, direct, ops
 from fusegen.ir import Graph
 from fusegen.plan.contraction import axes_of
 from fusegen.plan.details import ABSENT_AXIS, DirectConvPlan
@@ -46,8 +46,9 @@ def plan(region: Region, name: str) -> KernelPlan:
         outputs=outputs,
         source=region.args[parts.before_space.source].name,
         weight=region.args[conv.inputs[1]].name,
+        precise=not contractions.allows_tf32(region.body, conv),
         tiles=direct.region_tiles(region.body, conv),
         before=_lower(region, parts.before, parts.before_space, "v"),
         after=_lower(region, parts.after, parts.after_space, "sum"),
     )
-    return region.plan(f"{name}_conv_direct", detail)
+    return region.plan(f"{name}_conv_direct", detail, tf32=None if detail.precise else "conv")

@@ -12,7 +12,7 @@ import torch
 from fusegen import dims, interpret
 from fusegen.compiler import Compiled
 from fusegen.ir import Frozen, GetItemOp, ParamOp, RegionOp
-from fusegen.plan.details import ContractionPlan, ConvBoxesPlan
+from fusegen.plan.details import ContractionPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 
 _HEADER = Path(__file__).with_name("cuda.h")
@@ -28,6 +28,7 @@ def _library(compiled: Compiled, plan: KernelPlan, name: str, folder: Path) -> c
     own = [text for text in re.split(r"\n\n(?=//|\S)", helpers) if not _defined(text) & _defined(header)]
     kernel = found[1][found[1].index(f"namespace {name}_kernel {{") : found[1].index(f"}}  // namespace {name}_kernel")]
     kernel = kernel.replace("extern __shared__ float4 memory[];", "float4* const memory = emulated::memory;")
+    kernel = kernel.replace("extern __shared__ __align__(16) float kept[];", "float* const kept = &emulated::memory[0].x;")
     kernel = _LAUNCH.sub(r"emulated::launch(dim3(\2), dim3(\3), [&] { \1(\4); });", kernel)
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text("\n\n".join([header, *own, kernel + "}\n"]))
@@ -93,12 +94,15 @@ def operands_of(compiled: Compiled, plan: KernelPlan, parameters: dict[str, torc
     }
 
 
+_CONVOLUTIONS = (ContractionPlan, ConvBoxesPlan, DirectConvPlan)
+
+
 class Emulated(Kernel):
     """The first convolution of a compiled model, with its parameters."""
 
     def __init__(self, compiled: Compiled, parameters: dict[str, torch.Tensor], folder: Path):
-        super().__init__(compiled, steps(compiled, (ContractionPlan, ConvBoxesPlan))[0], folder)
-        assert isinstance(self.plan.detail, (ContractionPlan, ConvBoxesPlan))
+        super().__init__(compiled, steps(compiled, _CONVOLUTIONS)[0], folder)
+        assert isinstance(self.plan.detail, _CONVOLUTIONS)
         self.detail = self.plan.detail
         self.parameters = operands_of(compiled, self.plan, parameters)
 
@@ -107,7 +111,7 @@ class Emulated(Kernel):
 
     def of(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
         """What the kernel makes of ``x``."""
-        return self(self._operands(x), ctypes.c_int64(tf32))
+        return self(self._operands(x), *([ctypes.c_int64(tf32)] if self.plan.tf32 else []))
 
     def exact(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
         """The same in float64, of operands rounded where the kernel rounds them."""

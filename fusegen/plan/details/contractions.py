@@ -115,6 +115,8 @@ class DirectConvPlan(Frozen):
     """Channels of a group."""
     source: str
     weight: str
+    precise: bool
+    """As in ``ContractionPlan``."""
     tiles: tuple[Tile, ...]
     """One for each width of an access, the widest first."""
     before: RowProgram

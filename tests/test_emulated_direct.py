@@ -1,0 +1,82 @@
+"""Convolutions of groups of few channels, their kernels run on the CPU thread by thread, against float64."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import contractions
+from fusegen.compiler import compile_file
+from fusegen.plan.details import DirectConvPlan
+from fusegen.trace import load_model_file
+from tests.emulated import Emulated
+from tests.models import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
+
+MODELS = {
+    "depthwise": ("nn.Conv2d(6, 6, 3, padding=1, groups=6)", (6, 7, 12)),
+    "many_inputs": ("nn.Conv2d(40, 6, 3, padding=1, groups=2)", (40, 6, 8)),
+    "transposed": ("nn.ConvTranspose2d(6, 6, 4, 2, 1, groups=6)", (6, 5, 8)),
+    "phases": ("nn.ConvTranspose2d(32, 8, 1, 3, groups=2)", (32, 5, 7)),
+    "phases_of_several_taps": ("nn.ConvTranspose2d(8, 12, (7, 4), (3, 2), (2, 1), (1, 1), groups=2)", (8, 5, 6)),
+    "phases_far": ("nn.ConvTranspose2d(4, 10, (5, 2), (6, 4), (3, 0), (5, 3), groups=2, dilation=(4, 3))", (4, 4, 5)),
+    "phases_along_volumes": ("nn.ConvTranspose3d(4, 6, (3, 2, 4), 3, 1, 2, groups=2)", (4, 3, 4, 5)),
+    "runs_of_warps": ("nn.ConvTranspose2d(4, 6, 2, 3, groups=2)", (4, 2, 45)),
+    "line": ("nn.ConvTranspose1d(16, 10, 9, 5, 3, 1, groups=2)", (16, 11)),
+}
+"""By name: the module, and the shape of one sample."""
+
+
+def agrees(module: str, body: str, shape: tuple[int, ...], folder: Path) -> Emulated:
+    """A model's kernel, compared with float64 at the sizes of the file and others, operands rounded and not."""
+    path = write(folder, f"return {body}", f"self.m = {module}", f"torch.rand(2, {', '.join(map(str, shape))})")
+    compiled = compile_file(path)
+    torch.manual_seed(0)
+    kernel = Emulated(compiled, dict(load_model_file(path).model_class().named_parameters()), folder)
+    assert isinstance(kernel.detail, DirectConvPlan)
+    for size in (shape, (shape[0], *(size + 3 for size in shape[1:]))):
+        x = torch.randn(3, *size) + 0.5
+        x[(0, -1, *(0 for _ in size[1:]))], x[(1, 0, *(n // 2 for n in size[1:]))] = torch.nan, torch.inf
+        for tf32 in (True, False) if kernel.plan.tf32 else (False,):
+            (y,), (r,) = kernel.of(x, tf32), kernel.exact(x, tf32)
+            assert torch.equal(y.isnan(), r.isnan()), (size, tf32)
+            finite = r.isfinite()
+            assert torch.equal(y[~finite].nan_to_num(), r[~finite].float().nan_to_num())
+            assert (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max(), (size, tf32)
+    return kernel
+
+
+@pytest.fixture(autouse=True)
+def _whatever_the_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
+    kernel = agrees(MODELS[name][0], "F.hardswish(self.m(x)) * 2", MODELS[name][1], tmp_path)
+    assert isinstance(kernel.detail, DirectConvPlan)
+    assert any(any(tile.phased) for tile in kernel.detail.tiles) or not name.startswith("phases")
+
+
+def random_module(rng: random.Random) -> tuple[str, tuple[int, ...]]:
+    """A grouped transposed convolution and the shape of a sample."""
+    rank, groups = rng.randint(1, 3), rng.randint(2, 3)
+    stride, dilation, kernel = ([rng.randint(1, most) for _ in range(rank)] for most in (4, 3, 4))
+    padding = [rng.randint(0, d * (k - 1) // 2) for d, k in zip(dilation, kernel, strict=True)]
+    more = [rng.randint(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True)]
+    channels = groups * rng.randint(1, 4), groups * rng.randint(1, 7)
+    text = f"nn.ConvTranspose{rank}d{channels}"[:-1]
+    structure = f"{kernel}, {stride}, {padding}, {more}, {groups}, {rng.random() < 0.5}, {dilation}"
+    return f"{text}, {structure})", (channels[0], *(rng.randint(4, 6) for _ in range(rank)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_transposed_convolutions_agree_with_float64(seed: int, tmp_path: Path) -> None:
+    module, shape = random_module(random.Random(seed))
+    agrees(module, "self.m(x).abs() - 1", shape, tmp_path)
