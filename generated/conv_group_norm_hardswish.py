@@ -2360,6 +2360,7 @@ __device__ __forceinline__ State moved(const State& s, Move move) {
 template <int VEC, int PARTS, typename State>
 __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
     using P = Place<VEC, PARTS>;
+    if constexpr (PARTS == 1) return;
     State* const scratch = reinterpret_cast<State*>(memory);
     if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
     if constexpr (STRIDED) {
@@ -2385,10 +2386,10 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
             constexpr int WARPS = PARTS / WARP;
             if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
             __syncthreads();
-            const State* const row = scratch + at.lane * WARPS;
-            s[0] = row[0];
+            s[0] = scratch[at.lane * WARPS + threadIdx.x % WARPS];
 #pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
+            for (int d = WARPS / 2; d; d /= 2) s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
+            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0); });
         } else {
             s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
         }
@@ -2398,7 +2399,7 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
 // Floats of shared memory that all sweeps use, one after the other.
 constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
 template <int VEC, int PARTS>
-constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
+constexpr int SCRATCH = PARTS == 1 ? 1 : STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
 // The elements of a slot at p; those that are not the row's are left alone.
@@ -2452,16 +2453,17 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     };
     if constexpr (SOURCE == FILL)
         for (int a = 0; a < AHEAD; ++a) fetch(at.part + a * PARTS * UNROLL);
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
+    // Slots k, k + PARTS, ...: `count` whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
-        if constexpr (SOURCE == FILL) {
+        constexpr int COUNT = decltype(count)::value;
+        if constexpr (SOURCE == FILL && COUNT == UNROLL) {
             fetch(k + AHEAD * PARTS * UNROLL);
             copies_arrived<AHEAD>();
         }
-        float v_x0_at[UNROLL][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
+        float v_x0_at[COUNT][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2470,10 +2472,10 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
         }
         State0 part[P::ROWS];
-        float r1_at[UNROLL][P::WIDTH];
+        float r1_at[COUNT][P::WIDTH];
         [[maybe_unused]] unsigned int present = 0;   // elements that exist, a bit each
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2495,7 +2497,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         for (int i = 0; i < P::ROWS; ++i) {
             auto each = [&](auto visit) {   // elements of row i
 #pragma unroll
-                for (int n = 0; n < UNROLL * P::WIDTH; ++n)
+                for (int n = 0; n < COUNT * P::WIDTH; ++n)
                     if ((!STRIDED || n % P::WIDTH == i) && (!CHECKED || (present >> n & 1))) visit(n / P::WIDTH, n % P::WIDTH);
             };
             each([&](int, int) { part[i].count += 1.0f; });
@@ -2509,10 +2511,17 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
+    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+            if constexpr (SOURCE == FILL) copies_arrived<0>();
+            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+        } else {
+            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+        }
     }
 }
 
@@ -2525,12 +2534,13 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     const Position steps = at.in ? end - begin : 0;
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
+    // Slots k, k + PARTS, ...: `count` whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
-        float v_x0_at[UNROLL][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
+        constexpr int COUNT = decltype(count)::value;
+        float v_x0_at[COUNT][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2539,7 +2549,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
         }
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2569,10 +2579,16 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
+    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+        } else {
+            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+        }
     }
 }
 
@@ -2606,7 +2622,7 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
         sweep_0<VEC, PARTS, FILL>(args, at, row, begin, last_kept, kept, s);
         sweep_0<VEC, PARTS, STREAM>(args, at, row, last_kept, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
-        if (args.splits > 1) {   // the row is a cluster's
+        if constexpr (PARTS > 1) if (args.splits > 1) {   // the row is a cluster's
             __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
             if (at.part == 0)
                 for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
@@ -2987,18 +3003,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4f10e73a7e3d3625, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c39d3eed1b9ea7e8, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4f10e73a7e3d3625, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c39d3eed1b9ea7e8, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4f10e73a7e3d3625"
+_fusegen_NAMESPACE = "fusegen_c39d3eed1b9ea7e8"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

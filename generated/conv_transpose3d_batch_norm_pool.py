@@ -2005,6 +2005,7 @@ constexpr int COLUMNS = 64;              // neighbouring rows of a block, if str
 constexpr int MAX_CLUSTER = 16;
 constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
 constexpr int AHEAD = 6;                 // batches of accesses on their way to shared memory
+constexpr int THREAD_ROW = 128;          // elements of a row that one thread is enough for
 constexpr int FEW = 8;                   // threads to a short row
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
@@ -2204,6 +2205,7 @@ __device__ __forceinline__ State moved(const State& s, Move move) {
 template <int VEC, int PARTS, typename State>
 __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
     using P = Place<VEC, PARTS>;
+    if constexpr (PARTS == 1) return;
     State* const scratch = reinterpret_cast<State*>(memory);
     if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
     if constexpr (STRIDED) {
@@ -2229,10 +2231,10 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
             constexpr int WARPS = PARTS / WARP;
             if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
             __syncthreads();
-            const State* const row = scratch + at.lane * WARPS;
-            s[0] = row[0];
+            s[0] = scratch[at.lane * WARPS + threadIdx.x % WARPS];
 #pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
+            for (int d = WARPS / 2; d; d /= 2) s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
+            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0); });
         } else {
             s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
         }
@@ -2242,7 +2244,7 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
 // Floats of shared memory that all sweeps use, one after the other.
 constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0), sizeof(State1)) / sizeof(float));
 template <int VEC, int PARTS>
-constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
+constexpr int SCRATCH = PARTS == 1 ? 1 : STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
 // The elements of a slot at p; those that are not the row's are left alone.
@@ -2297,17 +2299,18 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     };
     if constexpr (SOURCE == FILL)
         for (int a = 0; a < AHEAD; ++a) fetch(at.part + a * PARTS * UNROLL);
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
+    // Slots k, k + PARTS, ...: `count` whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
-        if constexpr (SOURCE == FILL) {
+        constexpr int COUNT = decltype(count)::value;
+        if constexpr (SOURCE == FILL && COUNT == UNROLL) {
             fetch(k + AHEAD * PARTS * UNROLL);
             copies_arrived<AHEAD>();
         }
-        float v_x0_at[UNROLL][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
-        float v_x1_at[UNROLL][P::WIDTH];   // %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x0_at[COUNT][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x1_at[COUNT][P::WIDTH];   // %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1]
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2317,10 +2320,10 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             read_slot(v_x1_at[u], args.x1 + slot.offset, slot, !CHECKED || P::whole(args, slot));
         }
         State0 part[P::ROWS];
-        float r0_at[UNROLL][P::WIDTH];
+        float r0_at[COUNT][P::WIDTH];
         [[maybe_unused]] unsigned int present = 0;   // elements that exist, a bit each
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2339,7 +2342,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         for (int i = 0; i < P::ROWS; ++i) {
             auto each = [&](auto visit) {   // elements of row i
 #pragma unroll
-                for (int n = 0; n < UNROLL * P::WIDTH; ++n)
+                for (int n = 0; n < COUNT * P::WIDTH; ++n)
                     if ((!STRIDED || n % P::WIDTH == i) && (!CHECKED || (present >> n & 1))) visit(n / P::WIDTH, n % P::WIDTH);
             };
             each([&](int, int) { part[i].count += 1.0f; });
@@ -2353,10 +2356,17 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
+    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+            if constexpr (SOURCE == FILL) copies_arrived<0>();
+            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+        } else {
+            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+        }
     }
 }
 
@@ -2370,13 +2380,14 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     [[maybe_unused]] const int64_t given0 = args.given0;
     [[maybe_unused]] const int64_t given1 = args.given1;
     const Position steps = at.in ? end - begin : 0;
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
+    // Slots k, k + PARTS, ...: `count` whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
-        float v_x0_at[UNROLL][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
-        float v_x2_at[UNROLL][P::WIDTH];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1]
+        constexpr int COUNT = decltype(count)::value;
+        float v_x0_at[COUNT][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x2_at[COUNT][P::WIDTH];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1]
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2387,7 +2398,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
         }
         State1 part[P::ROWS];
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2408,10 +2419,16 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
+    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+        } else {
+            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+        }
     }
 }
 
@@ -2425,13 +2442,14 @@ __device__ __forceinline__ void sweep_2(const Args& args, const Place<VEC, PARTS
     [[maybe_unused]] const int64_t given0 = args.given0;
     [[maybe_unused]] const int64_t given1 = args.given1;
     const Position steps = at.in ? end - begin : 0;
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
+    // Slots k, k + PARTS, ...: `count` whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
-        float v_x0_at[UNROLL][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
-        float v_x2_at[UNROLL][P::WIDTH];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1]
+        constexpr int COUNT = decltype(count)::value;
+        float v_x0_at[COUNT][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x2_at[COUNT][P::WIDTH];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1]
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2441,7 +2459,7 @@ __device__ __forceinline__ void sweep_2(const Args& args, const Place<VEC, PARTS
             read_slot(v_x2_at[u], args.x2 + slot.offset, slot, !CHECKED || P::whole(args, slot));
         }
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -2464,10 +2482,16 @@ __device__ __forceinline__ void sweep_2(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
+    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+        } else {
+            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+        }
     }
 }
 
@@ -2538,7 +2562,7 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
         sweep_0<VEC, PARTS, FILL>(args, at, row, begin, last_kept, kept, s);
         sweep_0<VEC, PARTS, STREAM>(args, at, row, last_kept, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
-        if (args.splits > 1) {   // the row is a cluster's
+        if constexpr (PARTS > 1) if (args.splits > 1) {   // the row is a cluster's
             __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
             if (at.part == 0)
                 for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
@@ -2566,7 +2590,7 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
         sweep_1<VEC, PARTS, AGAIN>(args, at, row, last_kept, end, kept, s);
         sweep_1<VEC, PARTS, REUSE>(args, at, row, begin, last_kept, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
-        if (args.splits > 1) {   // the row is a cluster's
+        if constexpr (PARTS > 1) if (args.splits > 1) {   // the row is a cluster's
             __shared__ State1 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
             if (at.part == 0)
                 for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
@@ -2712,9 +2736,12 @@ struct Schedule {
 
 constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
 
-// `slots`: accesses of a row, each of `step` of its elements.
-Schedule schedule(int64_t row_count, int64_t slots, int step) {
+// `slots`: accesses of a row, each of `step` of its elements, and of `side` neighbouring rows.
+Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
     const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
+    const int64_t rows = THREADS * side;   // of a block, with a thread for each access
+    if (length <= THREAD_ROW && row_count >= busy * rows && KEPT * slots * rows * int64_t(sizeof(float)) <= KEPT_BYTES + TURN_BYTES)
+        return {true, 1, 1, slots, slots, (row_count + rows - 1) / rows};
     if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
         const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
         return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
@@ -2770,6 +2797,7 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
         if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
         if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
     }
+    if (plan.parts == 1) return launch_resident<VEC, 1>(args, plan, stream);
     if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
     const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
     stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
@@ -2784,7 +2812,7 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 struct Extent {
     int64_t row_count, before, run;
     int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
+    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE, wide ? WIDE : 1); }
 };
 
 Extent extent(int64_t batch) {
@@ -3029,18 +3057,18 @@ std::tuple<Tensor, Tensor, Tensor> call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_35f45c135bdcc311, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f0195040ce05dc75, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor p2, Tensor p3, Tensor x2, int given0, int given1) -> (Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_35f45c135bdcc311, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f0195040ce05dc75, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_35f45c135bdcc311"
+_fusegen_NAMESPACE = "fusegen_f0195040ce05dc75"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -349,6 +349,7 @@ constexpr int WIDE = 4;                  // elements of a 16-byte access, used w
 constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
 constexpr int MAX_CLUSTER = 16;
 constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
+constexpr int THREAD_ROW = 128;          // elements of a row that one thread is enough for
 constexpr int FEW = 8;                   // threads to a short row
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
@@ -481,6 +482,7 @@ __device__ __forceinline__ State moved(const State& s, Move move) {
 template <int VEC, int PARTS, typename State>
 __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROWS], const Place<VEC, PARTS>& at, float* memory) {
     using P = Place<VEC, PARTS>;
+    if constexpr (PARTS == 1) return;
     State* const scratch = reinterpret_cast<State*>(memory);
     if (STRIDED || PARTS > WARP) __syncthreads();   // what the last sweep left there has been read
     if constexpr (STRIDED) {
@@ -506,10 +508,10 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
             constexpr int WARPS = PARTS / WARP;
             if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = s[0];
             __syncthreads();
-            const State* const row = scratch + at.lane * WARPS;
-            s[0] = row[0];
+            s[0] = scratch[at.lane * WARPS + threadIdx.x % WARPS];
 #pragma unroll
-            for (int w = 1; w < WARPS; ++w) s[0].join(row[w]);
+            for (int d = WARPS / 2; d; d /= 2) s[0].join(moved(s[0], [&](float v, int) { return __shfl_down_sync(~0u, v, d); }));
+            s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0); });
         } else {
             s[0] = moved(s[0], [&](float v, int) { return __shfl_sync(~0u, v, 0, PARTS); });
         }
@@ -519,7 +521,7 @@ __device__ __forceinline__ void across_threads(State (&s)[Place<VEC, PARTS>::ROW
 // Floats of shared memory that all sweeps use, one after the other.
 constexpr int STATE_FLOATS = static_cast<int>(largest(sizeof(State0)) / sizeof(float));
 template <int VEC, int PARTS>
-constexpr int SCRATCH = STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
+constexpr int SCRATCH = PARTS == 1 ? 1 : STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
 // The elements of a slot at p; those that are not the row's are left alone.
@@ -543,12 +545,13 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     constexpr int UNROLL = P::UNROLL;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     const Position steps = at.in ? end - begin : 0;
-    // Slots k, k + PARTS, ...: UNROLL whole ones, or (`checked`) what exists of them.
-    auto take = [&](auto checked, Position k) {
+    // Slots k, k + PARTS, ...: `count` whole ones, or (`checked`) what exists of them.
+    auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
-        float v_p0_at[UNROLL][P::WIDTH];   // %p_linear_weight: float32[8192, 8192]
+        constexpr int COUNT = decltype(count)::value;
+        float v_p0_at[COUNT][P::WIDTH];   // %p_linear_weight: float32[8192, 8192]
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -556,7 +559,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
         State0 part[P::ROWS];
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
@@ -576,8 +579,11 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     constexpr int REACH = (UNROLL - 1) * PARTS;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) take(std::false_type(), k);
-        else take(std::true_type(), k);
+        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+        } else {
+            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+        }
     }
 }
 
@@ -609,7 +615,7 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
         State0 s[P::ROWS];
         sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
-        if (args.splits > 1) {   // the row is a cluster's
+        if constexpr (PARTS > 1) if (args.splits > 1) {   // the row is a cluster's
             __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
             if (at.part == 0)
                 for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
@@ -701,9 +707,12 @@ struct Schedule {
 
 constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
 
-// `slots`: accesses of a row, each of `step` of its elements.
-Schedule schedule(int64_t row_count, int64_t slots, int step) {
+// `slots`: accesses of a row, each of `step` of its elements, and of `side` neighbouring rows.
+Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
     const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
+    const int64_t rows = THREADS * side;   // of a block, with a thread for each access
+    if (length <= THREAD_ROW && row_count >= busy * rows && KEPT * slots * rows * int64_t(sizeof(float)) <= KEPT_BYTES + TURN_BYTES)
+        return {true, 1, 1, slots, slots, (row_count + rows - 1) / rows};
     if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
         const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
         return {true, parts, 1, slots, slots, (row_count + rows - 1) / rows};
@@ -759,6 +768,7 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
         if (plan.parts == WARP) return launch_resident<VEC, WARP>(args, plan, stream);
         if (plan.parts == THREADS / 4) return launch_resident<VEC, THREADS / 4>(args, plan, stream);
     }
+    if (plan.parts == 1) return launch_resident<VEC, 1>(args, plan, stream);
     if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
     const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
     stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
@@ -771,7 +781,7 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 struct Extent {
     int64_t row_count, before, run;
     int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
+    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE, wide ? WIDE : 1); }
 };
 
 Extent extent() {
@@ -1125,20 +1135,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c034e83e2e2d1097, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cb81e6fd7876507e, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_stream(Tensor p0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c034e83e2e2d1097, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cb81e6fd7876507e, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c034e83e2e2d1097"
+_fusegen_NAMESPACE = "fusegen_cb81e6fd7876507e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

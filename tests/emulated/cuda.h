@@ -18,14 +18,14 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __restrict__
 #define __shared__ static   // one block runs at a time
 #define threadIdx emulated::thread
 #define blockIdx emulated::block
-#define blockDim emulated::block_size
-#define gridDim emulated::grid_size
 
 using std::isfinite;
+using std::isinf;
 using cudaError_t = int;
 using cudaStream_t = void*;
 constexpr int cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9;
@@ -33,6 +33,13 @@ constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttribute
 template <typename Kernel>
 int cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
 inline int cudaGetLastError() { return cudaSuccess; }
+struct cudaLaunchAttribute {
+    int id;
+    struct {
+        struct { unsigned x, y, z; } clusterDim;
+    } val;
+};
+constexpr int cudaLaunchAttributeClusterDimension = 4, cudaFuncAttributeNonPortableClusterSizeAllowed = 10;
 template <typename Kernel>
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Kernel, int, size_t) { return *count = 2, cudaSuccess; }
 
@@ -116,6 +123,22 @@ inline void launch(dim3 grid, dim3 threads, std::function<void()> kernel) {
 }
 }  // namespace emulated
 
+inline dim3 &blockDim = emulated::block_size, &gridDim = emulated::grid_size;
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute* attrs;
+    int numAttrs;
+};
+// Without clusters.
+template <typename Kernel, typename Args>
+int cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Args& args) {
+    if (config->numAttrs || config->dynamicSmemBytes > sizeof emulated::memory) abort();
+    emulated::launch(config->gridDim, config->blockDim, [&] { kernel(args); });
+    return cudaSuccess;
+}
+
 inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 inline float __int_as_float(int i) { return __uint_as_float(static_cast<unsigned>(i)); }
@@ -123,6 +146,7 @@ inline int __float_as_int(float f) { return static_cast<int>(__float_as_uint(f))
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
 inline int __popcll(uint64_t v) { return __builtin_popcountll(v); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 inline unsigned atomicMax(unsigned* p, unsigned v) { const unsigned old = *p; *p = old < v ? v : old; return old; }
 template <typename T>
 T __ldg(const T* p) { return *p; }
@@ -175,6 +199,20 @@ inline unsigned __reduce_max_sync(unsigned, unsigned v) {
     });
     return out[0];
 }
+inline float __shfl_down_sync(unsigned, float v, int down) {
+    uint32_t in[1] = {__float_as_uint(v)}, out[1];
+    emulated::together(in, out, [down](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) w.out[i][0] = w.in[i + down < 32 ? i + down : i][0];
+    });
+    return __uint_as_float(out[0]);
+}
+inline float __shfl_sync(unsigned, float v, int from, int width = 32) {
+    uint32_t in[1] = {__float_as_uint(v)}, out[1];
+    emulated::together(in, out, [from, width](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) w.out[i][0] = w.in[i / width * width + from % width][0];
+    });
+    return __uint_as_float(out[0]);
+}
 inline float __shfl_xor_sync(unsigned, float v, int mask) {
     uint32_t in[1] = {__float_as_uint(v)}, out[1];
     emulated::together(in, out, [mask](emulated::Warp& w) {
@@ -204,12 +242,28 @@ void load_streaming(float* v, const float* p) {
     if (reinterpret_cast<uintptr_t>(p) % (4 * VEC)) abort();
     for (int i = 0; i < VEC; ++i) v[i] = p[i];
 }
+template <int VEC>
+void load_once(float* v, const float* p) { load_streaming<VEC>(v, p); }
+inline void __stcs(float* p, float v) { *p = v; }
+template <int VEC>
+void store_streaming(float* p, const float* v) {
+    if (reinterpret_cast<uintptr_t>(p) % (4 * VEC)) abort();
+    for (int i = 0; i < VEC; ++i) p[i] = v[i];
+}
 inline void store_where(bool in, float* to, float v) { if (in) *to = v; }
 template <int WORDS>
 void copy_words(float* to, const float* from, bool in = true) {
     if ((reinterpret_cast<uintptr_t>(to) | (in ? reinterpret_cast<uintptr_t>(from) : 0)) % (4 * WORDS)) abort();
     for (int i = 0; i < WORDS; ++i) to[i] = in ? from[i] : 0.0f;
 }
+template <int VEC>
+void shared_copy(float* to, const float* from) { copy_words<VEC>(to, from); }
+inline void copies_issued() {}
+template <int PENDING>
+void copies_arrived() {}
+inline void cluster_barrier() {}
+inline float cluster_load(const float* p, int) { return *p; }
+static bool on_hopper() { return false; }
 inline void commit_copies() {}
 template <int PENDING>
 void wait_copies() {}

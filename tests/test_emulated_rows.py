@@ -1,0 +1,42 @@
+"""Kernels of rows of any length, run on the CPU thread by thread, against float64."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import interpret
+from fusegen.compiler import compile_file
+from fusegen.plan.details import RowStreamPlan
+from tests.emulated import Kernel, steps
+from tests.models import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
+
+MODELS = {
+    "a_thread_to_a_row": ("torch.prod(x * 0.5, 0) * 3", [(8, 40, 29, 4), (8, 41, 9, 3), (3, 40, 29, 4), (8, 2, 3, 4)]),
+    "logsumexp": ("torch.logsumexp(x - 0.25, 2) / 3", [(11, 20, 7, 20), (9, 5, 21, 26), (2, 3, 150, 24)]),
+    "statistics": ("(x - x.mean(2, True)) / x.var(2, keepdim=True).add(1e-5).sqrt()", [(11, 20, 7, 20), (3, 4, 6, 9)]),
+    "whole_planes": ("x.flatten(2).softmax(-1).view_as(x) * x", [(2, 2, 96, 96), (1, 2, 100, 93), (40, 10, 3, 5)]),
+    "norm": ("F.instance_norm(x)", [(2, 2, 90, 52), (1, 3, 71, 73), (30, 20, 6, 6)]),
+}
+"""By name: what the forward returns, and shapes of ``x``: the first is the file's."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
+    body, shapes = MODELS[name]
+    compiled = compile_file(write(tmp_path, f"return {body}", inputs=f"torch.rand{shapes[0]}"))
+    (plan,) = steps(compiled, RowStreamPlan)
+    kernel = Kernel(compiled, plan, tmp_path)
+    for shape in shapes:
+        x = torch.randn(shape) + 0.5
+        x[0, 0, 0, 0] = torch.inf
+        (y,), (r,) = kernel([x]), interpret.run(kernel.body, [x.double()], {})
+        finite = r.isfinite()
+        assert torch.equal(y.isnan(), r.isnan()), shape
+        assert torch.equal(y[~finite].nan_to_num(), r[~finite].float().nan_to_num()), shape
+        assert (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max(), shape
