@@ -16,6 +16,11 @@ from fusegen.plan.details import ContractionPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 
 _HEADER = Path(__file__).with_name("cuda.h")
+_DYNAMIC = {
+    "extern __shared__ float4 memory[];": "float4* const memory = emulated::memory;",
+    "extern __shared__ __align__(16) float kept[];": "float* const kept = &emulated::memory[0].x;",
+}
+"""Declarations of dynamic shared memory, and what stands for it."""
 _LAUNCH = re.compile(r"(\w+(?:<[\w, ]+>)?)<<<(.*?), (\w+|dim3\([^)]*\)), \w+, stream>>>\(\s*(.*?)\);")
 
 
@@ -27,8 +32,8 @@ def _library(compiled: Compiled, plan: KernelPlan, name: str, folder: Path) -> c
     header = _HEADER.read_text()
     own = [text for text in re.split(r"\n\n(?=//|\S)", helpers) if not _defined(text) & _defined(header)]
     kernel = found[1][found[1].index(f"namespace {name}_kernel {{") : found[1].index(f"}}  // namespace {name}_kernel")]
-    kernel = kernel.replace("extern __shared__ float4 memory[];", "float4* const memory = emulated::memory;")
-    kernel = kernel.replace("extern __shared__ __align__(16) float kept[];", "float* const kept = &emulated::memory[0].x;")
+    for declaration, place in _DYNAMIC.items():
+        kernel = kernel.replace(declaration, place)
     kernel = _LAUNCH.sub(r"emulated::launch(dim3(\2), dim3(\3), [&] { \1(\4); });", kernel)
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text("\n\n".join([header, *own, kernel + "}\n"]))

@@ -44,7 +44,11 @@ MODELS = {
         "self.m(x).relu()",
         (8, 15, 36),
     ),
-    "transposed_phases_volume": ("nn.ConvTranspose3d(4, 6, (3, 2, 4), 3, 1, 2, groups=2)", "self.m(x) * 2", (4, 5, 7, 9)),
+    "transposed_phases_volume": (
+        "nn.ConvTranspose3d(4, 6, (3, 2, 4), 3, 1, 2, groups=2)",
+        "self.m(x) * 2",
+        (4, 5, 7, 9),
+    ),
     "transposed_line": ("nn.ConvTranspose1d(16, 10, 9, 5, 3, 1, groups=2)", "F.silu(self.m(x))", (16, 131)),
     "many_inputs": ("nn.Conv2d(64, 12, 3, padding=1, groups=4)", "self.m(x).tanh()", (64, 14, 20)),
     "transposed_volume": ("nn.ConvTranspose3d(8, 8, 3, 2, 1, 1, groups=8)", "F.mish(self.m(x))", (8, 4, 6, 9)),
