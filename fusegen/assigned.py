@@ -34,6 +34,11 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or (isinstance(one, plain) and type(one) is type(other) and one == other)
 
 
+def _is_bookkeeping(module: nn.Module, name: str) -> bool:
+    """The mode, and the lists in which recurrent modules hold their own parameters."""
+    return name == "training" or (isinstance(module, nn.RNNBase) and name.startswith("_flat_weight"))
+
+
 @contextmanager
 def watched(model: nn.Module, path: Path) -> Iterator[Assigned]:
     """Within it, plain attributes that are assigned to modules of ``model`` are noted."""
@@ -44,7 +49,7 @@ def watched(model: nn.Module, path: Path) -> Iterator[Assigned]:
     def noted(module: nn.Module, name: str, value: Any) -> None:
         before = module.__dict__
         kept = (before.get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))
-        if id(module) in names and name != "training" and not any(name in slots for slots in kept):
+        if id(module) in names and not _is_bookkeeping(module, name) and not any(name in slots for slots in kept):
             full = names[id(module)] + name
             if name not in before:
                 found.added.setdefault(full, _line(path))

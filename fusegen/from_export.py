@@ -34,6 +34,7 @@ from fusegen.ir import (
 from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
 from fusegen.verify import verify
+from fusegen.whole import aten_name
 
 INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8})
 
@@ -228,7 +229,7 @@ class _Converter:
         found = node.meta["val"]
         many = isinstance(found, (list, tuple))
         results = tuple(self.type_of(v, node.name) for v in (found if many else [found]) if v is not None)
-        target = str(node.target)
+        target = aten_name(str(node.target))
         op = EagerOp(target=target, arguments=", ".join(parts), results=results, tuple_result=many)
         return self.emit(node.name, op, tuple(operands), results[0])
 

@@ -69,6 +69,13 @@ POINTWISE: dict[str, PointwiseRow] = {
         helpers=("nan_min",),
         flattens=True,
     ),
+    "fmod": PointwiseRow(
+        2, "torch.fmod({0}, {1})", "fmodf({0}, {1})", ("fmod.Tensor", "fmod.Scalar"), 30, 1, flattens=True
+    ),
+    "hypot": PointwiseRow(2, "torch.hypot({0}, {1})", "hypotf({0}, {1})", ("hypot.default",), 12, 1),
+    "copysign": PointwiseRow(
+        2, "torch.copysign({0}, {1})", "copysignf({0}, {1})", ("copysign.Tensor", "copysign.Scalar"), flattens=True
+    ),
     "sign": PointwiseRow(
         1,
         "torch.sign({0})",
@@ -93,6 +100,19 @@ POINTWISE: dict[str, PointwiseRow] = {
     "cos": PointwiseRow(1, "torch.cos({0})", "cosf({0})", ("cos.default",), 12, flattens=True),
     "tan": PointwiseRow(1, "torch.tan({0})", "tanf({0})", ("tan.default",), 24),
     "atan": PointwiseRow(1, "torch.atan({0})", "atanf({0})", ("atan.default", "arctan.default"), 16, 1, flattens=True),
+    "atan2": PointwiseRow(
+        2,
+        "torch.atan2({0}, {1})",
+        "atan2f({0}, {1})",
+        ("atan2.default", "arctan2.default"),
+        24,
+        1,
+        flattens=True,
+    ),
+    "asin": PointwiseRow(1, "torch.asin({0})", "asinf({0})", ("asin.default", "arcsin.default"), 16, 1),
+    "acos": PointwiseRow(1, "torch.acos({0})", "acosf({0})", ("acos.default", "arccos.default"), 16, 1),
+    "acosh": PointwiseRow(1, "torch.acosh({0})", "acoshf({0})", ("acosh.default", "arccosh.default"), 24, 2),
+    "atanh": PointwiseRow(1, "torch.atanh({0})", "atanhf({0})", ("atanh.default", "arctanh.default"), 24, 2),
     "sinh": PointwiseRow(1, "torch.sinh({0})", "sinhf({0})", ("sinh.default",), 16, 2),
     "cosh": PointwiseRow(1, "torch.cosh({0})", "coshf({0})", ("cosh.default",), 12, 2),
     "asinh": PointwiseRow(1, "torch.asinh({0})", "asinhf({0})", ("asinh.default", "arcsinh.default"), 24, 2),

@@ -25,10 +25,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusegen import dims, guards
 from fusegen.assigned import watched
+from fusegen.decompositions import decompositions
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert, known
 from fusegen.interpret import input_shapes
 from fusegen.ir import EagerOp, Graph, ReduceOp, SoftmaxOp
+from fusegen.whole import KeptWhole
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,12 @@ def _export(
         for position, value in enumerate(inputs)
     )
     # torch.export prints the graph so far when it fails; our error says what matters.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log(), KeptWhole():
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
-        if not _is_functional(program):
-            decomposed: torch.export.ExportedProgram = program.run_decompositions({})
+        table = decompositions(program)
+        if table or not _is_functional(program):
+            decomposed: torch.export.ExportedProgram = program.run_decompositions(table)
             return decomposed
         program.graph.eliminate_dead_code()  # as run_decompositions does, which takes longer than the export
         return program

@@ -246,3 +246,41 @@ def test_a_condition_stays_where_the_other_answer_gives_another_graph(tmp_path: 
     graph = traced(write(tmp_path, body)).graph
     assert kinds(graph) == ["relu" if graph.sizes["x0_2"] % 2 == 0 else "tanh"]
     assert [c for c in graph.constraints if "% 2" in c], graph.constraints
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "states"),
+    [
+        ("nn.LSTM(5, 4, 2, bidirectional=True)", "aten.lstm.input", [(4, "x0_1", 4), (4, "x0_1", 4)]),
+        ("nn.LSTM(5, 4, proj_size=3)", "aten.lstm.input", [(1, "x0_1", 3), (1, "x0_1", 4)]),
+        ("nn.GRU(5, 4, 3)", "aten.gru.input", [(3, "x0_1", 4)]),
+        ("nn.RNN(5, 4, nonlinearity='relu')", "aten.rnn_relu.input", [(1, "x0_1", 4)]),
+    ],
+)
+def test_a_recurrent_network_is_one_node_of_any_length(
+    module: str, target: str, states: list[tuple[object, ...]], tmp_path: Path
+) -> None:
+    path = write(tmp_path, "return self.m(x)[0]", f"self.m = {module}", inputs="torch.rand(6, 3, 5)")
+    graph = traced(path).graph
+    (node,) = [n for n in graph.nodes if isinstance(n.op, EagerOp)]
+    assert isinstance(node.op, EagerOp)
+    assert node.op.target == target
+    features = states[0][-1] * (2 if "bidirectional" in module else 1)  # type: ignore[operator]
+    assert [t.shape for t in node.op.results] == [("x0_0", "x0_1", features), *states]
+    loaded = load_model_file(path)
+    torch.manual_seed(0)
+    model, x = loaded.model_class(), torch.rand(9, 2, 5)
+    (found,) = interpret.run(graph, (x,), dict(model.named_parameters()))
+    torch.testing.assert_close(found, model(x))
+
+
+def test_sizes_of_attention_agree(tmp_path: Path) -> None:
+    """Torch's shape function for attention does not ask, and its kernels read what is not there."""
+    body = "return F.scaled_dot_product_attention(x, y, z, attn_mask=m)"
+    inputs = "torch.rand(2, 3, 5, 8), torch.rand(2, 3, 7, 8), torch.rand(2, 3, 7, 6), torch.rand(5, 7)"
+    graph = traced(write(tmp_path, body, inputs=inputs, arguments="x, y, z, m")).graph
+    x, y, z, m = (node.type.shape for node in graph.nodes[:4])
+    assert y[2] == z[2] == m[1]
+    assert (x[2], x[3]) == (m[0], y[3])
+    assert x[:2] == y[:2] == z[:2]
+    assert z[3] not in (*x, *y)

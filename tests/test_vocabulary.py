@@ -40,6 +40,13 @@ SPELLINGS = {
         torch.sign(x)
         torch.sgn(x)
         x.floor() + x.ceil() + x.round() + x.trunc() + x.frac()
+        torch.fmod(x, 0.7)
+        torch.fmod(x, x * 2 - 1)
+        x % 0.3
+        torch.remainder(x, -0.3)
+        torch.remainder(x, x * 3 - 1)
+        torch.hypot(x, x * 2)
+        torch.copysign(x, x - 0.5)
     """,
     "powers": """
         x ** 2
@@ -58,7 +65,12 @@ SPELLINGS = {
         x.exp() + x.exp2() + x.expm1()
         x.log() + x.log2() + x.log10() + x.log1p()
         x.sin() + x.cos() + x.tan() + x.sinh() + x.cosh() + x.atan() + x.asinh()
+        x.asin() + x.acos() + x.atanh()
+        (x + 1).acosh() + torch.atan2(x, x * 2 - 1)
         x.erf() + x.erfc()
+        torch.special.erf(x) + torch.special.erfc(x) + torch.special.log1p(x)
+        torch.logaddexp(x, x * 2) + torch.logaddexp2(x, x * 2)
+        torch.xlogy(x, x * 2) + torch.special.xlog1py(x, x * 2)
         torch.logit(x)
         torch.logit(x, 0.1)
         torch.special.expit(x)
@@ -113,6 +125,36 @@ SPELLINGS = {
         F.prelu(x, torch.ones(1) * 0.3)
         F.rrelu(x, training=False)
     """,
+    "losses": """
+        F.mse_loss(x, x * 2)
+        F.mse_loss(x, x * 2, reduction='none')
+        F.mse_loss(x, x[:, :1] * 2, reduction='sum')
+        F.l1_loss(x, x * 2)
+        F.smooth_l1_loss(x, x * 2, beta=0.5)
+        F.huber_loss(x, x * 2, delta=0.5)
+        F.kl_div(x, x * 2, reduction='batchmean')
+        F.kl_div(x, x * 2, reduction='batchmean', log_target=True)
+        F.binary_cross_entropy_with_logits(x, x * 2)
+        F.soft_margin_loss(x, x * 2)
+        F.hinge_embedding_loss(x, x * 2 - 1)
+        F.margin_ranking_loss(x, x * 2, x.sign())
+        F.cosine_embedding_loss(x[:, :, 0, 0], x[:, :, 1, 1], x[:, 0, 0, 0])
+        F.triplet_margin_loss(x, x * 2, x + 1)
+        F.poisson_nll_loss(x, x * 2)
+        F.cross_entropy(x, x.softmax(1))
+        F.cosine_similarity(x, x + 1, dim=1)
+        F.pairwise_distance(x, x + 1)
+        nn.CosineSimilarity(2)(x, x + 1)
+        nn.L1Loss()(x, x * 2)
+    """,
+    "products": """
+        torch.outer(x[0, 0, 0], x[1, 0, 0])
+        torch.dot(x[0, 0, 0], x[1, 0, 0])
+        torch.mv(x[0, 0], x[1, 0, 0])
+        torch.linalg.vecdot(x, x * 2)
+        torch.linalg.multi_dot([x[0, 0], x[0, 0].mT, x[0, 0]])
+        torch.kron(x[0, 0], x[1, 1])
+    """,
     "choices": """
         torch.where(x > 0, x, 0.0)
         torch.where(x > 0, 1.0, 0.0) * x
@@ -138,6 +180,8 @@ SPELLINGS = {
         torch.less(x, 0.5)
         x.isnan().float() + torch.isinf(x).float() + torch.isfinite(x).float()
         x.bool().float()
+        F.hardshrink(x, 0.3) + F.softshrink(x, 0.2)
+        torch.nansum(x, 1)
     """,
     "constants": """
         torch.ones_like(x) * x
@@ -207,6 +251,14 @@ SPELLINGS = {
         torch.einsum('bc,hw->hbcw', x[:, :, 0, 0], x[0, 0])
         torch.einsum('bchw,bcuw,bchu->bwh', x, x, x @ x.mT)
         torch.einsum('bclh,bcsh,bls,bsh->bhl', x, x, x[:, 0] @ x[:, 1].mT, x[:, 0])
+    """,
+    "convolutions": """
+        F.conv2d(x, x[:2, :, :3, :3], padding='same')
+        F.conv2d(x, x[:2, :, :4, :3], padding='same', dilation=(1, 2))
+        F.conv2d(x, x[:2, :, :4, :2], padding='valid')
+        F.conv2d(x[0], x[:2, :, :3, :3], x[0, 0, 0, :2], padding=1)
+        F.conv_transpose2d(x[0], x[1, :, None, :3, :3].expand(4, 2, 3, 3))
+        F.conv1d(x[:, :, 0], x[:2, :, 1, :4], padding='same')
     """,
     "pools": """
         F.max_pool2d(x, 2)

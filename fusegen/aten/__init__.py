@@ -13,7 +13,7 @@ import torch
 
 from fusegen.aten import elementwise, norms, pools, products, shapes  # noqa: F401  (they register their importers)
 from fusegen.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
-from fusegen.ir import ConvOp, ReduceOp, SoftmaxOp
+from fusegen.ir import ConvOp, PadOp, ReduceOp, ReshapeOp, SoftmaxOp
 
 __all__ = ["IMPORTERS", "Call", "Imported", "Value", "pointwise"]
 
@@ -25,14 +25,14 @@ _Reduction: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "logsumexp"
 
 def _conv(call: Call, transposed: bool, rank: int) -> Value | None:
     x, padding = call["input"], call["padding"]
-    if x.type.rank != rank + 2:  # unbatched
-        return None
+    if x.type.rank == rank + 1:  # one sample without a batch axis
+        x = call.build.add(ReshapeOp(shape=(1, *x.type.shape)), x)
     dilation, stride = spread(call["dilation"], rank), spread(call["stride"], rank)
     if isinstance(padding, str):
         kernel = call["weight"].type.shape[2:]
         reach = tuple(d * (int(k) - 1) for d, k in zip(dilation, kernel, strict=True))
-        if padding == "same" and any(r % 2 for r in reach):
-            return None
+        if padding == "same" and any(r % 2 for r in reach):  # one more at the end
+            x = call.build.add(PadOp(before=(0,) * (rank + 2), after=(0, 0, *(r % 2 for r in reach))), x)
         padding = [r // 2 for r in reach] if padding == "same" else [0] * rank
     op = ConvOp(
         transposed=transposed,
@@ -42,8 +42,8 @@ def _conv(call: Call, transposed: bool, rank: int) -> Value | None:
         output_padding=spread(call["output_padding"], rank) if transposed else (0,) * rank,
         groups=call["groups"],
     )
-    operands = [x, call["weight"], *([call["bias"]] if call["bias"] is not None else [])]
-    return call.build.add(op, *operands)
+    y = call.build.add(op, x, call["weight"], *([call["bias"]] if call["bias"] is not None else []))
+    return y if y.type.rank == call.result.rank else call.build.add(ReshapeOp(shape=call.result.shape), y)
 
 
 for _rank in (1, 2, 3):

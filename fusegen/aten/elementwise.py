@@ -76,6 +76,19 @@ IMPORTERS["addcmul.default"] = partial(_add_product, fn="mul")
 IMPORTERS["addcdiv.default"] = partial(_add_product, fn="div")
 
 
+@register("remainder.Tensor", "remainder.Scalar")
+def _remainder(call: Call) -> Value | None:
+    """What a division rounded down leaves, as ATen: that of one rounded to zero, moved to the divisor's sign."""
+    divisor = call["other"]
+    rest = pointwise(call, "fmod", call["self"], divisor)
+    if isinstance(divisor, Value):
+        signs = pointwise(call, "mul", pointwise(call, "sign", rest), pointwise(call, "sign", divisor))
+        moved = pointwise(call, "lt", signs, 0.0)
+    else:
+        moved = pointwise(call, "lt" if divisor > 0 else "gt", rest, 0.0)
+    return pointwise(call, "where", moved, pointwise(call, "add", rest, divisor), rest)
+
+
 @register("frac.default")
 def _frac(call: Call) -> Value | None:
     return pointwise(call, "sub", call["self"], pointwise(call, "trunc", call["self"]))
@@ -259,13 +272,14 @@ def _to_copy(call: Call) -> Value | None:
 def _fill(call: Call, value: float | None = None) -> Value | None:
     """A tensor of one value; ``value`` None: the call's own."""
     like = call.args.get("self") or call.build.first_input(call.result.dtype)
-    number = call.args.get("fill_value", call.args.get("value")) if value is None else value
+    own = (call.args[name] for name in ("fill_value", "value", "s") if name in call.args)
+    number = next(own, None) if value is None else value
     if like is None or not isinstance(number, (bool, int, float)) or like.type.dtype is not call.result.dtype:
         return None
     return call.build.add(FillOp(value=float(number), shape=call.result.shape), like)
 
 
-for _name, _value in (("zeros", 0.0), ("ones", 1.0), ("full", None)):
+for _name, _value in (("zeros", 0.0), ("empty", 0.0), ("ones", 1.0), ("full", None)):
     for _overload in (f"{_name}.default", f"{_name}_like.default", f"new_{_name}.default"):
         IMPORTERS[_overload] = partial(_fill, value=_value)
 for _overload in ("fill.Scalar", "scalar_tensor.default"):

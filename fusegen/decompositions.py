@@ -1,0 +1,67 @@
+"""Ops that torch's own rules take apart into ops of the IR: losses, distances, functions made of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+APART = frozenset(
+    {
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "broadcast_tensors",
+        "chain_matmul",
+        "cosine_embedding_loss",
+        "cosine_similarity",
+        "cross_entropy_loss",
+        "diff",
+        "dot",
+        "hardshrink",
+        "hinge_embedding_loss",
+        "huber_loss",
+        "kl_div",
+        "kron",
+        "l1_loss",
+        "linalg_multi_dot",
+        "linalg_vecdot",
+        "logaddexp",
+        "logaddexp2",
+        "margin_ranking_loss",
+        "meshgrid",
+        "mse_loss",
+        "mv",
+        "nansum",
+        "outer",
+        "pairwise_distance",
+        "poisson_nll_loss",
+        "renorm",
+        "sinc",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+        "softshrink",
+        "special_erf",
+        "special_erfc",
+        "special_log1p",
+        "special_xlog1py",
+        "triplet_margin_loss",
+        "xlogy",
+    }
+)
+"""Names of ATen ops."""
+
+
+def decompositions(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:
+    """Torch's rules for the ops of ``APART`` and for those that a rule leads to; empty if none of them is there."""
+    targets = [node.target for node in program.graph.nodes]
+    if not any(isinstance(target, torch._ops.OpOverload) and _is_apart(target) for target in targets):
+        return {}
+    table = torch.export.default_decompositions()
+    rules = table.items()  # type: ignore[no-untyped-call]
+    return {op: rule for op, rule in rules if isinstance(op, torch._ops.OpOverload) and _is_apart(op)}
+
+
+def _is_apart(op: torch._ops.OpOverload) -> bool:
+    return op.namespace == "aten" and op._schema.name.removeprefix("aten::") in APART

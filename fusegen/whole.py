@@ -1,0 +1,94 @@
+"""Calls that a trace keeps whole, and what torch's shape functions leave unsaid about them.
+
+A recurrent network is one node whose shapes are known at once: torch's own shape function for it runs every time
+step. Attention computes nonsense where its operands' sizes disagree, and its shape function does not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+NAMESPACE = "fusegen"
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def aten_name(target: str) -> str:
+    """The ATen overload that a traced call stands for: ``fusegen.lstm.input`` is ``aten.lstm.input``."""
+    name = target.removeprefix(f"{NAMESPACE}.")
+    return target if name == target else f"aten.{name}"
+
+
+def _recurrent_shapes(
+    input: Tensor,
+    hx: Any,
+    params: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Empty results of a recurrent network: what every step puts out, and the last state(s).
+
+    A state is ``[layers x directions, batch, features]``; ``input`` has three axes or, of one sequence, two.
+    """
+    states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+    features = states[0].shape[-1] * (2 if bidirectional else 1)
+    return (input.new_empty((*input.shape[:-1], features)), *(state.new_empty(state.shape) for state in states))
+
+
+for _name in RECURRENT:
+    _schema = str(getattr(torch.ops.aten, _name).input._schema).removeprefix("aten::")
+    _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"{NAMESPACE}::{_name}.input", _recurrent_shapes, lib=_LIBRARY)
+
+_WHOLE: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(torch._VF, name): getattr(torch.ops.fusegen, name).input for name in RECURRENT
+}
+
+
+def _agree(some: Iterable[Any], others: Iterable[Any]) -> None:
+    """Sizes that broadcast are the same wherever neither is 1."""
+    for one, other in zip(some, others, strict=False):
+        symbolic = isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt)  # of numbers torch says it itself
+        if symbolic and 1 not in (one, other):
+            torch._check(one == other)  # type: ignore[no-untyped-call]
+
+
+def _check_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **options: Any
+) -> None:
+    """``query`` [..., L, E], ``key`` [..., S, E], ``value`` [..., S, F]; the mask broadcasts to [..., L, S]."""
+    _agree((query.shape[-1], key.shape[-2]), (key.shape[-1], value.shape[-2]))
+    lead = -3 if options.get("enable_gqa") else -2
+    _agree(query.shape[:lead], key.shape[:lead])
+    _agree(query.shape[:lead], value.shape[:lead])
+    if attn_mask is not None:
+        _agree((key.shape[-2], *reversed(query.shape[:-1])), reversed(attn_mask.shape))
+
+
+class KeptWhole(TorchFunctionMode):
+    """Within it, recurrent networks are single nodes, and the sizes of attention's operands agree."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if func is scaled_dot_product_attention:
+            _check_attention(*args, **named)
+        whole = _WHOLE.get(func)
+        if whole is not None and not named and len(args) == 9 and isinstance(args[3], bool):  # not packed sequences
+            return whole(*args)
+        return func(*args, **named)
