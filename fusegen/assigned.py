@@ -1,4 +1,4 @@
-"""What a forward assigns to its modules beside buffers: no graph holds it."""
+"""State beside parameters and buffers: tensors become buffers, and what else a forward assigns is noted."""
 
 from __future__ import annotations
 
@@ -20,6 +20,40 @@ class Assigned:
     changed: dict[str, str | None] = field(default_factory=dict)
     """Had another value before: a later call may depend on it."""
     added: dict[str, str | None] = field(default_factory=dict)
+
+
+def plain_tensors(model: nn.Module) -> list[str]:
+    """Tensors that modules hold beside parameters and buffers, by their dotted names."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def hold(model: nn.Module) -> tuple[str, ...]:
+    """Make buffers of the tensors that modules hold as plain attributes, so that a graph can read and write them.
+
+    Returns their dotted names. Numbers stay, and tensors that have another name besides.
+    """
+    named = [*model.parameters(), *model.buffers(), *(_at(model, path) for path in plain_tensors(model))]
+    held = []
+    for path in plain_tensors(model):
+        value = _at(model, path)
+        if value.dim() > 0 and sum(value is other for other in named) == 1:
+            owner, _, name = path.rpartition(".")
+            module = model.get_submodule(owner)
+            delattr(module, name)
+            module.register_buffer(name, value, persistent=False)
+            held.append(path)
+    return tuple(held)
+
+
+def _at(model: nn.Module, path: str) -> torch.Tensor:
+    owner, _, name = path.rpartition(".")
+    value: torch.Tensor = vars(model.get_submodule(owner))[name]
+    return value
 
 
 def _line(path: Path) -> str | None:

@@ -352,7 +352,9 @@ class _Converter:
             if spec.kind is OutputKind.USER_OUTPUT:
                 outputs.append(value.name)
             elif spec.kind is OutputKind.BUFFER_MUTATION:
-                updates.append((str(spec.target), value.name))
+                op = self.nodes[value.name].op
+                if not isinstance(op, ParamOp) or op.path != spec.target:  # else it stays what it is
+                    updates.append((str(spec.target), value.name))
             else:
                 raise TraceError(f"forward writes to its input ({spec.target})", hint="clone the input first")
         structure = self.program.call_spec.out_spec

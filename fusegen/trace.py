@@ -24,7 +24,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusegen import dims, guards
-from fusegen.assigned import watched
+from fusegen.assigned import hold, plain_tensors, watched
 from fusegen.decompositions import decompositions
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert, known
@@ -49,12 +49,14 @@ class LoadedModel:
 class TracedModel:
     """The graph, and the module whose structure it has baked in.
 
-    ``mode_dependent``: the graph holds for the module's training flags only.
+    ``mode_dependent``: the graph holds for the module's training flags only. ``held``: attributes of the
+    model that were plain tensors and are its buffers now.
     """
 
     graph: Graph
     model: nn.Module
     mode_dependent: bool
+    held: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -279,24 +281,18 @@ def _first_export(
     return program, (*notes, *(f"the generated forward does not set {name}" for name in assigned.added))
 
 
-def _plain_tensors(model: nn.Module) -> list[str]:
-    """Tensors that modules hold beside parameters and buffers."""
-    return [
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, torch.Tensor)
-    ]
-
-
 def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
-    """Trace ``model`` on example ``inputs`` (fake or real). Raises ``TraceError`` naming the source line."""
+    """Trace ``model`` on example ``inputs`` (fake or real). Raises ``TraceError`` naming the source line.
+
+    Tensors that modules hold as plain attributes become buffers of ``model``.
+    """
     for position, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
             raise TraceError(
                 f"input {position} is a {type(value).__name__}, not a tensor",
                 hint="make it a constructor argument or a tensor",
             )
+    held = hold(model)
     program, notes = _first_export(model, inputs, path)
     graph = convert(program, model, path)
     if fixed := _row_lengths(graph) | _obscuring(graph):
@@ -310,6 +306,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         graph=graph,
         model=model,
         mode_dependent=mode_dependent,
+        held=held,
         notes=notes,
     )
 
@@ -331,7 +328,7 @@ def _trace_error(error: BaseException, path: Path, model: nn.Module) -> TraceErr
             source=where or _mentioned_line(str(error), path),
             hint="use torch.where, or move the branch out of forward",
         )
-    plain = ", ".join(_plain_tensors(model))
+    plain = ", ".join(plain_tensors(model))
     hint = f"register as buffers the tensors that are neither parameters nor buffers: {plain}" if plain else None
     return TraceError(f"cannot trace: {type(error).__name__}: {_first_line(error)}", source=where, hint=hint)
 

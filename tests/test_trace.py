@@ -189,7 +189,7 @@ def test_errors_name_the_line(source: str, error: type[FusegenError], line: str 
     [
         ("self.count = 0", "self.count += 1\nreturn x * 2"),
         ("self.seen = None", "self.seen = x.mean()\nreturn x * 2"),
-        ("self.h = torch.zeros(4, 3, 6, 5)", "self.h = torch.tanh(x + self.h)\nreturn self.h"),
+        ("self.h = torch.tensor(0.5)", "self.h = self.h + x.mean()\nreturn x * 2"),
         ("self.a = nn.ReLU()\nself.a.last = 1.0", "self.a.last = 2.0\nreturn self.a(x)"),
     ],
 )
@@ -209,7 +209,16 @@ def test_what_forward_leaves_behind_is_said(tmp_path: Path) -> None:
 
 def test_a_tensor_of_unknown_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedOpError, match="constant tensor"):
-        traced(write(tmp_path, "return x * self.t", "self.t = torch.rand(5)"))
+        traced(write(tmp_path, "return x * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])"))
+
+
+def test_tensors_in_plain_attributes_are_buffers(tmp_path: Path) -> None:
+    init = "self.a = nn.ReLU()\nself.a.t = torch.rand(5)\nself.h, self.same = torch.rand(4, 3, 6, 5), torch.rand(5)"
+    body = "self.h, self.same = torch.tanh(self.h + x), self.same.to(x.device)\nreturn self.h * self.a.t * self.same"
+    found = traced(write(tmp_path, body, init))
+    assert found.held == ("h", "same", "a.t")
+    assert [path for path, _ in found.graph.updates] == ["h"]
+    assert {node.op.path for node in found.graph.params} == {"h", "same", "a.t"}  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -284,3 +293,18 @@ def test_sizes_of_attention_agree(tmp_path: Path) -> None:
     assert (x[2], x[3]) == (m[0], y[3])
     assert x[:2] == y[:2] == z[:2]
     assert z[3] not in (*x, *y)
+
+
+def test_groups_of_a_convolution_that_are_samples(tmp_path: Path) -> None:
+    """Weights made of data, one set for each sample."""
+    body = "w = y[:, :, None, None] * self.w\nreturn F.conv2d(x.flatten(0, 1)[None], w, groups=x.shape[0])"
+    path = write(
+        tmp_path,
+        body,
+        "self.w = nn.Parameter(torch.rand(1, 3, 2, 2))",
+        "torch.rand(4, 3, 6, 5), torch.rand(4, 3)",
+        "x, y",
+    )
+    graph = traced(path).graph
+    model, inputs = load_model_file(path).model_class(), (torch.rand(4, 3, 6, 5), torch.rand(4, 3))
+    torch.testing.assert_close(interpret.run(graph, inputs, dict(model.named_parameters()))[0], model(*inputs))

@@ -25,6 +25,8 @@ _Reduction: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "logsumexp"
 
 def _conv(call: Call, transposed: bool, rank: int) -> Value | None:
     x, padding = call["input"], call["padding"]
+    if isinstance(call["groups"], str):  # weights made of data: groups are samples
+        return None
     if x.type.rank == rank + 1:  # one sample without a batch axis
         x = call.build.add(ReshapeOp(shape=(1, *x.type.shape)), x)
     dilation, stride = spread(call["dilation"], rank), spread(call["stride"], rank)

@@ -26,6 +26,7 @@ class CarriedModel(Frozen):
 
     ``prelude``: the imports, helpers and constants that the class needs, under prefixed names.
     ``class_text``: the whole ``class ModelNew``, with ``forward`` renamed to ``_fusegen_reference``.
+    ``held``: tensors of the reference that are plain attributes, and buffers (not of the state_dict) of ``ModelNew``.
     ``names``: names of the source file that the generated module holds -> their names there.
     """
 
@@ -35,4 +36,5 @@ class CarriedModel(Frozen):
     forward: tuple[ForwardParameter, ...]
     self_name: str = "self"
     forward_decorators: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
     names: dict[str, str] = {}

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from fusegen.carry.clean import Cleaner, escape_words
+from fusegen.carry.description import attribute_path
 from fusegen.carry.model import PREFIX, REFERENCE, CarriedModel, ForwardParameter
 from fusegen.carry.scopes import BUILTINS, Renamer, bound_names, global_uses, import_names
 from fusegen.errors import EmitError
@@ -248,10 +249,12 @@ def _forward_of(source: _Source, model: ast.ClassDef) -> ast.FunctionDef:
     raise source.error(f"class {model.name} defines no forward method", model)
 
 
-def carry_model(source_text: str, class_name: str = "Model", where: str = "model") -> CarriedModel:
+def carry_model(
+    source_text: str, class_name: str = "Model", where: str = "model", held: tuple[str, ...] = ()
+) -> CarriedModel:
     """The class and all it needs, ready for a generated module. Raises ``EmitError`` with the line.
 
-    ``where`` names the file in errors.
+    ``where`` names the file in errors. ``held``: attributes that are to be buffers.
     """
     source = _Source(source_text, class_name, where)
     indices = source.needed()
@@ -270,6 +273,8 @@ def carry_model(source_text: str, class_name: str = "Model", where: str = "model
             prelude += [*gap, escape_words(ast.unparse(renamed)), *gap]
 
     original = copy.deepcopy(source.model)
+    if held:
+        _hold(source, original, held)
     forward = copy.deepcopy(_forward_of(source, original))
     original.body = [m for m in original.body if not _is_forward(m)] + [forward]
     model = _renamed(original, names)
@@ -287,8 +292,23 @@ def carry_model(source_text: str, class_name: str = "Model", where: str = "model
         forward=parameters,
         self_name=self_name,
         forward_decorators=decorators,
+        held=held,
         names=names,
     )
+
+
+def _hold(source: _Source, model: ast.ClassDef, held: tuple[str, ...]) -> None:
+    """Let the constructor of ``model`` end with making buffers of its attributes ``held``."""
+    constructors = [m for m in model.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"]
+    if not constructors or any(isinstance(node, ast.Return) for node in ast.walk(constructors[0])):
+        what = "inherits its constructor" if not constructors else "returns from its constructor"
+        raise source.error(f"class {model.name} {what} and holds tensors beside buffers: {', '.join(held)}", model)
+    this = constructors[0].args.args[0].arg
+    for path in held:
+        owner, _, name = path.rpartition(".")
+        module = attribute_path(owner, this) if owner else this
+        text = f"{module}.register_buffer({name!r}, {module}.__dict__.pop({name!r}), persistent=False)"
+        constructors[0].body += ast.parse(text).body
 
 
 def _is_forward(node: ast.stmt) -> bool:

@@ -49,6 +49,6 @@ def emit_module(program: Program, traced: TracedModel | Graph, source_text: str 
     if isinstance(traced, Graph) or source_text is None:
         carried = carry_graph(program.before, reference_source(program.before))
         return render(program, carried, snapshot_modules(instance_of(carried)), title=title)
-    carried = carry_model(source_text, type(traced.model).__name__, title)
+    carried = carry_model(source_text, type(traced.model).__name__, title, traced.held)
     modules = snapshot_modules(traced.model)
     return render(program, carried, modules, mode_dependent=traced.mode_dependent, title=title)

@@ -284,6 +284,7 @@ def covered(
         *module_checks,
         *_parameter_checks(params, variables, bool(inputs)),
         *_compiled_gradients([*inputs, *params]),
+        *_kept_gradients([*inputs, *params], carried, graph),
         # Under torch.compile the load is a constant call: a guard on what it changes would never hold.
         Check("(compiling or device not in _fusegen_devices) and _fusegen_load(device)", "_fusegen_load(device)"),
     ]
@@ -293,6 +294,16 @@ def _compiled_gradients(operands: Sequence[Operand]) -> Iterator[Check]:
     """Under torch.compile the reference runs where a gradient may be asked for."""
     if wanted := [f"{o.variable}.requires_grad" for o in differentiable(operands)]:
         yield Check(f"compiling and _fusegen_torch.is_grad_enabled() and ({_any(wanted)})", '""')
+
+
+def _kept_gradients(operands: Sequence[Operand], carried: CarriedModel, graph: Graph) -> Iterator[Check]:
+    """A tensor that forward keeps in an attribute takes the gradient's graph along to the next call."""
+    kept = [path for path, _ in graph.updates if path in carried.held]
+    if kept and (wanted := [f"{o.variable}.requires_grad" for o in differentiable(operands)]):
+        yield Check(
+            f"_fusegen_torch.is_grad_enabled() and ({_any(wanted)})",
+            text(f"{kept[0]} is kept from call to call, and a gradient may be asked for through it"),
+        )
 
 
 def differentiable(operands: Sequence[Operand]) -> list[Operand]:

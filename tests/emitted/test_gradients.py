@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.compiler import Compiled
+from fusegen.compiler import Compiled, compile_file
 from tests.emitted import BIAS_RELU, WIDTH, compiled_from, pair, reference_from, simulated
 
 
@@ -133,3 +133,49 @@ def test_an_empty_batch_leaves_running_statistics_to_the_reference(tmp_path: Pat
     for name, value in reference.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0, equal_nan=True)
     assert not module.calls
+
+
+STATE = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step = nn.Linear(9, 5)
+        self.hidden = torch.randn(4, 5)
+
+    def forward(self, x):
+        self.hidden = torch.tanh(self.step(torch.cat([x, self.hidden], 1)))
+        return self.hidden * 2
+
+def get_inputs():
+    return [torch.rand(4, 4)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_tensor_kept_in_an_attribute_is_kept_by_the_generated_module(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(STATE)
+    module = simulated(compile_file(path))
+    models = []
+    for create in (reference_from(STATE).Model, module.ModelNew):
+        torch.manual_seed(0)
+        models.append(create())
+    reference, model = models
+    assert model.state_dict().keys() == reference.state_dict().keys()
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(4, 4)
+            torch.testing.assert_close(model(x), reference(x))
+    calls = len(module.calls)
+    assert calls >= 3
+    x = torch.randn(4, 4)
+    with pytest.warns(UserWarning, match="hidden is kept from call to call"):
+        model(x).sum().backward()
+    reference(x).sum().backward()
+    torch.testing.assert_close(model.step.weight.grad, reference.step.weight.grad)
+    assert len(module.calls) == calls

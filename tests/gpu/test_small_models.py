@@ -38,12 +38,17 @@ BODIES = {
     "regrouped": "return x.flatten(1).view(x.shape[0], -1, 4).permute(2, 0, 1).relu(), torch.roll(x, 13, 1) * 2",
     "spread": "return (x.unsqueeze(2) - x.unsqueeze(1)).abs() + x[:, :1, None]",
     "einsum": "return torch.einsum('bchw,bcuw,bc->bhu', x, x, x.mean((2, 3)))",
+    "losses": "return F.smooth_l1_loss(x, x * 2), F.cosine_similarity(x, x + 1), F.kl_div(x, x.softmax(1))",
+    "remainders": "return (x * 7) % 2.5 + torch.fmod(x, 0.3) + torch.hypot(x, x + 1) + torch.atan2(x, x - 1)",
+    "inverses": "return x.tanh().asin() + x.sigmoid().acos() + (x.abs() + 1).acosh() + (x.tanh() * 0.5).atanh()",
+    "recurrent": "return F.relu(self.recurrent(x.flatten(0, 1))[0] * 2)",
     "pool_3d": "return F.avg_pool3d(x.unsqueeze(1), 3, 2, 1) * 2, F.max_pool3d(x.unsqueeze(1), 2)",
 }
 INIT = """
 self.row = nn.Parameter(torch.randn(7))
 self.column = nn.Parameter(torch.randn(6, 1))
 self.channel = nn.Parameter(torch.randn(10, 1, 1))
+self.recurrent = nn.GRU(7, 5, 2)
 """
 
 
