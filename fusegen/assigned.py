@@ -20,6 +20,7 @@ class Assigned:
     changed: dict[str, str | None] = field(default_factory=dict)
     """Had another value before: a later call may depend on it."""
     added: dict[str, str | None] = field(default_factory=dict)
+    buffers: set[str] = field(default_factory=set)
 
 
 def plain_tensors(model: nn.Module) -> list[str]:
@@ -83,6 +84,8 @@ def watched(model: nn.Module, path: Path) -> Iterator[Assigned]:
     def noted(module: nn.Module, name: str, value: Any) -> None:
         before = module.__dict__
         kept = (before.get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))
+        if id(module) in names and name in before.get("_buffers", {}):
+            found.buffers.add(names[id(module)] + name)
         if id(module) in names and not _is_bookkeeping(module, name) and not any(name in slots for slots in kept):
             full = names[id(module)] + name
             if name not in before:

@@ -24,12 +24,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusegen import dims, guards
-from fusegen.assigned import hold, plain_tensors, watched
+from fusegen.assigned import Assigned, hold, plain_tensors, watched
 from fusegen.decompositions import decompositions
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert, known
 from fusegen.interpret import input_shapes
-from fusegen.ir import EagerOp, Graph, ReduceOp, SoftmaxOp
+from fusegen.ir import EagerOp, Graph, ParamOp, ReduceOp, SoftmaxOp
 from fusegen.whole import KeptWhole
 
 
@@ -255,10 +255,13 @@ def _renewed(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(torch.empty(value.shape, dtype=value.dtype) for value in inputs)
 
 
+_NOT_SET = "the generated forward does not set {}"
+
+
 def _first_export(
     model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path
-) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """``model`` as torch.export sees it, and what a user should know. Raises ``TraceError``."""
+) -> tuple[torch.export.ExportedProgram, tuple[str, ...], Assigned]:
+    """``model`` as torch.export sees it, what a user should know, and what it assigns. Raises ``TraceError``."""
     notes: tuple[str, ...] = ()
     failed: Exception | None = None
     with watched(model, path) as assigned:
@@ -278,7 +281,7 @@ def _first_export(
         ) from failed
     if failed is not None:
         raise _trace_error(failed, path, model) from failed
-    return program, (*notes, *(f"the generated forward does not set {name}" for name in assigned.added))
+    return program, (*notes, *map(_NOT_SET.format, assigned.added)), assigned
 
 
 def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
@@ -293,12 +296,15 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
                 hint="make it a constructor argument or a tensor",
             )
     held = hold(model)
-    program, notes = _first_export(model, inputs, path)
+    program, notes, assigned = _first_export(model, inputs, path)
     graph = convert(program, model, path)
     if fixed := _row_lengths(graph) | _obscuring(graph):
         graph = convert(_export(model, inputs, dynamic=True, fixed=fixed), model, path)
     if graph.sizes:
         graph = _settled(model, inputs, graph, path)
+    read = {node.op.path for node in graph.params if isinstance(node.op, ParamOp)}
+    made = [name for name in held if name in assigned.buffers and name not in read]
+    graph = graph.replace(updates=tuple(update for update in graph.updates if update[0] not in made)).prune()
     mode_dependent = any(
         isinstance(m, (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)) for m in model.modules()
     ) or _reads_training(model)
@@ -306,8 +312,8 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         graph=graph,
         model=model,
         mode_dependent=mode_dependent,
-        held=held,
-        notes=notes,
+        held=tuple(name for name in held if name in read),
+        notes=(*notes, *map(_NOT_SET.format, made)),
     )
 
 
