@@ -330,6 +330,7 @@ class _Converter:
         signature = self.program.graph_signature
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         user = {s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT}
+        placeholders = [n for n in placeholders if isinstance(n.meta["val"], torch.Tensor)]  # numbers are in the graph
         inputs = [n for n in placeholders if n.name in user]
         constants = {s.arg.name for s in signature.input_specs if s.kind is InputKind.CONSTANT_TENSOR}
         self.name_sizes(inputs)

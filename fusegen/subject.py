@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fusegen import interpret
+from fusegen.assigned import hold
 from fusegen.errors import FusegenError, GraphFormatError, MismatchError, ModelFileError
 from fusegen.ir import Graph
 from fusegen.trace import load_model_file
@@ -95,6 +96,12 @@ def _construct(cls: type[nn.Module], arguments: Any) -> nn.Module:
     return cls(**arguments) if isinstance(arguments, dict) else cls(*arguments)
 
 
+def _held(model: nn.Module) -> nn.Module:
+    """``model`` with its tensors in plain attributes as buffers, so that they move with it and can be compared."""
+    hold(model)
+    return model
+
+
 def model_subject(model: Path, generated: Path, evaluation: bool = False) -> Subject:
     """The subject of a model file and the file generated from it."""
     loaded = load_model_file(model)
@@ -106,7 +113,7 @@ def model_subject(model: Path, generated: Path, evaluation: bool = False) -> Sub
 
     return Subject(
         name=model.stem,
-        reference=lambda: _construct(loaded.model_class, loaded.get_init_inputs()),
+        reference=lambda: _held(_construct(loaded.model_class, loaded.get_init_inputs())),
         generated=lambda: _construct(model_new, loaded.get_init_inputs()),
         inputs=inputs,
         evaluation=evaluation,

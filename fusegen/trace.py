@@ -10,11 +10,12 @@ import contextlib
 import importlib.util
 import io
 import logging
+import math
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,13 +51,15 @@ class TracedModel:
     """The graph, and the module whose structure it has baked in.
 
     ``mode_dependent``: the graph holds for the module's training flags only. ``held``: attributes of the
-    model that were plain tensors and are its buffers now.
+    model that were plain tensors and are its buffers now. ``literals``: example inputs that are no tensors, by their
+    place among forward's arguments; they are part of the graph.
     """
 
     graph: Graph
     model: nn.Module
     mode_dependent: bool
     held: tuple[str, ...] = ()
+    literals: Mapping[int, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -150,10 +153,11 @@ def _export(
 ) -> torch.export.ExportedProgram:
     """``dynamic``: every input size but those named in ``fixed`` may vary where the model allows it."""
     auto, static = torch.export.Dim.AUTO, torch.export.Dim.STATIC
-    shapes = tuple(
+    axes = iter(
         [static if dims.symbol(position, axis) in fixed else auto for axis in range(value.dim())]
-        for position, value in enumerate(inputs)
+        for position, value in enumerate(_tensors(inputs))
     )
+    shapes = tuple(next(axes) if isinstance(value, torch.Tensor) else None for value in inputs)
     # torch.export prints the graph so far when it fails; our error says what matters.
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log(), KeptWhole():
         warnings.simplefilter("ignore")
@@ -178,13 +182,21 @@ def _is_functional(program: torch.export.ExportedProgram) -> bool:
     return not writes and not any(isinstance(target, torch._ops.HigherOrderOperator) for target in targets)
 
 
-def _resized(inputs: tuple[torch.Tensor, ...], graph: Graph, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [value for value in inputs if isinstance(value, torch.Tensor)]
+
+
+def _with_tensors(inputs: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
+    """``inputs`` with ``values`` in the places of its tensors."""
+    chosen = iter(values)
+    return tuple(next(chosen) if isinstance(value, torch.Tensor) else value for value in inputs)
+
+
+def _resized(inputs: tuple[Any, ...], graph: Graph, sizes: Mapping[str, int]) -> tuple[Any, ...]:
     """Fake inputs like ``inputs`` of other sizes."""
     with FakeTensorMode():
-        return tuple(
-            torch.empty(shape, dtype=value.dtype)
-            for shape, value in zip(input_shapes(graph, sizes), inputs, strict=True)
-        )
+        shapes = zip(input_shapes(graph, sizes), _tensors(inputs), strict=True)
+        return _with_tensors(inputs, [torch.empty(shape, dtype=value.dtype) for shape, value in shapes])
 
 
 def _row_lengths(graph: Graph) -> frozenset[str]:
@@ -247,19 +259,19 @@ def _settled(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, path: Path
     return guards.settle(graph, same)
 
 
-def _renewed(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _renewed(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """``inputs`` without what an earlier export has noted about their sizes."""
     if not any(isinstance(value, FakeTensor) for value in inputs):
         return inputs
     with FakeTensorMode():
-        return tuple(torch.empty(value.shape, dtype=value.dtype) for value in inputs)
+        return _with_tensors(inputs, [torch.empty(x.shape, dtype=x.dtype) for x in _tensors(inputs)])
 
 
 _NOT_SET = "the generated forward does not set {}"
 
 
 def _first_export(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path
+    model: nn.Module, inputs: tuple[Any, ...], path: Path
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...], Assigned]:
     """``model`` as torch.export sees it, what a user should know, and what it assigns. Raises ``TraceError``."""
     notes: tuple[str, ...] = ()
@@ -284,13 +296,19 @@ def _first_export(
     return program, (*notes, *map(_NOT_SET.format, assigned.added)), assigned
 
 
+def _is_literal(value: object) -> bool:
+    """True for plain values whose text says them: what a call is compared with."""
+    return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+
+
 def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     """Trace ``model`` on example ``inputs`` (fake or real). Raises ``TraceError`` naming the source line.
 
     Tensors that modules hold as plain attributes become buffers of ``model``.
     """
-    for position, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor):
+    literals = {i: value for i, value in enumerate(inputs) if not isinstance(value, torch.Tensor)}
+    for position, value in literals.items():
+        if not _is_literal(value):
             raise TraceError(
                 f"input {position} is a {type(value).__name__}, not a tensor",
                 hint="make it a constructor argument or a tensor",
@@ -312,6 +330,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         graph=graph,
         model=model,
         mode_dependent=mode_dependent,
+        literals=literals,
         held=tuple(name for name in held if name in read),
         notes=(*notes, *map(_NOT_SET.format, made)),
     )

@@ -162,8 +162,8 @@ def test_in_place_buffer_writes_are_updates(tmp_path: Path) -> None:
         ),
         (
             HEADER
-            + "class Model(nn.Module):\n    def forward(self, x, n):\n        return x * n\n"
-            + "def get_inputs():\n    return [torch.rand(2), 3]\n",
+            + "class Model(nn.Module):\n    def forward(self, x, n):\n        return x * n[0]\n"
+            + "def get_inputs():\n    return [torch.rand(2), [3]]\n",
             TraceError,
             None,
         ),
@@ -316,3 +316,14 @@ def test_groups_of_a_convolution_that_are_samples(tmp_path: Path) -> None:
     graph = traced(path).graph
     model, inputs = load_model_file(path).model_class(), (torch.rand(4, 3, 6, 5), torch.rand(4, 3))
     torch.testing.assert_close(interpret.run(graph, inputs, dict(model.named_parameters()))[0], model(*inputs))
+
+
+def test_inputs_that_are_no_tensors_are_part_of_the_graph(tmp_path: Path) -> None:
+    body = "return (x * s + y).sum(axis) * times"
+    arguments = "x, s, y, axis, times=2"
+    path = write(tmp_path, body, inputs="torch.rand(4, 3), 0.5, torch.rand(4, 3), 0", arguments=arguments)
+    found = traced(path)
+    assert found.literals == {1: 0.5, 3: 0}
+    assert [node.type.shape for node in found.graph.inputs] == [("x0_0", "x0_1")] * 2
+    x, y = torch.rand(7, 5), torch.rand(7, 5)
+    torch.testing.assert_close(interpret.run(found.graph, (x, y), {})[0], (x * 0.5 + y).sum(0) * 2)

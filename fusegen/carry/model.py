@@ -9,12 +9,16 @@ REFERENCE = "_fusegen_reference"
 
 
 class ForwardParameter(Frozen):
-    """One parameter of ``forward`` after ``self``; ``default`` is Python text in the generated module."""
+    """One parameter of ``forward`` after ``self``; ``default`` is Python text in the generated module.
+
+    ``given``: the value that the example inputs have for it, as text, where that is no tensor.
+    """
 
     name: str
     kind: str = "positional"
     """``positional_only``, ``positional``, ``keyword_only``, ``args`` or ``kwargs``."""
     default: str | None = None
+    given: str | None = None
 
     def __str__(self) -> str:
         stars = {"args": "*", "kwargs": "**"}.get(self.kind, "")

@@ -50,5 +50,10 @@ def emit_module(program: Program, traced: TracedModel | Graph, source_text: str 
         carried = carry_graph(program.before, reference_source(program.before))
         return render(program, carried, snapshot_modules(instance_of(carried)), title=title)
     carried = carry_model(source_text, type(traced.model).__name__, title, traced.held)
+    forward = tuple(
+        parameter.replace(given=repr(traced.literals[i])) if i in traced.literals else parameter
+        for i, parameter in enumerate(carried.forward)
+    )
+    carried = carried.replace(forward=forward)
     modules = snapshot_modules(traced.model)
     return render(program, carried, modules, mode_dependent=traced.mode_dependent, title=title)

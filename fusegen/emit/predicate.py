@@ -235,12 +235,14 @@ def is_literal(text_: str) -> bool:
 
 
 def _argument_checks(extra: Sequence[tuple[str, ForwardParameter]]) -> Iterator[Check]:
-    """Arguments that are not tensors must have the values that were compiled in: their defaults."""
+    """Arguments that are not tensors must have the values that were compiled in: the example's, or their defaults."""
     for variable, parameter in extra:
         if parameter.kind in ("args", "kwargs"):
             yield Check(variable, text(f"argument {parameter.name} is given"))
             continue
-        default = parameter.default
+        default, what = parameter.default, "its default"
+        if parameter.given is not None:
+            default, what = parameter.given, parameter.given
         if default is None:
             raise EmitError(f"forward parameter {parameter.name!r} is neither a tensor input nor has a default")
         if not is_literal(default):
@@ -249,7 +251,7 @@ def _argument_checks(extra: Sequence[tuple[str, ForwardParameter]]) -> Iterator[
             condition = f"{variable} is not {default}"
         else:
             condition = f"{variable}.__class__ is not ({default}).__class__ or {variable} != {default}"
-        yield Check(condition, text(f"argument {parameter.name} differs from its default, which was compiled in"))
+        yield Check(condition, text(f"argument {parameter.name} differs from {what}, which was compiled in"))
 
 
 def covered(

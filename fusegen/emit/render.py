@@ -224,13 +224,28 @@ def _is_random(graph: Graph) -> bool:
 
 def _split_parameters(carried: CarriedModel, count: int) -> tuple[list[str], list[ForwardParameter]]:
     """(expressions of the tensor inputs in ``forward``, its other parameters)."""
-    plain = [p for p in carried.forward if p.kind in ("positional", "positional_only")]
+    plain = [p for p in _positional(carried) if p.given is None]
     if len(plain) >= count:
         return [p.name for p in plain[:count]], [p for p in carried.forward if p not in plain[:count]]
     raise EmitError(
         f"forward takes {len(plain)} positional parameters, the graph has {count} inputs",
         hint="give every input a parameter of its own in forward",
     )
+
+
+def _positional(carried: CarriedModel) -> list[ForwardParameter]:
+    return [p for p in carried.forward if p.kind in ("positional", "positional_only")]
+
+
+def _recomputed(carried: CarriedModel, count: int) -> str:
+    """The arguments of the reference for ``inputs``, its tensors."""
+    parameters = _positional(carried)
+    if all(p.given is None for p in parameters):
+        return "*inputs"
+    tensors = iter(range(count))
+    found = [p.given if p.given is not None else next(tensors, None) for p in parameters]
+    known = found[: found.index(None)] if None in found else found
+    return ", ".join(value if isinstance(value, str) else f"inputs[{value}]" for value in known)
 
 
 def _prelude(carried: CarriedModel) -> str:
@@ -326,6 +341,7 @@ def render(
         forward_signature=_forward_signature(carried),
         forward_values=", ".join([carried.self_name, *names, *(p.name for p in others)]),
         reference_call=_reference_call(carried),
+        recomputed=_recomputed(carried, len(inputs)),
         default_parameters=[p for p in carried.forward if p.default is not None and not is_literal(p.default)],
         eval_paths=tuple(m.path for m in modules if not m.training),
         training_paths=tuple(m.path for m in modules if m.training),

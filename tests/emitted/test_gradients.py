@@ -179,3 +179,40 @@ def test_a_tensor_kept_in_an_attribute_is_kept_by_the_generated_module(tmp_path:
     reference(x).sum().backward()
     torch.testing.assert_close(model.step.weight.grad, reference.step.weight.grad)
     assert len(module.calls) == calls
+
+
+SCALED = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step = nn.Linear(4, 5)
+
+    def forward(self, scale, x, axis):
+        return torch.tanh(self.step(x * scale)).sum(axis)
+
+def get_inputs():
+    return [0.5, torch.rand(4, 4), 1]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_numbers_among_the_inputs_are_compiled_in(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(SCALED)
+    module = simulated(compile_file(path))
+    reference, model = reference_from(SCALED).Model(), module.ModelNew()
+    model.load_state_dict(reference.state_dict())
+    x = torch.randn(4, 4, requires_grad=True)
+    torch.testing.assert_close(model(0.5, x, 1), reference(0.5, x, 1))
+    gradients = [torch.autograd.grad(m(0.5, x, 1).square().sum(), x)[0] for m in (reference, model)]
+    torch.testing.assert_close(gradients[1], gradients[0])
+    calls = len(module.calls)
+    assert calls
+    with pytest.warns(UserWarning, match=r"argument scale differs from 0.5, which was compiled in"):
+        torch.testing.assert_close(model(0.25, x, 1), reference(0.25, x, 1))
+    assert len(module.calls) == calls
