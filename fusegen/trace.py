@@ -31,7 +31,7 @@ from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert, known
 from fusegen.interpret import input_shapes
 from fusegen.ir import EagerOp, Graph, ParamOp, ReduceOp, SoftmaxOp
-from fusegen.whole import KeptWhole
+from fusegen.whole import kept_whole
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ def instantiate(loaded: LoadedModel) -> tuple[nn.Module, tuple[Any, ...]]:
             return loaded.model_class(**arguments)
         return loaded.model_class(*arguments)
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # a copied layer's
         inputs = _call("get_inputs()", loaded.path, loaded.get_inputs)
         try:
             model = build()
@@ -159,7 +160,7 @@ def _export(
     )
     shapes = tuple(next(axes) if isinstance(value, torch.Tensor) else None for value in inputs)
     # torch.export prints the graph so far when it fails; our error says what matters.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log(), KeptWhole():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log(), kept_whole():
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
         table = decompositions(program)

@@ -6,12 +6,14 @@ step. Attention computes nonsense where its operands' sizes disagree, and its sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
 NAMESPACE = "fusegen"
@@ -75,9 +77,24 @@ def _check_attention(
         _agree((key.shape[-2], *reversed(query.shape[:-1])), reversed(attn_mask.shape))
 
 
-class KeptWhole(TorchFunctionMode):
-    """Within it, recurrent networks are single nodes, and the sizes of attention's operands agree."""
+def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """In place of torch's own question, which looks at the mask's values; the answer only chooses a kernel."""
+    return bool(is_causal)
 
+
+@contextmanager
+def kept_whole() -> Iterator[None]:
+    """Within it, recurrent networks are single nodes, and the sizes of attention's operands agree."""
+    asked = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = _is_causal
+    try:
+        with _KeptWhole():
+            yield
+    finally:
+        transformer._detect_is_causal_mask = asked
+
+
+class _KeptWhole(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],

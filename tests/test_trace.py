@@ -327,3 +327,14 @@ def test_inputs_that_are_no_tensors_are_part_of_the_graph(tmp_path: Path) -> Non
     assert [node.type.shape for node in found.graph.inputs] == [("x0_0", "x0_1")] * 2
     x, y = torch.rand(7, 5), torch.rand(7, 5)
     torch.testing.assert_close(interpret.run(found.graph, (x, y), {})[0], (x * 0.5 + y).sum(0) * 2)
+
+
+def test_masks_of_attention_are_not_looked_at(tmp_path: Path) -> None:
+    """Modules of torch.nn ask whether a mask is causal, which would be a branch on values."""
+    init = "self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)"
+    path = write(tmp_path, "return self.layer(x, src_mask=m)", init, "torch.rand(2, 5, 8), torch.zeros(5, 5)", "x, m")
+    graph = traced(path).graph
+    model, x = load_model_file(path).model_class(), torch.rand(3, 5, 8)
+    mask = torch.full((5, 5), -torch.inf).triu(1)
+    found = interpret.run(graph, (x, mask), dict(model.named_parameters()))[0]
+    torch.testing.assert_close(found, model(x, mask))
