@@ -43,8 +43,8 @@ _LIBRARY_FP32 = 0.65
 """What it reaches of a machine's fp32 rate."""
 _LIBRARY_NARROW = {True: (128, 0.86), False: (64, 0.3)}
 """Output channels that fill its tiles, and the loss with half as many."""
-_LIBRARY_INPUTS = 64
-"""Input channels to which it fills up a transposed convolution."""
+_LIBRARY_INPUTS, _LIBRARY_TRANSPOSED = 64, 1.4
+"""Input channels to which it fills up a transposed convolution, and the times over that its products take even so."""
 _LIBRARY_VOLUME = (64, 3.0)
 """Taps up to which it transposes a convolution along three axes at that rate, and the times over that more take."""
 _LIBRARY_LAUNCHES = 8
@@ -137,7 +137,7 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     rate = machine.tensor_flops if tf32 else _LIBRARY_FP32 * machine.flops
     products = flops / rate * (1 + loss * max(0.0, full / outputs - 1))
     if tf32 and node.op.transposed:
-        products *= max(1.0, _LIBRARY_INPUTS / inputs)
+        products *= max(_LIBRARY_TRANSPOSED, _LIBRARY_INPUTS / inputs)
     most, times = _LIBRARY_VOLUME
     if node.op.transposed and node.op.rank == 3 and prod(ops.kernel_size(w)) > most:
         products *= times

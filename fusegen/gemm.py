@@ -27,8 +27,8 @@ _WIDE = (96, 128, 160, 192)
 """Widths that may turn out to be better than the expected best."""
 _FINISH = 5.0e-6
 """What follows the last product of a tile, which nothing hides."""
-_CUT, _RUN = 6.0e-6, 0.6e-6
-"""Adding up the parts of a tile that is cut, and of each part."""
+_CUT, _RUN = 4.0e-6, 6.5e-9
+"""Adding up the parts of a tile that is cut, and of each part a row, which one block reads."""
 _REDUCE = 12.0e-6
 """The same for reductions along its rows."""
 _SPLIT = 0.45
@@ -48,6 +48,8 @@ _LIBRARY_FEW, _LIBRARY_SPLIT = 30e-6, (64, 0.048e-6, 4.4e-6)
 """Products up to so long have too few tiles: for every k beyond the first ones it takes longer, up to a limit."""
 _START = 5.0e-6
 """Filling the pipeline."""
+_EARLY = 1.5e-6
+"""What a launch saves that comes while the kernel before it ends."""
 _IN_PLACE = {64: (5.0e-6, 1.9e-6, 2.0e-6, 6.5e-6, 1.65e-6), 32: (3.6e-6, 1.55e-6, 2.3e-6, 4.4e-6, 1.1e-6)}
 """Where every block splits the rows of its tile for itself, by those rows. While no multiprocessor has two blocks:
 start and finish, 64 of k; else start, start and finish of every two blocks, 64 of k of a block."""
@@ -93,8 +95,27 @@ def _chunk_seconds(width: int) -> float:
     return 0.95e-6 + 5.0e-9 * width
 
 
-def _width(rows: int) -> int:
-    return min(_WIDTHS, key=lambda width: (-(-rows // width) * _chunk_seconds(width), width))
+def _spread(width: int, rows: int, inputs: int, outputs: int, matrices: int) -> tuple[int, int]:
+    """Tiles of a width, and the clusters that share their chunks of k."""
+    blocks = cluster(outputs)
+    tiles = matrices * -(-rows // width) * -(-outputs // (blocks * FEATURES))
+    return tiles, min(_BLOCKS // blocks, -(-tiles * -(-inputs // _CHUNK) // _LEAST_CHUNKS))
+
+
+def _cut_seconds(width: int, tiles: int, clusters: int) -> float:
+    """What it takes to add up the parts of tiles where clusters outnumber them."""
+    return _CUT + clusters / tiles * width * _RUN if tiles < clusters else 0.0
+
+
+def _width(rows: int, inputs: int, outputs: int, matrices: int = 1) -> int:
+    """The best width of the tiles."""
+
+    def seconds(width: int) -> float:
+        tiles, clusters = _spread(width, rows, inputs, outputs, matrices)
+        return tiles * -(-inputs // _CHUNK) / clusters * _chunk_seconds(width) + _cut_seconds(width, tiles, clusters)
+
+    widths = [width for width in _WIDTHS if width >= min(rows, _NARROW)]  # another call may have more rows
+    return min(widths, key=lambda width: (seconds(width), width))
 
 
 def cluster(outputs: int) -> int:
@@ -102,26 +123,23 @@ def cluster(outputs: int) -> int:
     return 1 if outputs <= FEATURES else 2
 
 
-def tiles(rows: int) -> dict[str, tuple[int, ...]]:
-    """Tile widths to compile for products traced with ``rows`` rows, a narrow one and a good one: best first."""
-    best = _width(rows)
+def tiles(rows: int, inputs: int, outputs: int, matrices: int = 1) -> dict[str, tuple[int, ...]]:
+    """Tile widths to compile for products traced with these sizes, a narrow one and a good one: best first."""
+    best = _width(rows, inputs, outputs, matrices)
     good = [best, *(width for width in _WIDE if width != best)]
     return {f"{width} rows": (_NARROW, width) if width > _NARROW else (width,) for width in good}
 
 
 def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1, reduces: bool = False) -> float:
     """Predicted time of a product, or of a batch of ``matrices``, fp32-accurate; ``reduces``: along its rows, too."""
-    width, blocks = _width(rows), cluster(outputs)
-    chunks = -(-inputs // _CHUNK)
-    tiles = matrices * -(-rows // width) * -(-outputs // (blocks * FEATURES))
-    clusters = min(_BLOCKS // blocks, -(-tiles * chunks // _LEAST_CHUNKS))
+    width, chunks = _width(rows, inputs, outputs, matrices), -(-inputs // _CHUNK)
+    tiles, clusters = _spread(width, rows, inputs, outputs, matrices)
     moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
     finish = _FINISH + (_REDUCE if reduces else 0.0)
     products = -(-tiles * chunks // clusters) * _chunk_seconds(width) + tiles / clusters * finish
-    if tiles < clusters:
-        products += _CUT + clusters / tiles * _RUN
+    products += _cut_seconds(width, tiles, clusters)
     split = 8 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
-    return 2 * machine.launch + _START + split + max(products, moved / machine.bandwidth)
+    return 2 * machine.launch - _EARLY + _START + split + max(products, moved / machine.bandwidth)
 
 
 def _in_place_seconds(height: int, rows: int, inputs: int, outputs: int, machine: Machine, matrices: int) -> float:

@@ -76,6 +76,42 @@ __device__ __forceinline__ float sigmoid(float a) {
     return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
 }
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -220,6 +256,7 @@ __device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64
 
 template <int VEC>
 __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using D = typename Tile<VEC>::D;
     using H = typename Tile<VEC>::H;
     using W = typename Tile<VEC>::W;
@@ -324,7 +361,7 @@ int launch(Args& args, int64_t volumes, cudaStream_t stream) {
     args.by_groups = fast_divide(GROUPS);
     constexpr int THREADS = T::THREADS;
     const auto blocks = static_cast<unsigned int>((args.count - 1) / THREADS + 1);
-    run<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, blocks, THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -461,16 +498,16 @@ Tensor call_k0_conv_direct(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7564a9cc9b2020df, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_00e76391aebfe9dc, m) {
     m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7564a9cc9b2020df, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_00e76391aebfe9dc, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7564a9cc9b2020df"
+_fusegen_NAMESPACE = "fusegen_00e76391aebfe9dc"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

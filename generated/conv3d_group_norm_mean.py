@@ -131,6 +131,42 @@ _fusegen_CUDA_SOURCE = r"""
 
 namespace {
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -418,6 +454,7 @@ constexpr int JOIN_CHANNELS = 32, JOIN_PARTS = 32;   // threads of a block
 // Block (sample, 32 channels) joins their states in a fixed order, in double, which costs nothing here.
 template <typename Places>
 __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_constant__ Args args, const __grid_constant__ Places places) {
+    await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUTPUTS) + channel;
     struct Part { double count, sum, squares; float origin; };   // of distances from the origin
@@ -452,7 +489,7 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
 
 template <typename Places>
 static int launch_join(const Args& args, const Places& places, int64_t samples, cudaStream_t stream) {
-    join<<<dim3(static_cast<unsigned int>(samples), (GROUPS * OUTPUTS + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream>>>(args, places);
+    enqueue(join<Places>, dim3(static_cast<unsigned int>(samples), (GROUPS * OUTPUTS + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream, args, places);
     return cudaGetLastError();
 }
 
@@ -491,6 +528,7 @@ constexpr int PACK_THREADS = 512;
 // One slice of weights per block.
 template <bool SPLIT>
 __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -585,6 +623,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
 
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -980,8 +1019,8 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
     args.places = places_of_box(args);
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
+    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream, args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     if (const cudaError_t error = cudaGetLastError()) return error;
     return launch_join(args, Places{}, samples, stream);
 }
@@ -1112,6 +1151,7 @@ __device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) double buffers[2][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -1192,7 +1232,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -1289,6 +1329,7 @@ __device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) double buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -1349,7 +1390,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -1450,6 +1491,7 @@ __device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) double buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -1530,7 +1572,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -1645,6 +1687,7 @@ __device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) double buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -1722,7 +1765,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -1989,7 +2032,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d0e97a3c414ad92a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d3268c7876d091ad, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -1997,7 +2040,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d0e97a3c414ad92a, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d0e97a3c414ad92a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d3268c7876d091ad, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2006,7 +2049,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_d0e97a3c414ad92a, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d0e97a3c414ad92a"
+_fusegen_NAMESPACE = "fusegen_d3268c7876d091ad"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -103,6 +103,42 @@ __device__ __forceinline__ float nan_max(float a, float b) {
     return r;
 }
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -425,6 +461,7 @@ constexpr int PACK_THREADS = 512;
 // One slice of weights per block.
 template <bool SPLIT>
 __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -532,6 +569,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
 
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -900,8 +938,8 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     const int bytes = S::WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
+    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream, args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -970,6 +1008,7 @@ __device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
+    await_previous();
     const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
     if (thread >= args.count) return;
     const int64_t out_line = divide(thread, args.by_width, args.count);
@@ -1024,7 +1063,7 @@ int launch(Args& args, int64_t layers, cudaStream_t stream) {
     args.by_width = fast_divide(static_cast<unsigned int>(columns));
     args.by_rows = fast_divide(static_cast<unsigned int>(rows));
     args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    run<VEC><<<static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -1132,6 +1171,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -1193,7 +1233,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -1368,20 +1408,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e4c22ccf7b984acb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_38bf43fc0b65a781, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e4c22ccf7b984acb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_38bf43fc0b65a781, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e4c22ccf7b984acb"
+_fusegen_NAMESPACE = "fusegen_38bf43fc0b65a781"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

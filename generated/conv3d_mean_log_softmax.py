@@ -96,21 +96,46 @@ static int multiprocessors() {
     return count;
 }
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Opaque to the compiler, which would otherwise keep every unrolled address in a register.
 template <typename T>
 __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
     asm volatile("add.s64 %0, %0, %1;" : "+l"(p) : "l"(bytes));
-}
-
-// VEC neighbouring floats; element e goes to v[e * stride].
-template <int VEC>
-__device__ __forceinline__ void load_vector(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4) {
-        const float4 q = *reinterpret_cast<const float4*>(p);
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
-    } else {
-        v[0] = *p;
-    }
 }
 
 template <int VEC>
@@ -119,17 +144,6 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
         *reinterpret_cast<float4*>(p) = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
     } else {
         *p = v[0];
-    }
-}
-
-// As load_vector, for data that the kernel does not write.
-template <int VEC>
-__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4) {
-        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
-    } else {
-        v[0] = __ldg(p);
     }
 }
 
@@ -253,6 +267,7 @@ __device__ __forceinline__ void sum_windows(const Args& a, int64_t block) {
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant__ Args a) {
+    await_previous();
     sum_windows<VEC>(a, blockIdx.x);
 }
 
@@ -264,7 +279,7 @@ int launch(Args& a, int64_t places, int64_t tap_blocks, cudaStream_t stream) {
     while (a.parts < WARP && a.length > 8 * a.parts && a.rows * a.parts < int64_t(multiprocessors()) * 512) a.parts *= 2;
     const int64_t lanes = THREADS / a.parts, blocks = (a.rows + lanes - 1) / lanes + tap_blocks;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), THREADS, 0, stream>>>(a);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), THREADS, 0, stream, a);
     return cudaGetLastError();
 }
 
@@ -760,6 +775,7 @@ __device__ __forceinline__ double contract(const Args& a, const double* sums, co
 
 template <bool SHORT>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant__ Args a) {
+    await_previous();
     extern __shared__ double shared[];
     __shared__ double parts[THREADS * 2];
     __shared__ double scratch[WARPS];
@@ -1040,7 +1056,7 @@ cudaError_t launch(const Args& a, int64_t n, cudaStream_t stream) {
     if (int64_t(CHANNELS) * a.plan.units > INT32_MAX || n * a.plan.chunks > INT32_MAX) return cudaErrorInvalidValue;
     const size_t bytes = size_t(a.plan.weights_at) * sizeof(double) +
                          (a.plan.stage_weights ? size_t(a.plan.max_channels) * GROUP_OUTPUTS * TAPS * sizeof(float) : 0);
-    run<SHORT><<<unsigned(n * a.plan.chunks), THREADS, bytes, stream>>>(a);
+    enqueue(run<SHORT>, unsigned(n * a.plan.chunks), THREADS, bytes, stream, a);
     return cudaGetLastError();
 }
 
@@ -1258,18 +1274,18 @@ Tensor call_k1_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_45057703b971852b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_02055a2987cd8304, m) {
     m.def("k0_axis_sum(Tensor x0) -> Tensor");
     m.def("k1_window_sum(Tensor x0, Tensor x1, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_45057703b971852b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_02055a2987cd8304, CUDA, m) {
     m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
     m.impl("k1_window_sum", TORCH_BOX(&call_k1_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_45057703b971852b"
+_fusegen_NAMESPACE = "fusegen_02055a2987cd8304"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

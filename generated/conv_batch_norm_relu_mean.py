@@ -174,6 +174,32 @@ static bool on_hopper() {
     return major == 9;
 }
 
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 __device__ __forceinline__ void cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -547,7 +573,7 @@ constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("griddepcontrol.launch_dependents;");
+    await_previous();
     if (blockIdx.y < args.weight_rows) {
         prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
         return;
@@ -601,6 +627,7 @@ constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sec
 // Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
 template <typename Parts>
 __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
+    await_previous();
     __shared__ double sums[STATE][FINISH_THREADS];
     const int thread = threadIdx.x;
     const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
@@ -647,7 +674,7 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
 
 template <typename Parts>
 static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
-    finish<<<8, FINISH_THREADS, 0, stream>>>(parts, tail);
+    enqueue(finish<Parts>, 8, FINISH_THREADS, 0, stream, parts, tail);
     return cudaGetLastError();
 }
 
@@ -780,6 +807,8 @@ struct Moments : Lanes {
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t base = shared_address(shared);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -1172,16 +1201,11 @@ static int launch(Args args, const Tail& tail, int64_t batch, const int64_t (&in
         const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
         const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
         args.weight_rows = rows < 64 ? rows : 64;
-        prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
+        enqueue(prepare, dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream, args);
         if (cudaError_t error = cudaGetLastError()) return error;
-        cudaLaunchConfig_t config = {};
         const int busy = int64_t(KINDS) * args.steps < clusters ? KINDS * args.steps : clusters;   // clusters with work: each leaves states
-        config.gridDim = busy * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
-        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
         // The kernel starts while the preparation ends, and waits for it where it reads.
-        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = attributes, config.numAttrs = 2;
-        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, busy * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
         if (const int error = launch_finish(Parts{args.states, args.steps, busy}, tail, stream)) return error;
     }
     return cudaSuccess;
@@ -1398,6 +1422,7 @@ constexpr int PACK_THREADS = 512;
 // One slice of weights per block.
 template <bool SPLIT>
 __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -1492,6 +1517,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
 
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -1848,8 +1874,8 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     const int bytes = S::WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
+    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream, args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -1903,6 +1929,7 @@ constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sec
 // Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
 template <typename Parts>
 __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
+    await_previous();
     __shared__ double sums[STATE][FINISH_THREADS];
     const int thread = threadIdx.x;
     const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
@@ -1949,7 +1976,7 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
 
 template <typename Parts>
 static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
-    finish<<<8, FINISH_THREADS, 0, stream>>>(parts, tail);
+    enqueue(finish<Parts>, 8, FINISH_THREADS, 0, stream, parts, tail);
     return cudaGetLastError();
 }
 
@@ -1967,6 +1994,7 @@ struct Swept {
 
 // Block (channel, part): the channel in samples part, part + gridDim.y, ... Sums are about the first element.
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, float* states) {
+    await_previous();
     __shared__ double sums[2][SWEEP_THREADS];
     const int64_t channel = blockIdx.x;
     const float origin = __ldg(y + (blockIdx.y * int64_t(64) + channel) * positions);
@@ -2009,7 +2037,7 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
     const int64_t samples = batch, positions = height*width;
     const int parts = static_cast<int>(samples < SWEEP_PARTS ? samples : SWEEP_PARTS);
     float* const states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
-    if (samples * positions) sweep<<<dim3(64, parts), SWEEP_THREADS, 0, stream>>>(y0, samples, positions, states);
+    if (samples * positions) enqueue(sweep, dim3(64, parts), SWEEP_THREADS, 0, stream, y0, samples, positions, states);
     if (const int error = cudaGetLastError()) return error;
     Tail tail = {};
     tail.p2 = p2;
@@ -2348,6 +2376,7 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
 
 template <int VEC, int PARTS>
 __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
+    await_previous();
     using P = Place<VEC, PARTS>;
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
@@ -2401,6 +2430,7 @@ __device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
+    await_previous();
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2420,6 +2450,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
+    await_previous();
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2490,18 +2521,8 @@ int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
     args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
     const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
     cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = plan.splits > 1 ? 1 : 0;
     if (plan.splits > 8) cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
+    enqueue_clusters(static_cast<int>(plan.splits), resident<VEC, PARTS>, static_cast<unsigned int>(plan.blocks * plan.splits), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -2514,9 +2535,9 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
     }
     if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
     const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
-    stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    enqueue(stream_0<VEC>, blocks, THREADS, 0, stream, args);
     if (const int error = cudaGetLastError()) return error;
-    stream_1<VEC><<<static_cast<unsigned int>(plan.blocks), THREADS, 0, stream>>>(args);
+    enqueue(stream_1<VEC>, static_cast<unsigned int>(plan.blocks), THREADS, 0, stream, args);
     if (const int error = cudaGetLastError()) return error;
     return cudaSuccess;
 }
@@ -2754,18 +2775,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9b72818d156eae5e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5fdc65392e749ce0, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9b72818d156eae5e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5fdc65392e749ce0, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9b72818d156eae5e"
+_fusegen_NAMESPACE = "fusegen_5fdc65392e749ce0"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

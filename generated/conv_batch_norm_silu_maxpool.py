@@ -181,6 +181,32 @@ static bool on_hopper() {
     return major == 9;
 }
 
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -552,7 +578,7 @@ constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("griddepcontrol.launch_dependents;");
+    await_previous();
     if (blockIdx.y < args.weight_rows) {
         prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
         return;
@@ -606,6 +632,7 @@ constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sec
 // Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
 template <typename Parts>
 __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
+    await_previous();
     __shared__ double sums[STATE][FINISH_THREADS];
     const int thread = threadIdx.x;
     const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
@@ -652,7 +679,7 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
 
 template <typename Parts>
 static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
-    finish<<<9, FINISH_THREADS, 0, stream>>>(parts, tail);
+    enqueue(finish<Parts>, 9, FINISH_THREADS, 0, stream, parts, tail);
     return cudaGetLastError();
 }
 
@@ -785,6 +812,8 @@ struct Moments : Lanes {
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t base = shared_address(shared);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -1151,16 +1180,11 @@ static int launch(Args args, const Tail& tail, int64_t batch, const int64_t (&in
         const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
         const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
         args.weight_rows = rows < 64 ? rows : 64;
-        prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
+        enqueue(prepare, dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream, args);
         if (cudaError_t error = cudaGetLastError()) return error;
-        cudaLaunchConfig_t config = {};
         const int busy = int64_t(KINDS) * args.steps < clusters ? KINDS * args.steps : clusters;   // clusters with work: each leaves states
-        config.gridDim = busy * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
-        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
         // The kernel starts while the preparation ends, and waits for it where it reads.
-        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = attributes, config.numAttrs = 2;
-        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, busy * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
         if (const int error = launch_finish(Parts{args.states, args.steps, busy}, tail, stream)) return error;
     }
     return cudaSuccess;
@@ -1377,6 +1401,7 @@ constexpr int PACK_THREADS = 512;
 // One slice of weights per block.
 template <bool SPLIT>
 __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -1471,6 +1496,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
 
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -1827,8 +1853,8 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     const int bytes = S::WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
+    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream, args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -1882,6 +1908,7 @@ constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sec
 // Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
 template <typename Parts>
 __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
+    await_previous();
     __shared__ double sums[STATE][FINISH_THREADS];
     const int thread = threadIdx.x;
     const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
@@ -1928,7 +1955,7 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
 
 template <typename Parts>
 static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
-    finish<<<9, FINISH_THREADS, 0, stream>>>(parts, tail);
+    enqueue(finish<Parts>, 9, FINISH_THREADS, 0, stream, parts, tail);
     return cudaGetLastError();
 }
 
@@ -1946,6 +1973,7 @@ struct Swept {
 
 // Block (channel, part): the channel in samples part, part + gridDim.y, ... Sums are about the first element.
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, float* states) {
+    await_previous();
     __shared__ double sums[2][SWEEP_THREADS];
     const int64_t channel = blockIdx.x;
     const float origin = __ldg(y + (blockIdx.y * int64_t(72) + channel) * positions);
@@ -1988,7 +2016,7 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
     const int64_t samples = batch, positions = height*width;
     const int parts = static_cast<int>(samples < SWEEP_PARTS ? samples : SWEEP_PARTS);
     float* const states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
-    if (samples * positions) sweep<<<dim3(72, parts), SWEEP_THREADS, 0, stream>>>(y0, samples, positions, states);
+    if (samples * positions) enqueue(sweep, dim3(72, parts), SWEEP_THREADS, 0, stream, y0, samples, positions, states);
     if (const int error = cudaGetLastError()) return error;
     Tail tail = {};
     tail.p2 = p2;
@@ -2084,6 +2112,7 @@ __device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
+    await_previous();
     const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
     if (thread >= args.count) return;
     const int64_t out_line = divide(thread, args.by_width, args.count);
@@ -2184,7 +2213,7 @@ int launch(Args& args, int64_t layers, cudaStream_t stream) {
     args.by_width = fast_divide(static_cast<unsigned int>(columns));
     args.by_rows = fast_divide(static_cast<unsigned int>(rows));
     args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    run<VEC><<<static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -2394,18 +2423,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f483a7dec363b6cb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7eb61b32ab4c8e3b, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f483a7dec363b6cb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7eb61b32ab4c8e3b, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f483a7dec363b6cb"
+_fusegen_NAMESPACE = "fusegen_7eb61b32ab4c8e3b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

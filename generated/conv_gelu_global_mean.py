@@ -114,6 +114,32 @@ static bool on_hopper() {
     return major == 9;
 }
 
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -415,6 +441,7 @@ struct Peak {
 // preparation begins with what was read last.
 __global__ void __launch_bounds__(PEAK_THREADS) find_peaks(const __grid_constant__ Args args, int64_t elements, int parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Peak peak;
     if (blockIdx.x < WEIGHT_BLOCKS) {
@@ -499,7 +526,7 @@ constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("griddepcontrol.launch_dependents;");
+    await_previous();
     if (blockIdx.y < args.weight_rows) {
         prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
         return;
@@ -569,6 +596,7 @@ constexpr int JOIN_CHANNELS = 32, JOIN_PARTS = 8;   // threads of a block
 // Block (sample, 32 channels) joins their states in a fixed order, in double, which costs nothing here.
 template <typename Places>
 __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_constant__ Args args, const __grid_constant__ Places places) {
+    await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUT) + channel;
     __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
@@ -583,7 +611,7 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
 
 template <typename Places>
 static int launch_join(const Args& args, const Places& places, int64_t samples, cudaStream_t stream) {
-    join<<<dim3(static_cast<unsigned int>(samples), (GROUPS * OUT + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream>>>(args, places);
+    enqueue(join<Places>, dim3(static_cast<unsigned int>(samples), (GROUPS * OUT + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream, args, places);
     return cudaGetLastError();
 }
 
@@ -709,6 +737,8 @@ struct Sums : Lanes {
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t base = shared_address(shared);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -1063,7 +1093,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     args.turns = openings * CHUNKS <= STAGES;
     const int64_t elements = int64_t(GROUPS) * IN * in[0] * in[1] * in[2], parts = (elements + PEAK_SPAN - 1) / PEAK_SPAN;
     if (cudaError_t error = cudaMemsetAsync(args.peaks, 0, (SAMPLE_PEAKS + batch) * 4, stream)) return error;
-    find_peaks<<<static_cast<unsigned int>(WEIGHT_BLOCKS + batch * parts), PEAK_THREADS, 0, stream>>>(args, elements, static_cast<int>(parts));
+    enqueue(find_peaks, static_cast<unsigned int>(WEIGHT_BLOCKS + batch * parts), PEAK_THREADS, 0, stream, args, elements, static_cast<int>(parts));
     if (cudaError_t error = cudaGetLastError()) return error;
     if (cudaError_t error = cudaMemsetAsync(args.states, 0, state_bytes(batch), stream)) return error;   // not every warp meets every sample
     for (int64_t sample = 0; sample < batch; sample += l.samples) {
@@ -1075,16 +1105,11 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
         const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
         args.weight_rows = rows < 64 ? rows : 64;
-        prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
+        enqueue(prepare, dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream, args);
         if (cudaError_t error = cudaGetLastError()) return error;
-        cudaLaunchConfig_t config = {};
         const int busy = int64_t(KINDS) * args.steps < clusters ? KINDS * args.steps : clusters;   // clusters with work: each leaves states
-        config.gridDim = busy * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
-        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
         // The kernel starts while the preparation ends, and waits for it where it reads.
-        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = attributes, config.numAttrs = 2;
-        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, busy * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
         if (const int error = launch_join(args, Places{busy}, args.batch, stream)) return error;
     }
     return cudaSuccess;
@@ -1252,6 +1277,7 @@ constexpr int JOIN_CHANNELS = 32, JOIN_PARTS = 8;   // threads of a block
 // Block (sample, 32 channels) joins their states in a fixed order, in double, which costs nothing here.
 template <typename Places>
 __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_constant__ Args args, const __grid_constant__ Places places) {
+    await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUTPUTS) + channel;
     __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
@@ -1266,7 +1292,7 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
 
 template <typename Places>
 static int launch_join(const Args& args, const Places& places, int64_t samples, cudaStream_t stream) {
-    join<<<dim3(static_cast<unsigned int>(samples), (GROUPS * OUTPUTS + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream>>>(args, places);
+    enqueue(join<Places>, dim3(static_cast<unsigned int>(samples), (GROUPS * OUTPUTS + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream, args, places);
     return cudaGetLastError();
 }
 
@@ -1305,6 +1331,7 @@ constexpr int PACK_THREADS = 512;
 // One slice of weights per block.
 template <bool SPLIT>
 __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -1399,6 +1426,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
 
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -1776,8 +1804,8 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
     args.places = places_of_box(args);
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
+    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream, args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     if (const cudaError_t error = cudaGetLastError()) return error;
     return launch_join(args, Places{}, samples, stream);
 }
@@ -1957,16 +1985,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f812e4164352eeb7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_edf12773b490da1b, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f812e4164352eeb7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_edf12773b490da1b, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f812e4164352eeb7"
+_fusegen_NAMESPACE = "fusegen_edf12773b490da1b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -132,6 +132,32 @@ static bool on_hopper() {
     return major == 9;
 }
 
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -394,6 +420,7 @@ __device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64
 
 template <int VEC>
 __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using D = typename Tile<VEC>::D;
     using H = typename Tile<VEC>::H;
     using W = typename Tile<VEC>::W;
@@ -515,7 +542,7 @@ int launch(Args& args, int64_t volumes, cudaStream_t stream) {
     args.by_groups = fast_divide(GROUPS);
     constexpr int THREADS = T::THREADS;
     const auto blocks = static_cast<unsigned int>((args.count - 1) / THREADS + 1);
-    run<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, blocks, THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -728,7 +755,7 @@ constexpr int PREPARE_THREADS = 256;
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("griddepcontrol.launch_dependents;");
+    await_previous();
     prepare_weights(args, blockIdx.x * PREPARE_THREADS + threadIdx.x, gridDim.x * PREPARE_THREADS);
 #endif
 }
@@ -753,6 +780,8 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t base = shared_address(shared);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -1046,15 +1075,10 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     args.steps = (args.tiles + WARPGROUPS * SHARE - 1) / (WARPGROUPS * SHARE);
     if (!describe(args.map, args.x, batch, in)) return cudaErrorNotSupported;
     {
-        prepare<<<(KINDS * (KIND_BYTES / 16) + PREPARE_THREADS - 1) / PREPARE_THREADS, PREPARE_THREADS, 0, stream>>>(args);
+        enqueue(prepare, (KINDS * (KIND_BYTES / 16) + PREPARE_THREADS - 1) / PREPARE_THREADS, PREPARE_THREADS, 0, stream, args);
         if (cudaError_t error = cudaGetLastError()) return error;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = clusters * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
-        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
         // The kernel starts while the preparation ends, and waits for it where it reads.
-        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = attributes, config.numAttrs = 2;
-        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, clusters * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
     }
     return cudaSuccess;
 }
@@ -1265,7 +1289,7 @@ constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("griddepcontrol.launch_dependents;");
+    await_previous();
     if (blockIdx.y < args.weight_rows) {
         prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
         return;
@@ -1319,6 +1343,8 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t base = shared_address(shared);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -1677,15 +1703,10 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
         const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
         args.weight_rows = rows < 64 ? rows : 64;
-        prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
+        enqueue(prepare, dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream, args);
         if (cudaError_t error = cudaGetLastError()) return error;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = clusters * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
-        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
         // The kernel starts while the preparation ends, and waits for it where it reads.
-        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = attributes, config.numAttrs = 2;
-        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, clusters * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
     }
     return cudaSuccess;
 }
@@ -1864,6 +1885,7 @@ constexpr int PACK_THREADS = 512;
 // One slice of weights per block.
 template <bool SPLIT>
 __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -1958,6 +1980,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
 
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -2314,8 +2337,8 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     const int bytes = S::WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
+    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream, args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -2519,18 +2542,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2f4774e180ba6aee, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1fe043ec09e9bc5c, m) {
     m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_2f4774e180ba6aee, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1fe043ec09e9bc5c, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_2f4774e180ba6aee"
+_fusegen_NAMESPACE = "fusegen_1fe043ec09e9bc5c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

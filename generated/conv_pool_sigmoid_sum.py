@@ -112,6 +112,42 @@ static int multiprocessors() {
     return count;
 }
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -429,6 +465,7 @@ struct Variant { static constexpr bool ROUND = ROUND_; static constexpr int VEC 
 
 template <typename V>
 __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+    await_previous();
     extern __shared__ float4 memory[];
     constexpr int PACKED = (RESIDENT ? CHUNKS : 1) * FRAGMENTS * 2;
     float* const packed = reinterpret_cast<float*>(memory);
@@ -533,6 +570,7 @@ constexpr int RESULTS = 8, JOINERS = RESULTS * WARP;   // of a block
 
 // A warp adds up what the tiles of a sample left, in a fixed order, in double.
 __global__ void __launch_bounds__(JOINERS) join(const __grid_constant__ Args args, int64_t results, int64_t tiles) {
+    await_previous();
     const int64_t result = int64_t(blockIdx.x) * RESULTS + threadIdx.x / WARP;
     const int lane = threadIdx.x % WARP;
     double total = 0.0;
@@ -584,7 +622,7 @@ int launch(const Args& args, int64_t bytes, cudaStream_t stream) {
     if (status != cudaSuccess) return status;
     constexpr int BLOCKS = GROUPS * SLICES;   // of a tile
     const int64_t slots = max(int64_t(1), int64_t(multiprocessors()) * resident / BLOCKS), rounds = (args.tiles - 1) / slots + 1;
-    run<V><<<dim3(static_cast<unsigned int>((args.tiles - 1) / rounds + 1), BLOCKS), THREADS, bytes, stream>>>(args);
+    enqueue(run<V>, dim3(static_cast<unsigned int>((args.tiles - 1) / rounds + 1), BLOCKS), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -612,7 +650,7 @@ extern "C" int k0_conv_boxes(const float* p0, const float* x0, const float* p1, 
     const int status = tf32 ? (wide ? launch<Variant<true, 4>>(args, shape.bytes(), stream) : launch<Variant<true, 1>>(args, shape.bytes(), stream)) : (wide ? launch<Variant<false, 4>>(args, shape.bytes(), stream) : launch<Variant<false, 1>>(args, shape.bytes(), stream));
     if (status != cudaSuccess) return status;
     const int64_t results = samples * (1);
-    join<<<static_cast<unsigned int>((results - 1) / RESULTS + 1), JOINERS, 0, stream>>>(args, results, tiles);
+    enqueue(join, static_cast<unsigned int>((results - 1) / RESULTS + 1), JOINERS, 0, stream, args, results, tiles);
     return cudaGetLastError();
 }
 
@@ -733,16 +771,16 @@ Tensor call_k0_conv_boxes(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4af661eaff220aa6, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e5bbfc629bb817ed, m) {
     m.def("k0_conv_boxes(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4af661eaff220aa6, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e5bbfc629bb817ed, CUDA, m) {
     m.impl("k0_conv_boxes", TORCH_BOX(&call_k0_conv_boxes));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4af661eaff220aa6"
+_fusegen_NAMESPACE = "fusegen_e5bbfc629bb817ed"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -178,6 +178,32 @@ static bool on_hopper() {
     return major == 9;
 }
 
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // VEC neighbouring floats into shared memory, without waiting for them (compute capability 8.0). L2 may fetch their
 // neighbours along: such copies do not ask for whole lines, as loads through L1 do.
 template <int VEC>
@@ -556,7 +582,7 @@ constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("griddepcontrol.launch_dependents;");
+    await_previous();
     if (blockIdx.y < args.weight_rows) {
         prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
         return;
@@ -620,6 +646,7 @@ constexpr int JOIN_CHANNELS = 32, JOIN_PARTS = 32;   // threads of a block
 // Block (sample, 32 channels) joins their states in a fixed order, in double, which costs nothing here.
 template <typename Places>
 __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_constant__ Args args, const __grid_constant__ Places places) {
+    await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUT) + channel;
     struct Part { double count, sum, squares; float origin; };   // of distances from the origin
@@ -654,7 +681,7 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
 
 template <typename Places>
 static int launch_join(const Args& args, const Places& places, int64_t samples, cudaStream_t stream) {
-    join<<<dim3(static_cast<unsigned int>(samples), (GROUPS * OUT + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream>>>(args, places);
+    enqueue(join<Places>, dim3(static_cast<unsigned int>(samples), (GROUPS * OUT + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream, args, places);
     return cudaGetLastError();
 }
 
@@ -813,6 +840,8 @@ struct Moments : Lanes {
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t base = shared_address(shared);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -1151,16 +1180,11 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
         const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
         args.weight_rows = rows < 64 ? rows : 64;
-        prepare<<<dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream>>>(args);
+        enqueue(prepare, dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream, args);
         if (cudaError_t error = cudaGetLastError()) return error;
-        cudaLaunchConfig_t config = {};
         const int busy = int64_t(KINDS) * args.steps < clusters ? KINDS * args.steps : clusters;   // clusters with work: each leaves states
-        config.gridDim = busy * CLUSTER, config.blockDim = THREADS, config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
-        cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
         // The kernel starts while the preparation ends, and waits for it where it reads.
-        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[1].val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = attributes, config.numAttrs = 2;
-        if (cudaError_t error = cudaLaunchKernelEx(&config, run, args)) return error;
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, busy * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
         if (const int error = launch_join(args, Places{busy}, args.batch, stream)) return error;
     }
     return cudaSuccess;
@@ -1337,6 +1361,7 @@ constexpr int JOIN_CHANNELS = 32, JOIN_PARTS = 32;   // threads of a block
 // Block (sample, 32 channels) joins their states in a fixed order, in double, which costs nothing here.
 template <typename Places>
 __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_constant__ Args args, const __grid_constant__ Places places) {
+    await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUTPUTS) + channel;
     struct Part { double count, sum, squares; float origin; };   // of distances from the origin
@@ -1371,7 +1396,7 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
 
 template <typename Places>
 static int launch_join(const Args& args, const Places& places, int64_t samples, cudaStream_t stream) {
-    join<<<dim3(static_cast<unsigned int>(samples), (GROUPS * OUTPUTS + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream>>>(args, places);
+    enqueue(join<Places>, dim3(static_cast<unsigned int>(samples), (GROUPS * OUTPUTS + JOIN_CHANNELS - 1) / JOIN_CHANNELS), dim3(JOIN_CHANNELS, JOIN_PARTS), 0, stream, args, places);
     return cudaGetLastError();
 }
 
@@ -1410,6 +1435,7 @@ constexpr int PACK_THREADS = 512;
 // One slice of weights per block.
 template <bool SPLIT>
 __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     const int slice = blockIdx.x % S::SLICES;
     const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
@@ -1504,6 +1530,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
 
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -1900,8 +1927,8 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
     args.places = places_of_box(args);
-    pack<SPLIT><<<GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream>>>(args);
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, bytes, stream>>>(args);
+    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream, args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     if (const cudaError_t error = cudaGetLastError()) return error;
     return launch_join(args, Places{}, samples, stream);
 }
@@ -2548,6 +2575,7 @@ __device__ __forceinline__ void store_row(const Args& args, const Place<VEC, PAR
 
 template <int VEC, int PARTS>
 __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::ROWS>(Place<VEC, PARTS>::MIN_BLOCKS))) resident(const __grid_constant__ Args args) {
+    await_previous();
     using P = Place<VEC, PARTS>;
     extern __shared__ __align__(16) float kept[];
     const P at(args, blockIdx.x / args.splits);
@@ -2639,6 +2667,7 @@ __device__ __forceinline__ State1* states_1(const Args& args, int64_t row) {
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_0(const __grid_constant__ Args args) {
+    await_previous();
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2658,6 +2687,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_1(const __grid_constant__ Args args) {
+    await_previous();
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = blockIdx.x;
@@ -2688,6 +2718,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(STRIDED || TWO_LEVEL || VEC == 1 ? 3 : 4)) stream_2(const __grid_constant__ Args args) {
+    await_previous();
     constexpr int PARTS = STREAM_PARTS<VEC>;
     using P = Place<VEC, PARTS>;
     const int64_t block = gridDim.x - 1 - blockIdx.x;   // backwards: what was read last is still in the cache
@@ -2775,18 +2806,8 @@ int launch_resident(Args& args, const Schedule& plan, cudaStream_t stream) {
     args.kept_stride = static_cast<int>(turns * THREADS * P::WIDTH);
     const size_t bytes = size_t(KEPT) * args.kept_stride * sizeof(float);
     cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned int>(plan.splits), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(plan.blocks * plan.splits));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = plan.splits > 1 ? 1 : 0;
     if (plan.splits > 8) cudaFuncSetAttribute(resident<VEC, PARTS>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchKernelEx(&config, resident<VEC, PARTS>, args);
+    enqueue_clusters(static_cast<int>(plan.splits), resident<VEC, PARTS>, static_cast<unsigned int>(plan.blocks * plan.splits), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -2800,11 +2821,11 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
     if (plan.parts == 1) return launch_resident<VEC, 1>(args, plan, stream);
     if (plan.resident) return launch_resident<VEC, STREAM_PARTS<VEC>>(args, plan, stream);
     const auto blocks = static_cast<unsigned int>(plan.blocks * plan.splits);
-    stream_0<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    enqueue(stream_0<VEC>, blocks, THREADS, 0, stream, args);
     if (const int error = cudaGetLastError()) return error;
-    stream_1<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    enqueue(stream_1<VEC>, blocks, THREADS, 0, stream, args);
     if (const int error = cudaGetLastError()) return error;
-    stream_2<VEC><<<blocks, THREADS, 0, stream>>>(args);
+    enqueue(stream_2<VEC>, blocks, THREADS, 0, stream, args);
     if (const int error = cudaGetLastError()) return error;
     return cudaSuccess;
 }
@@ -3057,18 +3078,18 @@ std::tuple<Tensor, Tensor, Tensor> call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f0195040ce05dc75, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a8074d902940a88a, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor p2, Tensor p3, Tensor x2, int given0, int given1) -> (Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f0195040ce05dc75, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a8074d902940a88a, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f0195040ce05dc75"
+_fusegen_NAMESPACE = "fusegen_a8074d902940a88a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -85,6 +85,42 @@ static int multiprocessors() {
     return count;
 }
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -567,6 +603,7 @@ __device__ __forceinline__ double contract(const Args& a, const double* sums, co
 
 template <bool SHORT>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant__ Args a) {
+    await_previous();
     extern __shared__ double shared[];
     __shared__ double parts[THREADS * 2];
     __shared__ double scratch[WARPS];
@@ -830,7 +867,7 @@ cudaError_t launch(const Args& a, int64_t n, cudaStream_t stream) {
     if (int64_t(CHANNELS) * a.plan.units > INT32_MAX || n * a.plan.chunks > INT32_MAX) return cudaErrorInvalidValue;
     const size_t bytes = size_t(a.plan.weights_at) * sizeof(double) +
                          (a.plan.stage_weights ? size_t(a.plan.max_channels) * GROUP_OUTPUTS * TAPS * sizeof(float) : 0);
-    run<SHORT><<<unsigned(n * a.plan.chunks), THREADS, bytes, stream>>>(a);
+    enqueue(run<SHORT>, unsigned(n * a.plan.chunks), THREADS, bytes, stream, a);
     return cudaGetLastError();
 }
 
@@ -1029,16 +1066,16 @@ Tensor call_k0_window_sum(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_34bdb99a27924b62, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_18c4972d4b527a0c, m) {
     m.def("k0_window_sum(Tensor p0, Tensor x0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_34bdb99a27924b62, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_18c4972d4b527a0c, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_34bdb99a27924b62"
+_fusegen_NAMESPACE = "fusegen_18c4972d4b527a0c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

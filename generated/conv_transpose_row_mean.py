@@ -94,26 +94,40 @@ static int multiprocessors() {
     return count;
 }
 
-// VEC neighbouring floats; element e goes to v[e * stride].
-template <int VEC>
-__device__ __forceinline__ void load_vector(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4) {
-        const float4 q = *reinterpret_cast<const float4*>(p);
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
-    } else {
-        v[0] = *p;
-    }
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
 }
 
-// As load_vector, for data that the kernel does not write.
-template <int VEC>
-__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4) {
-        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
-    } else {
-        v[0] = __ldg(p);
-    }
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
 }
 
 // As load_once, for data that is not read again: past L1.
@@ -282,6 +296,7 @@ __device__ __forceinline__ void sum_windows(const Args& a, int64_t block) {
 
 template <int VEC, int PARTS>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) run(const __grid_constant__ Args a) {
+    await_previous();
     if (blockIdx.x < TAP_BLOCKS) sum_taps(a.w, a.w_sums, blockIdx.x);
     else sum_windows<VEC, PARTS>(a, blockIdx.x - TAP_BLOCKS);
 }
@@ -291,7 +306,7 @@ int launch_parts(const Args& a, int64_t tap_blocks, cudaStream_t stream) {
     constexpr int ROWS = THREADS / PARTS;
     const int64_t blocks = (a.rows + ROWS - 1) / ROWS + tap_blocks;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC, PARTS><<<static_cast<unsigned int>(blocks), THREADS, 0, stream>>>(a);
+    enqueue(run<VEC, PARTS>, static_cast<unsigned int>(blocks), THREADS, 0, stream, a);
     return cudaGetLastError();
 }
 
@@ -358,9 +373,11 @@ namespace k1_conv_plain_kernel {
 // of the input and their weights are to shared memory, by tap, adds up their products there, and goes on.
 constexpr bool TRANSPOSED = true;
 constexpr int GROUPS = 1, INPUTS = 96, OUTPUTS = 64;   // channels of a group
-constexpr int THREADS = 256, OUT_TILE = OUTPUTS > 32 ? 64 : OUTPUTS > 16 ? 32 : 16, AT_TILE = 2048 / OUT_TILE;
-constexpr int OUTS = 4, ATS = 2;   // of a thread
-constexpr int CHAIN = 8;           // products in a row: what is averaged before, or after, has little error of its own to hide ours
+// SHARES of its threads take turns at the products, each with sums of its own, so that chains of additions stay short: what is
+// averaged before, or after, has little error of its own to hide ours.
+constexpr int SHARES = 4, SHARE = 128, THREADS = SHARES * SHARE;
+constexpr int OUT_TILE = OUTPUTS > 16 ? 32 : 16, AT_TILE = 2048 / OUT_TILE, RESULTS = OUT_TILE * AT_TILE;
+constexpr int OUTS = 4, ATS = 4;   // of a thread
 
 __host__ __device__ constexpr int kernel_of(int a) { constexpr int t[3] = {1, 1, 4}; return t[a]; }
 __host__ __device__ constexpr int stride_of(int a) { constexpr int t[3] = {1, 1, 2}; return t[a]; }
@@ -380,9 +397,10 @@ __host__ __device__ constexpr int most_taps(int a) {
     return most;
 }
 constexpr int MOST_TAPS = most_taps(0) * most_taps(1) * most_taps(2);
-constexpr int CHANNELS = INPUTS * MOST_TAPS <= 192 ? INPUTS : 192 / MOST_TAPS, CHUNK = CHANNELS * MOST_TAPS;
-constexpr int BYTES = CHUNK * (OUT_TILE + AT_TILE) * int(sizeof(float));
-static_assert(TAPS <= THREADS && OUT_TILE * AT_TILE == THREADS * OUTS * ATS, "out of range");
+constexpr int CHANNELS = INPUTS * MOST_TAPS <= 96 ? INPUTS : 96 / MOST_TAPS, CHUNK = CHANNELS * MOST_TAPS;
+constexpr int STAGES = INPUTS > CHANNELS ? 2 : 1, STAGE = CHUNK * (OUT_TILE + AT_TILE);
+constexpr int BYTES = (STAGES * STAGE > SHARES * RESULTS ? STAGES * STAGE : SHARES * RESULTS) * int(sizeof(float));
+static_assert(TAPS <= 64 && RESULTS == SHARE * OUTS * ATS, "out of range");
 
 struct Args {
     const float* x;
@@ -413,18 +431,10 @@ __device__ __forceinline__ bool meets(const int (&phase)[3], int tap, Tap& found
            meets(2, phase[2], tap % kernel_of(2), found.offset[2]);
 }
 
-// sum += value, and what rounding takes from it to rest (two-sum: Knuth, The Art of Computer Programming, volume 2, 4.2.2).
-__device__ __forceinline__ void add_exactly(float& sum, float& rest, float value) {
-    const float whole = sum + value, added = whole - sum;
-    const float lost = (sum - (whole - added)) + (value - added);
-    rest += lost;
-    sum = whole;
-}
-
-__global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
+    await_previous();
     extern __shared__ float4 memory[];
-    float* const weights = reinterpret_cast<float*>(memory);   // [CHUNK][OUT_TILE]
-    float* const inputs = weights + CHUNK * OUT_TILE;          // [CHUNK][AT_TILE]
+    float* const shared = reinterpret_cast<float*>(memory);   // of a stage: weights [CHUNK][OUT_TILE], inputs [CHUNK][AT_TILE]
     __shared__ Tap taps[TAPS];
     const int thread = threadIdx.x;
 
@@ -470,12 +480,9 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
     const bool wanted = first_output + output < OUTPUTS;
     const int64_t first_weight = TRANSPOSED ? int64_t(group) * INPUTS * OUTPUTS + first_output + output : (int64_t(group) * OUTPUTS + first_output + output) * INPUTS;
     const float* const w = args.weight + (wanted ? first_weight : 0) * TAPS;
-    const int lane = thread % (AT_TILE / ATS), quad = thread / (AT_TILE / ATS);
-
-    float sums[OUTS][ATS] = {}, rests[OUTS][ATS] = {};
-    for (int first = 0; first < INPUTS; first += CHANNELS) {
+    const auto fetch = [&](int first, float* weights) {
         const int channels = INPUTS - first < CHANNELS ? INPUTS - first : CHANNELS;
-        if (first) __syncthreads();   // what was there has been read
+        float* const inputs = weights + CHUNK * OUT_TILE;
         for (int tap = 0; tap < tap_count; ++tap) {
             const float* from = w + int64_t(first) * WEIGHT_STEP + taps[tap].index;
             for (int c = thread / OUT_TILE; c < channels; c += THREADS / OUT_TILE)
@@ -488,54 +495,59 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             for (int c = thread / AT_TILE; c < channels; c += THREADS / AT_TILE)
                 copy_words<1>(inputs + (c * tap_count + tap) * AT_TILE + column, from + c * plane, in);
         }
-        const int some = channels * tap_count;
         commit_copies();
-        wait_copies<0>();
+    };
+    const int share = thread / SHARE, lane = thread % SHARE % (AT_TILE / ATS), quad = thread % SHARE / (AT_TILE / ATS);
+    float sums[OUTS][ATS] = {};
+    fetch(0, shared);
+    for (int first = 0; first < INPUTS; first += CHANNELS) {
+        const float* const weights = shared + first / CHANNELS % STAGES * STAGE + quad * OUTS;
+        const float* const inputs = shared + first / CHANNELS % STAGES * STAGE + CHUNK * OUT_TILE + lane * ATS;
+        if (first + CHANNELS < INPUTS) {
+            fetch(first + CHANNELS, shared + (first / CHANNELS + 1) % STAGES * STAGE);
+            wait_copies<1>();
+        } else {
+            wait_copies<0>();
+        }
         __syncthreads();
-        for (int k = 0; k < some; k += CHAIN) {
-            float part[OUTS][ATS] = {};
-            const auto multiply = [&](int k) {
-                const float4 a = *reinterpret_cast<const float4*>(weights + k * OUT_TILE + quad * OUTS);
-                const float2 b = *reinterpret_cast<const float2*>(inputs + k * AT_TILE + lane * ATS);
-                part[0][0] = fmaf(a.x, b.x, part[0][0]), part[0][1] = fmaf(a.x, b.y, part[0][1]);
-                part[1][0] = fmaf(a.y, b.x, part[1][0]), part[1][1] = fmaf(a.y, b.y, part[1][1]);
-                part[2][0] = fmaf(a.z, b.x, part[2][0]), part[2][1] = fmaf(a.z, b.y, part[2][1]);
-                part[3][0] = fmaf(a.w, b.x, part[3][0]), part[3][1] = fmaf(a.w, b.y, part[3][1]);
-            };
-            if (k + CHAIN <= some) {
-#pragma unroll
-                for (int i = 0; i < CHAIN; ++i) multiply(k + i);
-            } else {
-                for (int last = k; last < some; ++last) multiply(last);
-            }
+        const int some = (INPUTS - first < CHANNELS ? INPUTS - first : CHANNELS) * tap_count;
+        float part[OUTS][ATS] = {};
+#pragma unroll 4
+        for (int k = share; k < some; k += SHARES) {
+            const float4 a = *reinterpret_cast<const float4*>(weights + k * OUT_TILE), b = *reinterpret_cast<const float4*>(inputs + k * AT_TILE);
+            const float of_outs[OUTS] = {a.x, a.y, a.z, a.w}, of_ats[ATS] = {b.x, b.y, b.z, b.w};
 #pragma unroll
             for (int o = 0; o < OUTS; ++o)
 #pragma unroll
-                for (int e = 0; e < ATS; ++e) add_exactly(sums[o][e], rests[o][e], part[o][e]);
+                for (int e = 0; e < ATS; ++e) part[o][e] = fmaf(of_outs[o], of_ats[e], part[o][e]);
         }
+#pragma unroll
+        for (int o = 0; o < OUTS; ++o)
+#pragma unroll
+            for (int e = 0; e < ATS; ++e) sums[o][e] += part[o][e];
+        __syncthreads();   // the stage has been read
     }
+#pragma unroll
+    for (int o = 0; o < OUTS; ++o)
+        *reinterpret_cast<float4*>(shared + share * RESULTS + (quad * OUTS + o) * AT_TILE + lane * ATS) = make_float4(sums[o][0], sums[o][1], sums[o][2], sums[o][3]);
+    __syncthreads();
 
     [[maybe_unused]] const int64_t outer = sample;
     [[maybe_unused]] const int64_t width = args.width;
+    if (!any) return;
+    int to[3];
+    place(tile * AT_TILE + column, to);
 #pragma unroll
-    for (int e = 0; e < ATS; ++e) {
-        const int q = tile * AT_TILE + lane * ATS + e;
-        if (q >= positions) break;
-        int to[3];
-        place(q, to);
-#pragma unroll
-        for (int a = 0; a < 3; ++a) to[a] = to[a] * phases_of(a) + phase[a];
-        const int64_t inner = (int64_t(to[0]) * args.out[1] + to[1]) * args.out[2] + to[2];
-#pragma unroll
-        for (int o = 0; o < OUTS; ++o) {
-            if (first_output + quad * OUTS + o >= OUTPUTS) break;
-            const int l = group * OUTPUTS + first_output + quad * OUTS + o;
-            const float v = isfinite(sums[o][e]) ? sums[o][e] + rests[o][e] : sums[o][e];   // infinity less itself is no rest
-            const float v_p0 = __ldg(args.p0 + l);   // %mean_r1: float32[64, 1]
-            const float t0 = v + v_p0;   // %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2_r3, %mean_r1)
-            const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
-            args.y0[outer * (128*width) + l * (2*width) + inner] = t1;
-        }
+    for (int a = 0; a < 3; ++a) to[a] = to[a] * phases_of(a) + phase[a];
+    const int64_t inner = (int64_t(to[0]) * args.out[1] + to[1]) * args.out[2] + to[2];
+    for (int o = thread / AT_TILE; o < OUT_TILE && first_output + o < OUTPUTS; o += THREADS / AT_TILE) {
+        const int l = group * OUTPUTS + first_output + o;
+        const auto part = [&](int share) { return shared[share * RESULTS + o * AT_TILE + column]; };
+        const float v = (part(0) + part(1)) + (part(2) + part(3));
+        const float v_p0 = __ldg(args.p0 + l);   // %mean_r1: float32[64, 1]
+        const float t0 = v + v_p0;   // %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2_r3, %mean_r1)
+        const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
+        args.y0[outer * (128*width) + l * (2*width) + inner] = t1;
     }
 }
 
@@ -560,7 +572,7 @@ extern "C" int k1_conv_plain(const float* p0, const float* x0, const float* x1, 
     const int64_t blocks = samples * GROUPS * args.output_tiles * PHASES * args.position_tiles;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     if (BYTES > 48 << 10) cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    run<<<static_cast<unsigned int>(blocks), THREADS, BYTES, stream>>>(args);
+    enqueue(run, static_cast<unsigned int>(blocks), THREADS, BYTES, stream, args);
     return cudaGetLastError();
 }
 
@@ -690,18 +702,18 @@ Tensor call_k1_conv_plain(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_86363b9fb8bb5740, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_170368f2fadca26d, m) {
     m.def("k0_axis_sum(Tensor x0, Tensor p0) -> (Tensor, Tensor)");
     m.def("k1_conv_plain(Tensor p0, Tensor x0, Tensor x1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_86363b9fb8bb5740, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_170368f2fadca26d, CUDA, m) {
     m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
     m.impl("k1_conv_plain", TORCH_BOX(&call_k1_conv_plain));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_86363b9fb8bb5740"
+_fusegen_NAMESPACE = "fusegen_170368f2fadca26d"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

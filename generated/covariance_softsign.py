@@ -77,6 +77,42 @@ static int multiprocessors() {
     return count;
 }
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Opaque to the compiler, which would otherwise keep every unrolled address in a register.
 template <typename T>
 __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
@@ -383,6 +419,7 @@ __device__ __forceinline__ float4 load_rows(const float* p, int64_t left, bool a
 }
 
 __global__ void __launch_bounds__(COLUMN_THREADS) find_peaks(const float* __restrict__ x, float* __restrict__ peaks, int64_t row_count, int64_t lines, int64_t inputs) {
+    await_previous();
     constexpr int WARPS = COLUMN_THREADS / WARP;
     __shared__ float4 found[WARPS][WARP];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -409,6 +446,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) find_peaks(const float* __rest
 // Four threads share a row; a block takes COLUMN_ROWS of them through shared memory, a chunk at a time.
 template <int WIDTH>
 __global__ void __launch_bounds__(COLUMN_THREADS) split_columns(const float* __restrict__ x, const float* __restrict__ peaks, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count, int64_t lines, int64_t inputs, int chunks) {
+    await_previous();
     __shared__ float tile[CHUNK * COLUMN_ROWS];
     const int64_t row_tiles = (lines + WIDTH - 1) / WIDTH, blocks = (row_tiles * WIDTH + COLUMN_ROWS - 1) / COLUMN_ROWS;
     const int64_t groups = (chunks + COLUMN_CHUNKS - 1) / COLUMN_CHUNKS, matrix = blockIdx.x / blocks / groups, first = blockIdx.x % blocks * COLUMN_ROWS;
@@ -717,6 +755,7 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 template <int WIDTH>
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
     using S = Shape<WIDTH>;
     extern __shared__ unsigned char raw[];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
@@ -909,22 +948,11 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     const int64_t blocks = matrices * (round_up(layout.padded / matrices, COLUMN_ROWS) / COLUMN_ROWS) * (round_up(chunks, COLUMN_CHUNKS) / COLUMN_CHUNKS);
     if (peak_blocks > INT32_MAX || blocks > INT32_MAX) return cudaErrorInvalidValue;
     float* const peaks = reinterpret_cast<float*>(workspace + layout.peaks);
-    if (peak_blocks) find_peaks<<<static_cast<unsigned int>(peak_blocks), COLUMN_THREADS, 0, stream>>>(args.x, peaks, args.row_count, args.lines, args.inputs);
-    split_columns<WIDTH><<<static_cast<unsigned int>(blocks), COLUMN_THREADS, 0, stream>>>(args.x, peaks, workspace, inverse, args.row_count, args.lines, args.inputs, static_cast<int>(chunks));
+    if (peak_blocks) enqueue(find_peaks, static_cast<unsigned int>(peak_blocks), COLUMN_THREADS, 0, stream, args.x, peaks, args.row_count, args.lines, args.inputs);
+    enqueue(split_columns<WIDTH>, static_cast<unsigned int>(blocks), COLUMN_THREADS, 0, stream, args.x, peaks, workspace, inverse, args.row_count, args.lines, args.inputs, static_cast<int>(chunks));
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = CLUSTER;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(layout.clusters * CLUSTER));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = Shape<WIDTH>::BYTES;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    error = cudaLaunchKernelEx(&config, run<WIDTH>, args);
+    error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
     return error != cudaSuccess ? error : cudaGetLastError();
 }
 
@@ -1088,16 +1116,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7069bc7d82fcbdcb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_de0b24d842f27c91, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7069bc7d82fcbdcb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_de0b24d842f27c91, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7069bc7d82fcbdcb"
+_fusegen_NAMESPACE = "fusegen_de0b24d842f27c91"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

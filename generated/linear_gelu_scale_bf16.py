@@ -99,6 +99,37 @@ static int multiprocessors() {
     return count;
 }
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
 // Opaque to the compiler, which would otherwise keep every unrolled address in a register.
 template <typename T>
 __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
@@ -274,6 +305,7 @@ __device__ __forceinline__ void place(const Args& args, unsigned int tile, int& 
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
     extern __shared__ unsigned char raw[];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     const uint32_t full = base + BARRIERS, empty = full + 8 * STAGES;
@@ -375,18 +407,7 @@ extern "C" int k0_gemm_half_sm90(const __nv_bfloat16* x0, const __nv_bfloat16* p
     if (!describe(args.weight_map, p0, OUTPUTS, INPUTS, FEATURES / CLUSTER)) return cudaErrorInvalidValue;
     if (const cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)) return error;
     const int64_t clusters = multiprocessors() / CLUSTER;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = CLUSTER;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>((tiles < clusters ? tiles : clusters) * CLUSTER));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = BYTES;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    const cudaError_t error = cudaLaunchKernelEx(&config, run, args);
+    const cudaError_t error = enqueue_clusters(CLUSTER, run, static_cast<unsigned int>((tiles < clusters ? tiles : clusters) * CLUSTER), THREADS, BYTES, stream, args);
     return error != cudaSuccess ? error : cudaGetLastError();
 }
 
@@ -500,16 +521,16 @@ Tensor call_k0_gemm_half_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c31ce168d6cf2588, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_855df7ce55934fe1, m) {
     m.def("k0_gemm_half_sm90(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c31ce168d6cf2588, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_855df7ce55934fe1, CUDA, m) {
     m.impl("k0_gemm_half_sm90", TORCH_BOX(&call_k0_gemm_half_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c31ce168d6cf2588"
+_fusegen_NAMESPACE = "fusegen_855df7ce55934fe1"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

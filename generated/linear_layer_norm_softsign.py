@@ -123,6 +123,32 @@ static bool on_hopper() {
     return major == 9;
 }
 
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -183,13 +209,6 @@ __device__ __forceinline__ void store_streaming(float* p, const float* v, int st
     } else {
         __stcs(p, v[0]);
     }
-}
-
-// Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
-[[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
-    unsigned r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
-    return __uint_as_float(r);
 }
 
 // The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
@@ -531,6 +550,7 @@ constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
 
 template <int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
+    await_previous();
     constexpr int ROW_WARPS = ROW_THREADS / WARP;
     static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
     __shared__ float peaks[SPLIT_THREADS / WARP];
@@ -826,6 +846,7 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 template <int WIDTH>
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
     using S = Shape<WIDTH>;
     extern __shared__ unsigned char raw[];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
@@ -1001,21 +1022,10 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     args.halves = workspace;
     args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
-    split_rows<WIDTH><<<static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream>>>(args.x, workspace, inverse, args.row_count);
+    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.row_count);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = CLUSTER;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(layout.clusters * CLUSTER));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = Shape<WIDTH>::BYTES;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    error = cudaLaunchKernelEx(&config, run<WIDTH>, args);
+    error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
     return error != cudaSuccess ? error : cudaGetLastError();
 }
 
@@ -1120,6 +1130,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t batch, int6
 // SPLIT: in full fp32, every factor as the sum of two TF32 numbers.
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+    await_previous();
     extern __shared__ float4 memory[];
     float* const stages = reinterpret_cast<float*>(memory);   // [STAGES][rows of x, then w]
 
@@ -1264,7 +1275,7 @@ int launch(Args& args, int64_t batches, cudaStream_t stream) {
     constexpr int BYTES = WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, BYTES, stream>>>(args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, BYTES, stream, args);
     return cudaGetLastError();
 }
 
@@ -1388,6 +1399,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) float buffers[2][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -1535,7 +1547,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -1730,18 +1742,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_79a743b988f7519a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5020757522d7dbc9, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_79a743b988f7519a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5020757522d7dbc9, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_79a743b988f7519a"
+_fusegen_NAMESPACE = "fusegen_5020757522d7dbc9"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -119,6 +119,32 @@ static bool on_hopper() {
     return major == 9;
 }
 
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -169,13 +195,6 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     } else {
         v[0] = __ldg(p);
     }
-}
-
-// Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
-[[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
-    unsigned r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
-    return __uint_as_float(r);
 }
 
 // The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
@@ -332,6 +351,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -390,7 +410,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -486,6 +506,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -547,7 +568,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -729,6 +750,19 @@ struct Product<32> {
 };
 
 template <>
+struct Product<48> {
+    __device__ __forceinline__ static void run(float (&d)[24], const uint32_t (&a)[4], uint64_t b, int add) {
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %29, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, "
+            "{%24,%25,%26,%27}, %28, p, 1, 1, 0; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    }
+};
+
+template <>
 struct Product<64> {
     __device__ __forceinline__ static void run(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
         asm volatile(
@@ -742,27 +776,14 @@ struct Product<64> {
 };
 
 template <>
-struct Product<88> {
-    __device__ __forceinline__ static void run(float (&d)[44], const uint32_t (&a)[4], uint64_t b, int add) {
+struct Product<96> {
+    __device__ __forceinline__ static void run(float (&d)[48], const uint32_t (&a)[4], uint64_t b, int add) {
         asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %49, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n88k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43}, "
-            "{%44,%45,%46,%47}, %48, p, 1, 1, 0; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-    }
-};
-
-template <>
-struct Product<176> {
-    __device__ __forceinline__ static void run(float (&d)[88], const uint32_t (&a)[4], uint64_t b, int add) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %93, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87}, "
-            "{%88,%89,%90,%91}, %92, p, 1, 1, 0; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+            "{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, "
+            "{%48,%49,%50,%51}, %52, p, 1, 1, 0; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
@@ -839,6 +860,7 @@ constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
 
 template <int WIDTH>
 __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
+    await_previous();
     constexpr int ROW_WARPS = ROW_THREADS / WARP;
     static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
     __shared__ float peaks[SPLIT_THREADS / WARP];
@@ -1174,6 +1196,7 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 template <int WIDTH>
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
     using S = Shape<WIDTH>;
     extern __shared__ unsigned char raw[];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
@@ -1349,7 +1372,7 @@ struct Layout {
 // The width of the tiles for a number of rows.
 int width_of(int64_t rows) {
     if (rows <= 64) return 64;
-    return 176;
+    return 96;
 }
 
 template <int WIDTH>
@@ -1362,21 +1385,10 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
     args.parts = reinterpret_cast<float*>(workspace + layout.parts);
-    split_rows<WIDTH><<<static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream>>>(args.x, workspace, inverse, args.row_count);
+    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.row_count);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = CLUSTER;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(layout.clusters * CLUSTER));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = Shape<WIDTH>::BYTES;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    error = cudaLaunchKernelEx(&config, run<WIDTH>, args);
+    error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
     return error != cudaSuccess ? error : cudaGetLastError();
 }
 
@@ -1398,7 +1410,7 @@ extern "C" int k2_gemm_sm90(const float* x0, const float* x1, const float* x2, f
     args.precise = !tf32 || args.row_count == 1;   // of one row, the library's product is in fp32 anyway
     unsigned char* const memory = static_cast<unsigned char*>(workspace);
     if (width_of(args.row_count) == 64) return launch<64>(args, memory, stream);
-    return launch<176>(args, memory, stream);
+    return launch<96>(args, memory, stream);
 }
 
 }  // namespace k2_gemm_sm90_kernel
@@ -1499,6 +1511,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t batch, int6
 // SPLIT: in full fp32, every factor as the sum of two TF32 numbers.
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+    await_previous();
     extern __shared__ float4 memory[];
     float* const stages = reinterpret_cast<float*>(memory);   // [STAGES][rows of x, then w]
 
@@ -1643,7 +1656,7 @@ int launch(Args& args, int64_t batches, cudaStream_t stream) {
     constexpr int BYTES = WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, BYTES, stream>>>(args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, BYTES, stream, args);
     return cudaGetLastError();
 }
 
@@ -1853,20 +1866,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_70cb702620dbae83, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_01a0f900dd43dbe9, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_70cb702620dbae83, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_01a0f900dd43dbe9, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_70cb702620dbae83"
+_fusegen_NAMESPACE = "fusegen_01a0f900dd43dbe9"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -78,6 +78,42 @@ static int multiprocessors() {
     return count;
 }
 
+// True when the current device runs sm_90a code; asked for once per device.
+static bool on_hopper() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& major = known[device % 64];
+    if (major == 0) cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9;
+}
+
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Opaque to the compiler, which would otherwise keep every unrolled address in a register.
 template <typename T>
 __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
@@ -170,6 +206,7 @@ __device__ __forceinline__ void over_warp(float (&v)[COUNT], float (&result)[OWN
 
 template <int VEC>
 __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+    await_previous();
     extern __shared__ float4 weights[];   // [step][feature][lane]: a lane's part of a step
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int64_t hop = int64_t(gridDim.x) * WARPS * ROWS;
@@ -244,7 +281,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t needed = (args.row_count + WARPS * ROWS - 1) / (WARPS * ROWS), most = int64_t(multiprocessors()) * 2;
     if (const cudaError_t error = cudaFuncSetAttribute(run<VEC>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)) return error;
-    run<VEC><<<static_cast<unsigned int>(needed < most ? needed : most), THREADS, BYTES, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(needed < most ? needed : most), THREADS, BYTES, stream, args);
     return cudaGetLastError();
 }
 
@@ -360,16 +397,16 @@ Tensor call_k0_linear_narrow(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_660a41206034f26f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5f07a2a681bb7cb3, m) {
     m.def("k0_linear_narrow(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_660a41206034f26f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5f07a2a681bb7cb3, CUDA, m) {
     m.impl("k0_linear_narrow", TORCH_BOX(&call_k0_linear_narrow));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_660a41206034f26f"
+_fusegen_NAMESPACE = "fusegen_5f07a2a681bb7cb3"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

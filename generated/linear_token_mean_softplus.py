@@ -95,6 +95,32 @@ static bool on_hopper() {
     return major == 9;
 }
 
+// First in every kernel that `enqueue` launches: the kernels before it are complete, and the next one may come to the multiprocessors.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Launches a kernel in clusters of so many blocks. It comes to the multiprocessors while the kernel before it ends, and awaits it there.
+template <typename... Params>
+static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    cudaLaunchAttribute attributes[2] = {};
+    int count = 0;
+    if (on_hopper()) attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    if (blocks > 1) attributes[count].id = cudaLaunchAttributeClusterDimension, attributes[count++].val.clusterDim = {static_cast<unsigned int>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... Params>
+static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
+    return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -145,13 +171,6 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     } else {
         v[0] = __ldg(p);
     }
-}
-
-// Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
-[[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
-    unsigned r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
-    return __uint_as_float(r);
 }
 
 // The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
@@ -307,6 +326,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
 
 template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
+    await_previous();
     using S = Shape<VEC>;
     __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
@@ -368,7 +388,7 @@ template <int VEC>
 int launch(const Args& args, cudaStream_t stream) {
     const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    run<VEC><<<static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream>>>(args);
+    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -743,6 +763,7 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], unsigned char* memo
 
 __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
     extern __shared__ __align__(1024) unsigned char memory[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, r = lane / 4, c = lane % 4;
     const unsigned int splits = cluster_blocks(), rank = cluster_rank(), tile = blockIdx.x / splits;
@@ -834,18 +855,7 @@ extern "C" int k1_gemm_sm90(const float* x0, const float* p0, const float* p1, f
     if (tiles * splits > INT32_MAX) return cudaErrorInvalidValue;
     cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
     if (error != cudaSuccess) return error;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = splits;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned int>(tiles * splits));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = BYTES;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    error = cudaLaunchKernelEx(&config, run, args);
+    error = enqueue_clusters(splits, run, static_cast<unsigned int>(tiles * splits), THREADS, BYTES, stream, args);
     return error != cudaSuccess ? error : cudaGetLastError();
 }
 
@@ -936,6 +946,7 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t batch, int6
 // SPLIT: in full fp32, every factor as the sum of two TF32 numbers.
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+    await_previous();
     extern __shared__ float4 memory[];
     float* const stages = reinterpret_cast<float*>(memory);   // [STAGES][rows of x, then w]
 
@@ -1083,7 +1094,7 @@ int launch(Args& args, int64_t batches, cudaStream_t stream) {
     constexpr int BYTES = WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    run<SPLIT><<<static_cast<unsigned int>(blocks), THREADS, BYTES, stream>>>(args);
+    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, BYTES, stream, args);
     return cudaGetLastError();
 }
 
@@ -1234,18 +1245,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3ba227cd583a75fb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_df297d344479fab9, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3ba227cd583a75fb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_df297d344479fab9, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3ba227cd583a75fb"
+_fusegen_NAMESPACE = "fusegen_df297d344479fab9"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

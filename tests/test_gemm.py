@@ -201,9 +201,16 @@ def test_times_fit_the_measured_ones() -> None:
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 160, 1000, 1536])
 def test_tiles_cover_every_height(rows: int) -> None:
-    for found in gemm.tiles(rows).values():
+    for found in gemm.tiles(rows, 4096, 4096).values():
         assert list(found) == sorted(set(found))
         assert all(width % 16 == 0 and width <= 192 for width in found)
+
+
+def test_tiles_that_many_blocks_share_are_narrow() -> None:
+    """One block adds up what the others leave, for every row of its tile."""
+    few, many = (max(next(iter(gemm.tiles(1024, 4096, outputs).values()))) for outputs in (256, 8192))
+    assert few < many
+    assert many == 176
 
 
 def build(found: Compiled, folder: Path, *options: str) -> str:

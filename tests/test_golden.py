@@ -48,6 +48,19 @@ def cuda_source(spec: str) -> str:
     return found[1]
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_kernels_await_the_ones_before_them(spec: str) -> None:
+    """They come to the multiprocessors while those still run."""
+    cuda = re.sub("//.*", "", cuda_source(spec))
+    assert "<<<" not in cuda
+    assert cuda.count("cudaLaunchKernelEx(") == 1  # where every launch lets them
+    kernels = re.findall(r"^__global__ .*?\) ?\{\n(.*?)^\}", cuda, re.S | re.M)
+    assert len(kernels) == cuda.count("__global__")
+    for kernel in kernels:
+        first = next(line.strip() for line in kernel.splitlines() if not line.startswith("#"))
+        assert first == "await_previous();" or "griddepcontrol.wait" in kernel
+
+
 def nvcc_flags(spec: str) -> list[str]:
     """What a golden file asks of nvcc beside its targets."""
     found = re.search(r"extra_cuda_cflags=\[(.*), \*targets\]", (ROOT / "generated" / f"{spec}.py").read_text())

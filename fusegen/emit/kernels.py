@@ -168,9 +168,9 @@ def row_text(rows: RowProgram) -> str:
 def helper_functions(text: str, helpers: dict[str, str]) -> list[str]:
     """The helpers that ``text`` mentions, with those that they mention, in table order."""
     chosen: set[str] = set()
-    pending = [re.sub("//.*", "", text)]
+    pending = [text]
     while pending:
-        current = pending.pop()
+        current = re.sub("//.*", "", pending.pop())
         for name, code in helpers.items():
             if name not in chosen and mentioned(name, current):
                 chosen.add(name)

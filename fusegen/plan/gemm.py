@@ -91,7 +91,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     if in_place:
         widths = instructions = choose(f"{node.name} tile", gemm.in_place_rows(region.body, node))
     else:
-        widths = choose(f"{node.name} tile", gemm.tiles(dims.numel(factors.lines, region.body.sizes)))
+        matrices, sizes = factors.traced(region.body)
+        widths = choose(f"{node.name} tile", gemm.tiles(*sizes, matrices))
         instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
     style = Style("{}[i]", "{}", moves_rows=True, parts=True)
     detail = GemmPlan(

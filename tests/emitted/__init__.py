@@ -159,9 +159,35 @@ inline float __fdividef(float a, float b) { return a / b; }
 #define __launch_bounds__(threads)
 #define __restrict__
 typedef void* cudaStream_t;
-enum { cudaSuccess, cudaDevAttrMultiProcessorCount };
-struct Coordinates { unsigned int x; };
-static Coordinates blockIdx, gridDim, threadIdx;
+enum { cudaSuccess, cudaDevAttrMultiProcessorCount, cudaDevAttrComputeCapabilityMajor };
+typedef int cudaError_t;
+struct dim3 {
+    unsigned int x, y, z;
+    dim3(unsigned int x = 1, unsigned int y = 1, unsigned int z = 1) : x(x), y(y), z(z) {}
+};
+static dim3 blockIdx, gridDim, threadIdx;
+enum { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
+struct cudaLaunchAttribute {
+    int id;
+    struct {
+        int programmaticStreamSerializationAllowed;
+        struct { unsigned x, y, z; } clusterDim;
+    } val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute* attrs;
+    int numAttrs;
+};
+template <typename Kernel, typename... Args>
+int cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, Args... args) {   // one thread after the other
+    gridDim = config->gridDim;
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < config->blockDim.x; ++threadIdx.x) kernel(args...);
+    return cudaSuccess;
+}
 inline int cudaGetDevice(int*) { return 0; }
 inline int cudaDeviceGetAttribute(int* count, int, int) { *count = 1; return 0; }
 inline int cudaGetLastError() { return 0; }
@@ -170,10 +196,5 @@ inline int cudaGetLastError() { return 0; }
 
 def on_the_host(cuda: str) -> str:
     """A program of pointwise kernels as C++ that runs one thread after the other on one multiprocessor."""
-    threads = (
-        "for (unsigned int b = 0; b < blocks; ++b) for (unsigned int t = 0; t < THREADS; ++t) "
-        "blockIdx.x = b, threadIdx.x = t, gridDim.x = blocks, "
-    )
-    cuda = re.sub(r"(run<\w+, COUNT>)<<<blocks, THREADS, 0, stream>>>\(", threads.replace("\\", "") + r"\1(", cuda)
     cuda = re.sub(r'float r;\s*asm\("max\.NaN.*?return r;', "return a != a || a > b ? a : b;", cuda, flags=re.DOTALL)
     return cuda.replace("#include <cuda_runtime.h>", _HOST_CUDA)

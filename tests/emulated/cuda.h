@@ -36,10 +36,11 @@ inline int cudaGetLastError() { return cudaSuccess; }
 struct cudaLaunchAttribute {
     int id;
     struct {
+        int programmaticStreamSerializationAllowed;
         struct { unsigned x, y, z; } clusterDim;
     } val;
 };
-constexpr int cudaLaunchAttributeClusterDimension = 4, cudaFuncAttributeNonPortableClusterSizeAllowed = 10;
+constexpr int cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6, cudaFuncAttributeNonPortableClusterSizeAllowed = 10;
 template <typename Kernel>
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Kernel, int, size_t) { return *count = 2, cudaSuccess; }
 
@@ -132,10 +133,10 @@ struct cudaLaunchConfig_t {
     int numAttrs;
 };
 // Without clusters.
-template <typename Kernel, typename Args>
-int cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Args& args) {
+template <typename Kernel, typename... Args>
+int cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Args&... args) {
     if (config->numAttrs || config->dynamicSmemBytes > sizeof emulated::memory) abort();
-    emulated::launch(config->gridDim, config->blockDim, [&] { kernel(args); });
+    emulated::launch(config->gridDim, config->blockDim, [&] { kernel(args...); });
     return cudaSuccess;
 }
 

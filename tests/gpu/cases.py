@@ -33,6 +33,8 @@ TAIL = "conv_transpose_softmax_sigmoid"
 VOLUME = "conv_transpose3d_mean_max"
 GROUPED = "conv_transpose_grouped_dilated_logsumexp"
 STRIDED = "conv1d_strided_mean_sigmoid"
+ROWS = "conv_transpose_row_mean"
+"""Two kernels, one after the other."""
 FEW = (COLLAPSED, WINDOWED, TAIL, VOLUME, GROUPED, STRIDED)
 
 

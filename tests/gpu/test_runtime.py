@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.gpu.cases import COLLAPSED, FEW, TAIL, WINDOWED, agrees, case
+from tests.gpu.cases import COLLAPSED, FEW, ROWS, STRIDED, TAIL, WINDOWED, agrees, case
 
 pytestmark = pytest.mark.gpu
 
@@ -154,3 +158,59 @@ def test_operators_refuse_what_they_were_not_compiled_for() -> None:
         operator(*(a.double() if isinstance(a, torch.Tensor) else a for a in arguments))
     with pytest.raises(RuntimeError):
         operator(*(a[..., None] if isinstance(a, torch.Tensor) else a for a in arguments))
+
+
+def _instructions(library: Path) -> dict[str, list[str]]:
+    """The machine code of every kernel of a library for sm_90, by name."""
+    dump = subprocess.run(["cuobjdump", "-sass", str(library)], capture_output=True, text=True, check=True).stdout
+    kernels = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", dump, re.S)
+    return {name: re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", body, re.M) for name, body in kernels}
+
+
+@pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="cuobjdump is not installed")
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="needs Hopper")
+@pytest.mark.parametrize("name", [WINDOWED, STRIDED, ROWS, "linear_pool_gelu_max", "conv_group_norm_hardswish"])
+def test_nothing_is_read_before_the_kernels_before_are_awaited(name: str) -> None:
+    """The compiler may move loads of what it takes for constant."""
+    case(name).pair()[1](case(name).x())
+    with open("/proc/self/maps") as maps:
+        loaded = {Path(line.split()[-1]) for line in maps if "fusegen_" in line and line.rstrip().endswith(".so")}
+    kernels: dict[str, list[str]] = {}
+    for library in loaded:
+        kernels |= _instructions(library)
+    assert kernels
+    for kernel, code in kernels.items():
+        wait, trigger = (next(i for i, text in enumerate(code) if name in text) for name in ("ACQBULK", "PREEXIT"))
+        if wait < trigger:  # else it awaits a preparation, before which nothing is left to wait for, where it reads it
+            early = [text for text in code[:wait] if re.search(r"\b(LDG|LD|STG|ST|ATOMG|RED|UBLKCP|LDGSTS)\b", text)]
+            assert not early, kernel
+
+
+def test_kernels_that_come_early_read_what_is_written_late() -> None:
+    """Two kernels of a model behind torch's on other streams, at once and in a graph that forks and joins."""
+    reference, generated = case(ROWS).pair()
+    x, source = torch.zeros_like(case(ROWS).x()), case(ROWS).x()
+    side = torch.cuda.Stream()
+
+    def run() -> torch.Tensor:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1_000_000)
+            x[1:].copy_(source[1:])
+        x[:1].copy_(source[:1])
+        torch.cuda.current_stream().wait_stream(side)
+        y: torch.Tensor = generated(generated(x).new_zeros(()) + x)
+        return y
+
+    with torch.no_grad():
+        generated(x)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            y = run()
+        for seed in range(2, 22):
+            source.copy_(case(ROWS).x(seed=seed))
+            graph.replay()
+            agrees(reference, generated, source, y)
+            x.zero_()
+            agrees(reference, generated, source, run())
