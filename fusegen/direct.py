@@ -14,10 +14,11 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from fusegen import contractions, dims, ops
-from fusegen.ir import ConvOp, DType, Frozen, Graph, InputOp, MatmulOp, Node
-from fusegen.machines import Machine
+from fusegen.ir import ConvOp, DType, Frozen, Graph, InputOp, MatmulOp, Node, ReduceOp, SoftmaxOp
+from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.poolspace import along_channels, around, operations
 from fusegen.rowspace import NotFusable, RowSpace
+from fusegen.tiling import TooLarge
 from fusegen.tuning import kernel_or_library
 
 MAX_POSITIONS, MAX_RESULTS = 16, 32
@@ -32,6 +33,12 @@ _WEIGHTS, _VOLUME = 8, 16
 """Weights held at once, and what the places in a volume take beyond those in an image."""
 _BANDWIDTH, _FLOPS = 0.75, 0.33
 """Shares of a machine's rates that the kernel reaches."""
+_CHAIN = 1024
+"""Products that are added up one after the other, at most."""
+_FEW_SECONDS = 5e-6
+"""Of the arithmetic of a convolution of a single group."""
+_PREPARED = 8e-6
+"""Of the portable tensor-core kernel, besides its expected time, where it has little to do: it packs weights first."""
 _AHEAD = 8
 """Accesses of a thread that are on their way at once."""
 _FILLED = 132 * 512
@@ -78,13 +85,37 @@ class DirectRegion:
 
 
 def takes(body: Graph, node: Node) -> bool:
-    """True for convolutions whose groups are too narrow for tensor cores."""
-    if not isinstance(node.op, ConvOp) or node.op.groups == 1:
+    """True for convolutions whose groups are too narrow for tensor cores, or that have little for them to do."""
+    if not isinstance(node.op, ConvOp):
         return False
     x, w = (body.node(name).type for name in node.inputs[:2])
     if any(not isinstance(size, int) for size in w.shape):
         return False
-    return ops.group_channels(node.op, x, w)[1] < contractions.LEAST_OUTPUTS
+    inputs, outputs = ops.group_channels(node.op, x, w)
+    if inputs * prod(ops.kernel_size(w)) > _CHAIN:
+        return False
+    if node.op.groups > 1:
+        return outputs < contractions.LEAST_OUTPUTS
+    return is_small(body, node)
+
+
+def is_small(body: Graph, node: Node) -> bool:
+    """True where tensor cores are expected to take longer for a convolution, with what they prepare.
+
+    False for ``precise`` ones, whose sums keep what rounding takes, and before a reduction that may share a kernel.
+    """
+    assert isinstance(node.op, ConvOp)
+    if node.op.precise or any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes):
+        return False
+    rates = machine(DEFAULT_TARGET)
+    if ops.flops(body, node) > _FEW_SECONDS * _FLOPS * rates.flops:
+        return False
+    tensor = contractions.asynchronous_seconds(body, node, rates)
+    try:
+        tensor = min(tensor, contractions.portable_seconds(body, node, False, rates) + _PREPARED)
+    except TooLarge:
+        return True
+    return seconds(body, node, rates) < tensor
 
 
 @dataclass(frozen=True)
@@ -178,7 +209,8 @@ class _Way:
         parts = ceil(outputs / self.channels)
         threads = groups * parts * prod(ceil(n / own) for n, own in zip(lengths, self.results, strict=True))
         read = parts * _read(self.alongs[:-1], lengths[:-1], self.results[:-1])
-        return read * max(1.0, _FILLED / threads), sum(along.phased for along in self.alongs), prod(self.results)
+        size = self.channels * prod(self.results)
+        return read * max(1.0, _FILLED / threads), sum(along.phased for along in self.alongs), size
 
 
 def _read(alongs: tuple[Along, ...], lengths: tuple[int, ...], results: tuple[int, ...]) -> float:

@@ -11,7 +11,7 @@ from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
 from fusegen.plan import sharing
-from fusegen.plan.details import ContractionPlan, PoolPlan, RowReducePlan, RowStreamPlan
+from fusegen.plan.details import ContractionPlan, DirectConvPlan, PoolPlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
 from fusegen.plan.types import EagerStep, KernelStep, Program
@@ -177,7 +177,7 @@ def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("init", "body", "expected"),
     [
-        ("self.c = nn.Conv2d(8, 16, 3)", "return self.c(x)", ["contraction"]),
+        ("self.c = nn.Conv2d(8, 16, 3)", "return self.c(x)", ["conv_direct"]),  # too small for tensor cores
         ("self.c = nn.Conv2d(8, 16, 3, groups=4)", "return self.c(x)", ["conv_direct"]),  # too narrow for tensor cores
         ("self.l = nn.Linear(5, 7)", "return self.l(x)", ["torch"]),
         ("self.l = nn.Linear(5, 7)", "return self.l(x).relu()", ["linear_narrow"]),  # which saves a pass
@@ -202,7 +202,7 @@ def test_a_lone_bias_is_added_by_the_product(init: str, body: str, expected: lis
         ("return F.adaptive_avg_pool2d(x, (3, 4)).relu()", ["pool"]),
         ("return F.max_pool1d(x[0], 2, ceil_mode=True)", ["torch", "pool"]),  # its data's views are free
         ("return F.avg_pool3d(x.unsqueeze(1), 2)", ["pool"]),
-        ("return F.max_pool2d(self.c(x).relu(), 2)", ["contraction", "pool"]),
+        ("return F.max_pool2d(self.c(x).relu(), 2)", ["conv_direct", "pool"]),
     ],
 )
 def test_what_shares_a_kernel_with_a_pooling(body: str, expected: list[str], tmp_path: Path) -> None:
@@ -236,10 +236,11 @@ def test_a_pooling_normalises_what_it_reads(init: str, body: str, statistics: st
 
 def test_bias_and_activation_run_along_the_channels(tmp_path: Path) -> None:
     found = program(tmp_path, "return self.c(x).relu()", "self.c = nn.Conv2d(8, 16, 3)")
-    assert templates(found) == ["contraction"]
+    assert templates(found) == ["conv_direct"]
     step = found.steps[0]
     assert isinstance(step, KernelStep)
-    assert [o.index for o in step.plan.detail.rows.operands] == ["l"]
+    assert isinstance(step.plan.detail, DirectConvPlan)
+    assert [o.index for o in step.plan.detail.after.operands] == ["l"]
 
 
 def test_partial_and_shared_means_do_not_collapse(tmp_path: Path) -> None:

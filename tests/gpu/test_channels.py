@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import channels, contractions
+from fusegen import channels, contractions, direct
 from fusegen.check import compare
 from fusegen.tf32 import tf32_results
 from tests.gpu.cases import built
@@ -49,6 +49,7 @@ def _values(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("tf32", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
     monkeypatch.setattr(channels, "pays", lambda *_: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)

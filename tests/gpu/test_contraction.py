@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import contractions, hopper
+from fusegen import contractions, direct, hopper
 from fusegen.plan.details import HopperConvPlan
 from tests.gpu.cases import agrees, built
 from tests.models import write
@@ -43,6 +43,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def _whatever_the_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
 
 

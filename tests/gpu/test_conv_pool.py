@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import convpool, hopper
+from fusegen import convpool, direct, hopper
 from tests.gpu.cases import agrees, built
 from tests.gpu.test_contraction import full_precision, rounded
 from tests.models import write
@@ -71,6 +71,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def _whatever_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(hopper, "pooled_seconds", lambda *_: 0.0)
     monkeypatch.setattr(convpool, "faster", lambda *_: None)
 

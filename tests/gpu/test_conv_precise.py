@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import channels, contractions, hopper
+from fusegen import channels, contractions, direct, hopper
 from fusegen.plan import contraction
 from fusegen.plan.details import HopperConvPlan
 from fusegen.plan.types import KernelStep
@@ -53,6 +53,7 @@ MODELS = {
 def _whatever_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every convolution is one that eager computes in fp32, and is taken."""
     monkeypatch.setattr(contractions, "allows_tf32", lambda *_: False)
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
     monkeypatch.setattr(hopper, "pooled_seconds", lambda *_: 0.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import contractions, convreduce
+from fusegen import contractions, convreduce, direct
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
@@ -71,6 +71,7 @@ def pair(name: str, portable: bool, tmp_path: Path) -> tuple[nn.Module, nn.Modul
 @pytest.mark.parametrize(("portable", "tf32"), [(False, True), (False, False), (True, True)])
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees(name: str, portable: bool, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
     monkeypatch.setattr(convreduce, "faster", lambda *_: None)
