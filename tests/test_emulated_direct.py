@@ -80,3 +80,13 @@ def random_module(rng: random.Random) -> tuple[str, tuple[int, ...]]:
 def test_random_transposed_convolutions_agree_with_float64(seed: int, tmp_path: Path) -> None:
     module, shape = random_module(random.Random(seed))
     agrees(module, "self.m(x).abs() - 1", shape, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [("nn.Conv1d(16, 16, 2, 3)", (16, 40)), ("nn.ConvTranspose2d(12, 3, 1, 3, 0, 2)", (12, 7, 9))],
+)
+def test_small_convolutions_of_one_group_agree_with_float64(
+    module: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    agrees(module, "self.m(x).tanh()", shape, tmp_path)
