@@ -277,6 +277,9 @@ def tiles(
         found.append(tile)
     if not found or found[-1].vector != 1:
         raise NotFusable(f"{prod(kernel)} taps of stride {op.stride} are too many for a thread")
+    if prod(kernel[:-1]) > 1:  # else taps of several channels would be added up in an order that accesses decide
+        least = min(tile.ahead for tile in found)
+        found = [tile.replace(ahead=least) for tile in found]
     return tuple(found)
 
 

@@ -120,6 +120,7 @@ def test_tiles_span_exactly_what_their_windows_read() -> None:
             continue
         assert all(prod(tile.results) * tile.outputs <= direct.MAX_RESULTS for tile in found)
         assert all(1 <= tile.outputs <= outputs for tile in found)
+        assert len({tile.ahead for tile in found}) == 1 or prod(kernel[:-1]) == 1  # the same bits by any access
         for tile, axis in product(found, range(op.rank)):
             at = 3 - op.rank + axis
             results, phased = tile.results[at], at < 2 and tile.phased[at]
