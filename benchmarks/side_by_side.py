@@ -2,7 +2,7 @@
 
 Every model is compiled in a process of its own, by fusegen and by torch; times are taken one model after the other.
 Whole networks: ``benchmarks/networks/*.py``, as people write them. A model that takes longer than ``PATIENCE`` to
-compile is left out, and said to be slow.
+compile is left out, and it is said what it was doing for how long.
 The error is that of the file's inputs, held to the tolerance of ``fusegen check``.
 """
 
@@ -54,13 +54,34 @@ def model_text(init: str, body: str, shape: tuple[int, ...], draw: str = "torch.
     return "\n".join(lines)
 
 
+class Phases:
+    """What a process does, in a file that others read: name and second of every beginning."""
+
+    def __init__(self, path: Path):
+        self.path, self.started = path, time.perf_counter()
+
+    def begin(self, name: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{name},{time.perf_counter() - self.started:.1f}\n")
+
+
+def seconds_of(path: Path) -> dict[str, float]:
+    """Seconds from each beginning to the next; of what has not ended, when it began."""
+    entries = [line.split(",") for line in path.read_text().splitlines()] if path.exists() else []
+    starts = [float(second) for _, second in entries]
+    return {
+        name: round(end - start, 1)
+        for (name, _), start, end in zip(entries, starts, [*starts[1:], 2 * starts[-1] if starts else 0], strict=False)
+    }
+
+
 def measure(model: Path, turn: Path) -> dict[str, Any]:
     """Errors and times of one model; waits for ``turn`` before it uses the GPU for more than compiling."""
     use_environment_tools()
     generated_path = model.with_name("generated_" + model.name)
-    started = time.perf_counter()
-    compiled = compile_file(model)
-    compile_seconds = time.perf_counter() - started
+    phases = Phases(model.with_suffix(".phases"))
+    compiled = compile_file(model, progress=phases.begin)
+    phases.begin("load")
     generated_path.write_text(compiled.source)
     subject = model_subject(model, generated_path)
     torch.manual_seed(0)
@@ -72,10 +93,12 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
         "generated": generated,
     }
     with torch.no_grad():
-        for run in runs.values():
+        for name, run in runs.items():
+            phases.begin(name)
             for _ in range(3):
                 run(*inputs)
         torch.cuda.synchronize()
+        phases.begin("ready")
         torch.cuda.empty_cache()  # others compile meanwhile
         model.with_suffix(".ready").touch()
         while not turn.exists():
@@ -90,7 +113,9 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
     medians = {name: round(timing.median * 1e3, 1) for name, timing in timed.items()}
     return {
         "steps": [getattr(getattr(step, "plan", None), "name", "torch") for step in compiled.program.steps],
-        "compile_seconds": round(compile_seconds, 1),
+        "compile_seconds": round(compiled.seconds, 1),
+        "lines": len(compiled.source.splitlines()),
+        "phase_seconds": {name: s for name, s in seconds_of(phases.path).items() if s >= 0.1 and name != "ready"},
         "microseconds": medians,
         "share_of_probe": round(medians["probe"] / medians["generated"], 2),
         "x_eager": round(medians["eager"] / medians["generated"], 2),
@@ -105,6 +130,7 @@ def run(models: Mapping[str, str], out: Path) -> int:
     entries: dict[str, Any] = {}
     names = list(models)
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "FUSEGEN_STRICT": "1"}
+    environment.setdefault("OMP_NUM_THREADS", "2")  # many compile at once
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         for first in range(0, len(names), AT_ONCE):
@@ -125,7 +151,7 @@ def run(models: Mapping[str, str], out: Path) -> int:
                 process = running.pop(name)
                 process.kill()
                 process.communicate()
-                print(name, "SLOW", flush=True)
+                print(name, "SLOW", seconds_of(folder / f"{name}.phases"), flush=True)
             for name, process in running.items():
                 (folder / f"{name}.go").touch()
                 output, _ = process.communicate()
@@ -135,6 +161,7 @@ def run(models: Mapping[str, str], out: Path) -> int:
                 entry = entries[name] = {"model": models[name], **json.loads(output.splitlines()[-1])}
                 verdict = "ok" if entry["passed"] else "INACCURATE"
                 print(name, verdict, entry["microseconds"], entry["share_of_probe"], entry["x_compile"], flush=True)
+                print("   ", entry["lines"], "lines;", entry["phase_seconds"], flush=True)
                 facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": entries}
                 out.write_text(json.dumps(facts, indent=1) + "\n")
     return 0 if len(entries) == len(names) and all(entry["passed"] for entry in entries.values()) else 1

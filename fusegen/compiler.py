@@ -11,21 +11,16 @@ from typing import TypeAlias
 
 from torch import nn
 
-from fusegen import dims, passes, proof, tuning
+from fusegen import passes, proof, tuning
 from fusegen.emit import emit_module
-from fusegen.errors import GraphError, ModelFileError
-from fusegen.generalise import generalise
-from fusegen.guards import smallest_sizes
+from fusegen.errors import ModelFileError
 from fusegen.ir import Graph, RuleApplied, RuleRefused
 from fusegen.machines import DEFAULT_TARGET, machine
-from fusegen.passes import library
 from fusegen.plan import make_program
 from fusegen.plan.types import Program
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
 from fusegen.verify import from_json
 
-AFFORDABLE = 1 << 22
-"""Elements of parameters and inputs that a proof evaluates as they are."""
 Progress: TypeAlias = Callable[[str], None]
 
 
@@ -81,23 +76,6 @@ def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) ->
     return program, stages
 
 
-def _prove(program: Program) -> proof.Proof:
-    """The proof of a program's rewrites; with large operands, that of the same rewrites at general sizes."""
-    sizes = smallest_sizes(program.before)
-    operands = (*program.before.params, *program.before.inputs)
-    if sum(dims.numel(node.type.shape, sizes) for node in operands) > AFFORDABLE:
-        general = generalise(program.before)
-        try:
-            stages = _run_passes(general, program.target)
-        except GraphError:  # a rule that wants a number where there is a symbol now
-            return proof.prove(program.before, program.after)
-        rewrites = [event for stage in stages for event in stage.applied]
-        own = [event for event in program.rewrites if event.identity not in library.IDENTITIES]
-        if [event for event in rewrites if event.identity not in library.IDENTITIES] == own:
-            return proof.prove(general, stages[-1].graph)
-    return proof.prove(program.before, program.after)
-
-
 def _finish(
     traced: TracedModel | Graph,
     source_text: str | None,
@@ -110,7 +88,7 @@ def _finish(
     graph = traced if isinstance(traced, Graph) else traced.graph
     program, stages = optimise(graph, target, evaluation, progress)
     progress("prove")
-    proven = _prove(program)
+    proven = proof.prove(program.before, program.after)
     progress("emit")
     text = emit_module(program, traced, source_text, title)
     notes = traced.notes if isinstance(traced, TracedModel) else ()

@@ -2,36 +2,43 @@
 
 Every axis of every value belongs to a class of axes that must have one size (a weight's columns, the
 activations that they meet, the bias added to them). A class that no op ties to a number of its own
-(a group count, a regrouped axis, a kernel extent) becomes a symbol whose traced value is the constant:
-costs stay what they are, and a proof may choose it small.
+(a group count, a regrouped axis, a kernel extent) becomes a symbol whose traced value is the constant, and a
+proof may choose it small. Channels of convolutions, which must be numbers, become small ones. The spatial
+sizes that a convolution computes follow from those that it reads.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import networkx as nx
 
-from fusegen.dims import Dims
+from fusegen import dims, ops
+from fusegen.dims import Dim, Dims
 from fusegen.ir import (
-    ConstOp,
+    AdaptivePoolOp,
+    CatOp,
     ConvOp,
     ExpandOp,
     Graph,
-    InputOp,
     MatmulOp,
     Node,
-    ParamOp,
+    NormalizeOp,
+    PadOp,
     PermuteOp,
     PointwiseOp,
+    PoolOp,
     ReduceOp,
     ReshapeOp,
+    SliceOp,
     SoftmaxOp,
+    TensorType,
 )
 from fusegen.verify import verify
 
-LARGE = 64
-"""Constant sizes above this become symbols."""
+LARGE = 16
+CHANNELS = (3, 5, 7, 11, 13)
 
 Axis = tuple[str, int]
 
@@ -52,7 +59,7 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
         return (pair(operands[0], axis, node, i) for i, axis in enumerate(kept))
 
     match node.op:
-        case PointwiseOp() | ExpandOp():
+        case PointwiseOp() | ExpandOp() | NormalizeOp():
             return broadcast()
         case SoftmaxOp():
             return along(range(node.type.rank))
@@ -73,9 +80,40 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             found += [pair(b, axis, node, axis) for axis in range(b.type.rank - 2)]
             found += [pair(c, 0, node, -1) for c in operands[2:]]
             return iter(found)
-        case ConvOp():
-            return iter([pair(operands[0], 0, node, 0)])
+        case ConvOp(transposed=transposed, groups=groups):
+            x, w = operands[:2]
+            found = [pair(x, 0, node, 0)]
+            if groups == 1:
+                found += [pair(x, 1, w, 0 if transposed else 1), pair(w, 1 if transposed else 0, node, 1)]
+                found += [pair(b, 0, node, 1) for b in operands[2:]]
+            return iter(found)
+        case SliceOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
+            own = set(_structure(node, operands))
+            free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]
+            return (pair(operand, axis, node, axis) for operand in operands for axis in free)
     return None
+
+
+def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
+    """Axes whose size is a number to the op."""
+    own: tuple[int, ...]
+    match node.op:
+        case SliceOp(axis=axis) | CatOp(axis=axis):
+            own = (axis,)
+        case PadOp(before=before, after=after):
+            own = tuple(axis for axis, around in enumerate(zip(before, after, strict=True)) if any(around))
+        case PoolOp(rank=rank) | AdaptivePoolOp(rank=rank):
+            own = tuple(range(node.type.rank - rank, node.type.rank))
+        case ConvOp(groups=groups):
+            w = operands[1]
+            yield from ((w.name, axis) for axis in range(2, w.type.rank))
+            if groups > 1:
+                yield from ((o.name, 1) for o in (node, operands[0]))
+                yield from ((o.name, axis) for o in operands[1:] for axis in range(min(2, o.type.rank)))
+            return
+        case _:
+            return
+    yield from ((o.name, axis) for o in (node, *operands) for axis in own)
 
 
 def _unit_reshape(node: Node, operand: Node) -> Iterator[tuple[Axis, Axis]] | None:
@@ -86,15 +124,17 @@ def _unit_reshape(node: Node, operand: Node) -> Iterator[tuple[Axis, Axis]] | No
     return (((operand.name, i), (node.name, j)) for i, j in zip(first, second, strict=True))
 
 
-def _classes(graph: Graph) -> Iterator[set[Axis]]:
-    """Classes of axes whose size is free to change."""
+def _classes(graph: Graph) -> tuple[list[set[Axis]], list[set[Axis]]]:
+    """Classes of axes whose size is free to change, and of those that follow from the free ones."""
     ties: nx.Graph[Axis] = nx.Graph()
     fixed: set[Axis] = set()
+    reads: dict[Axis, Axis] = {}
+    """A spatial axis that a convolution computes -> the one that it reads."""
     by_name = graph.by_name
     for node in graph.nodes:
         axes = [(node.name, axis) for axis in range(node.type.rank)]
         ties.add_nodes_from(axes)
-        if isinstance(node.op, (InputOp, ParamOp, ConstOp)):
+        if ops.is_leaf(node.op):
             continue
         operands = [by_name[name] for name in node.inputs]
         pairs = _pairs(node, operands)
@@ -102,27 +142,56 @@ def _classes(graph: Graph) -> Iterator[set[Axis]]:
             fixed.update(axes, ((o.name, axis) for o in operands for axis in range(o.type.rank)))
             continue
         ties.add_edges_from(pairs)
-        if isinstance(node.op, ConvOp):  # all but the batch is structure
-            fixed.update((o.name, axis) for o in (node, operands[0]) for axis in range(1, o.type.rank))
-            fixed.update((o.name, axis) for o in operands[1:] for axis in range(o.type.rank))
-    return (c for c in nx.connected_components(ties) if not c & fixed)
+        fixed.update(_structure(node, operands))
+        if isinstance(node.op, ConvOp):
+            reads.update(((node.name, axis), (operands[0].name, axis)) for axis in range(2, node.type.rank))
+    classes = [set(found) for found in nx.connected_components(ties)]
+    of = {axis: i for i, axes in enumerate(classes) for axis in axes}
+    numbers = {of[axis] for axis in fixed}
+    computed = {of[axis] for axis in reads}
+    numbers |= {i for i in computed if any(ops.is_leaf(by_name[name].op) for name, _ in classes[i])}
+    while more := {of[read] for axis, read in reads.items() if of[axis] in numbers} - numbers:
+        numbers |= more
+    free = [axes for i, axes in enumerate(classes) if i not in numbers | computed]
+    return free, [axes for i, axes in enumerate(classes) if i in computed - numbers]
 
 
-def generalise(graph: Graph) -> Graph:
-    """``graph`` with every free constant size above ``LARGE`` a symbol ``k0, k1, ...`` of that traced value."""
-    names: dict[Axis, str] = {}
+def generalise(graph: Graph, every: bool = False) -> Graph:
+    """``graph`` with every free size that is computed, or a constant above ``LARGE``, a symbol ``k0, k1, ...`` of that
+    traced value, or one of ``CHANNELS``. ``every``: with every free size but 1.
+
+    Raises ``GraphError`` where an op takes numbers only.
+    """
+    names: dict[Axis, Dim] = {}
     sizes: dict[str, int] = {}
-    for axes in _classes(graph):
+    free, computed = _classes(graph)
+    channels = {
+        (name, 1) for node in graph.nodes if isinstance(node.op, ConvOp) for name in (node.name, *node.inputs[:1])
+    }
+    numbers = itertools.cycle(CHANNELS)
+    for axes in free:
         known = {graph.node(name).type.shape[axis] for name, axis in axes}
-        if len(known) == 1 and isinstance(size := known.pop(), int) and size > LARGE:
+        size = known.pop() if len(known) == 1 else 0
+        replaced = size > (1 if every else LARGE) if isinstance(size, int) else every or not size.isidentifier()
+        if replaced:
+            if axes & channels and isinstance(size, int):
+                names.update(dict.fromkeys(axes, next(numbers)))
+                continue
             name = f"k{len(sizes)}"
-            sizes[name] = size
+            sizes[name] = dims.evaluate(size, graph.sizes)
             names.update(dict.fromkeys(axes, name))
+    follows = {axis: axes for axes in computed for axis in axes}
+    types: dict[str, TensorType] = {}
 
     def general(node: Node) -> Node:
         shape: Dims = tuple(names.get((node.name, axis), size) for axis, size in enumerate(node.type.shape))
         op = node.op.replace(shape=shape) if isinstance(node.op, (ReshapeOp, ExpandOp)) else node.op
-        return node.replace(op=op, type=node.type.replace(shape=shape))
+        found = ops.infer(op, tuple(types[name] for name in node.inputs), node.type.replace(shape=shape))
+        for axis, size in enumerate(found.shape):
+            if (axes := follows.get((node.name, axis))) is not None:
+                names.update(dict.fromkeys(axes, size))
+        types[node.name] = found
+        return node.replace(op=op, type=found)
 
     found = graph.replace(nodes=tuple(map(general, graph.nodes)), sizes={**graph.sizes, **sizes})
     verify(found)

@@ -90,6 +90,39 @@ def run(
     return _compile(graph)(inputs, params, {**found, **(sizes or {})})
 
 
+class _Operand:
+    """Stands for a tensor among the arguments of an eager op."""
+
+    def __init__(self, place: int):
+        self.place, self.device = place, "device"
+
+    def __repr__(self) -> str:
+        return f"operand {self.place}"
+
+
+def evaluated(op: ir.Op, sizes: Mapping[str, int]) -> tuple[object, ...]:
+    """What ``op`` does at ``sizes``, as values that compare equal where it does the same."""
+
+    def value(name: str, field: Any) -> object:
+        match field:
+            case (*items,) if name in ("shape", "size"):
+                return tuple(dims.evaluate(d, sizes) for d in items)
+            case str() if name == "value":
+                return float(dims.evaluate(field, sizes))
+            case str() | int() if name in ("start", "length"):
+                return dims.evaluate(field, sizes)
+            case str() if name == "arguments":
+                operands = [_Operand(i) for i in range(field.count("{"))]
+                text = field.format(*(f"operands[{i}]" for i in range(len(operands))))
+                scope = {"torch": torch, "operands": operands, **sizes}
+                return repr(eval(f"(lambda *args, **kwargs: (args, kwargs))({text})", scope))
+            case (*items,) if name == "results":
+                return tuple((t.dtype, *(dims.evaluate(d, sizes) for d in t.shape)) for t in items)
+        return field
+
+    return tuple(value(name, getattr(op, name)) for name in type(op).model_fields)
+
+
 def input_shapes(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
     """The shape of every input at the given sizes."""
     return [tuple(dims.evaluate(d, sizes) for d in node.type.shape) for node in graph.inputs]

@@ -29,8 +29,9 @@ from fusegen.assigned import Assigned, hold, plain_tensors, watched
 from fusegen.decompositions import decompositions
 from fusegen.errors import ModelFileError, TraceError
 from fusegen.from_export import convert, known
-from fusegen.interpret import input_shapes
-from fusegen.ir import EagerOp, Graph, ParamOp, ReduceOp, SoftmaxOp
+from fusegen.in_place import without_writes
+from fusegen.interpret import evaluated, input_shapes
+from fusegen.ir import EagerOp, Graph, Node, ParamOp, ReduceOp, SoftmaxOp
 from fusegen.whole import kept_whole
 
 
@@ -164,23 +165,10 @@ def _export(
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
         table = decompositions(program)
-        if table or not _is_functional(program):
-            decomposed: torch.export.ExportedProgram = program.run_decompositions(table)
-            return decomposed
-        program.graph.eliminate_dead_code()  # as run_decompositions does, which takes longer than the export
-        return program
-
-
-_WRITES_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
-"""Ops that write to running statistics, which their schemas do not say."""
-
-
-def _is_functional(program: torch.export.ExportedProgram) -> bool:
-    """True when no op writes to an operand or holds a graph of its own."""
-    targets = [node.target for node in program.graph.nodes]
-    ops = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
-    writes = any(op._schema.is_mutable or op._schema.name in _WRITES_STATISTICS for op in ops)
-    return not writes and not any(isinstance(target, torch._ops.HigherOrderOperator) for target in targets)
+        if not table and without_writes(program):
+            return program
+        decomposed: torch.export.ExportedProgram = program.run_decompositions(table)
+        return decomposed
 
 
 def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -235,27 +223,35 @@ def _obscuring(graph: Graph) -> frozenset[str]:
 
 
 def _outline(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[object, ...]]:
-    """What every node computes, and its shape at ``sizes``."""
-    return [
-        (
-            node.op.kind,
-            getattr(node.op, "fn", ""),
-            getattr(node.op, "target", ""),
-            *(dims.evaluate(d, sizes) for d in node.type.shape),
-        )
-        for node in graph.nodes
-    ]
+    """What every node computes, of which nodes, and its shape, all at ``sizes``."""
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    shapes = {node.name: tuple(dims.evaluate(d, sizes) for d in node.type.shape) for node in graph.nodes}
+
+    def meaning(node: Node) -> tuple[object, ...]:
+        op = node.op
+        if isinstance(op, ReduceOp):  # along an axis of one element or not is the same
+            op = op.replace(axes=tuple(axis for axis in op.axes if shapes[node.inputs[0]][axis] != 1))
+        return (evaluated(op, sizes), tuple(place[name] for name in node.inputs), shapes[node.name])
+
+    return [meaning(node) for node in graph.nodes]
 
 
 def _settled(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, path: Path) -> Graph:
     """``graph`` with the size conditions that decide what is computed."""
+    asked: dict[tuple[int, ...], bool] = {}
 
-    def same(sizes: Mapping[str, int]) -> bool:
+    def traced_again(sizes: Mapping[str, int]) -> bool:
         try:
             again = convert(_export(model, _resized(inputs, graph, sizes), dynamic=False), model, path)
         except Exception:
             return False
         return _outline(again, {}) == _outline(graph, sizes)
+
+    def same(sizes: Mapping[str, int]) -> bool:
+        key = tuple(sizes[name] for name in graph.sizes)
+        if key not in asked:
+            asked[key] = traced_again(sizes)
+        return asked[key]
 
     return guards.settle(graph, same)
 
@@ -273,19 +269,27 @@ _NOT_SET = "the generated forward does not set {}"
 
 def _first_export(
     model: nn.Module, inputs: tuple[Any, ...], path: Path
-) -> tuple[torch.export.ExportedProgram, tuple[str, ...], Assigned]:
-    """``model`` as torch.export sees it, what a user should know, and what it assigns. Raises ``TraceError``."""
+) -> tuple[torch.export.ExportedProgram, frozenset[str], tuple[str, ...], Assigned]:
+    """``model`` as torch.export sees it, the sizes that are fixed for it, what a user should know, and what it assigns.
+
+    Raises ``TraceError``.
+    """
     notes: tuple[str, ...] = ()
+    fixed: frozenset[str] = frozenset()
     failed: Exception | None = None
     with watched(model, path) as assigned:
         try:
             program = _export(model, inputs, dynamic=True)
         except Exception as dynamic_error:
-            notes = (f"sizes are fixed to the example inputs: {_first_line(dynamic_error)}",)
-            try:
-                program = _export(model, _renewed(inputs), dynamic=False)
-            except Exception as error:
-                failed = error
+            sizes = ((i, axis) for i, x in enumerate(_tensors(inputs)) for axis in range(1, x.dim()))
+            fixed = frozenset(dims.symbol(i, axis) for i, axis in sizes)
+            for which, dynamic in (("sizes but the batch's", True), ("sizes", False)):
+                notes = (f"{which} are fixed to the example inputs: {_first_line(dynamic_error)}",)
+                try:
+                    program, failed = _export(model, _renewed(inputs), dynamic, fixed), None
+                    break
+                except Exception as error:
+                    failed = error
     for name, line in assigned.changed.items():
         raise TraceError(
             f"forward changes {name}, which is neither a parameter nor a buffer",
@@ -294,7 +298,7 @@ def _first_export(
         ) from failed
     if failed is not None:
         raise _trace_error(failed, path, model) from failed
-    return program, (*notes, *map(_NOT_SET.format, assigned.added)), assigned
+    return program, fixed, (*notes, *map(_NOT_SET.format, assigned.added)), assigned
 
 
 def _is_literal(value: object) -> bool:
@@ -315,10 +319,10 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
                 hint="make it a constructor argument or a tensor",
             )
     held = hold(model)
-    program, notes, assigned = _first_export(model, inputs, path)
+    program, fixed, notes, assigned = _first_export(model, inputs, path)
     graph = convert(program, model, path)
-    if fixed := _row_lengths(graph) | _obscuring(graph):
-        graph = convert(_export(model, inputs, dynamic=True, fixed=fixed), model, path)
+    if more := _row_lengths(graph) | _obscuring(graph):
+        graph = convert(_export(model, _renewed(inputs), dynamic=True, fixed=fixed | more), model, path)
     if graph.sizes:
         graph = _settled(model, inputs, graph, path)
     read = {node.op.path for node in graph.params if isinstance(node.op, ParamOp)}

@@ -13,39 +13,39 @@
 #   %b_norm_num_batches_tracked: int64[] = buffer('norm.num_batches_tracked')
 #   %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
 #   %conv2d: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, %p_conv_bias, padding=(1, 1))
-#   %add_5: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
-#   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-#   %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+#   %add_tensor: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
+#   %batch_norm: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+#   %batch_norm_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
 #   %scalar: float32[] = const(x0_0*x0_2*x0_3)
-#   %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
+#   %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
 #   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
-#   %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
+#   %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
 #   %scalar_5: float32[] = const(0.95)
-#   %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-#   %_native_batch_norm_legit_functional_7: float32[64] = reshape(%_native_batch_norm_legit_functional, [64])
+#   %batch_norm_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+#   %batch_norm_7: float32[64] = reshape(%batch_norm, [64])
 #   %scalar_8: float32[] = const(0.05)
-#   %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-#   %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
+#   %batch_norm_9: float32[64] = mul(%batch_norm_7, %scalar_8)
+#   %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
 #   %scalar_11: float32[] = const(0.95)
-#   %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_11)
-#   %_native_batch_norm_legit_functional_13: float32[64] = reshape(%_native_batch_norm_legit_functional_4, [64])
+#   %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_11)
+#   %batch_norm_13: float32[64] = reshape(%batch_norm_4, [64])
 #   %scalar_14: float32[] = const(0.05)
-#   %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_14)
-#   %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-#   %_native_batch_norm_legit_functional_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
-#   %_native_batch_norm_legit_functional_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
-#   %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = normalize(%conv2d, %_native_batch_norm_legit_functional_17, %_native_batch_norm_legit_functional_18, axes=(0, 2, 3), eps=1e-05)
-#   %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
+#   %batch_norm_15: float32[64] = mul(%batch_norm_13, %scalar_14)
+#   %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
+#   %batch_norm_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
+#   %batch_norm_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
+#   %batch_norm_19: float32[x0_0, 64, x0_2, x0_3] = normalize(%conv2d, %batch_norm_17, %batch_norm_18, axes=(0, 2, 3), eps=1e-05)
+#   %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%batch_norm_19)
 #   %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
 #   return %mean
-#   update norm.running_mean = %_native_batch_norm_legit_functional_10
-#   update norm.running_var = %_native_batch_norm_legit_functional_16
-#   update norm.num_batches_tracked = %add_5
+#   update norm.running_mean = %batch_norm_10
+#   update norm.running_var = %batch_norm_16
+#   update norm.num_batches_tracked = %add_tensor
 #   where x0_0*x0_2*x0_3 > 1
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
-#   normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b  at %_native_batch_norm_legit_functional_19  (exact)
+#   normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b  at %batch_norm_19  (exact)
 #
 # Graph that runs:
 #   %p_conv_weight: float32[64, 16, 3, 3] = param('conv.weight')
@@ -56,8 +56,8 @@
 #   %b_norm_running_var: float32[64] = buffer('norm.running_var')
 #   %b_norm_num_batches_tracked: int64[] = buffer('norm.num_batches_tracked')
 #   %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
-#   %add_5: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
-#   %_native_batch_norm_legit_functional_19_r6_kernel: float32[x0_0, 64, x0_2, x0_3] = region.contraction(%p_conv_bias, %x, %p_conv_weight, %b_norm_running_mean, %b_norm_running_var)
+#   %add_tensor: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
+#   %batch_norm_19_r6_kernel: float32[x0_0, 64, x0_2, x0_3] = region.contraction(%p_conv_bias, %x, %p_conv_weight, %b_norm_running_mean, %b_norm_running_var)
 #       %p_conv_bias: float32[64] = input(0)
 #       %x: float32[x0_0, 16, x0_2, x0_3] = input(1)
 #       %p_conv_weight: float32[64, 16, 3, 3] = input(2)
@@ -67,53 +67,53 @@
 #       %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
 #       %scalar_5: float32[] = const(0.95)
 #       %scalar_8: float32[] = const(0.05)
-#       %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
+#       %batch_norm_19_r4: float32[] = const(1e-05)
 #       %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 #       %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
 #       %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-#       %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-#       %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
-#       %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-#       %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-#       %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-#       %_native_batch_norm_legit_functional_7: float32[64] = reshape(%_native_batch_norm_legit_functional, [64])
-#       %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-#       %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-#       %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
-#       %_native_batch_norm_legit_functional_13: float32[64] = reshape(%_native_batch_norm_legit_functional_4, [64])
-#       %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-#       %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-#       %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-#       %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
-#       return %conv2d, %_native_batch_norm_legit_functional, %_native_batch_norm_legit_functional_10, %_native_batch_norm_legit_functional_16, %_native_batch_norm_legit_functional_19_r6
-#   %conv2d: float32[x0_0, 64, x0_2, x0_3] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 0)
-#   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 1)
-#   %_native_batch_norm_legit_functional_10: float32[64] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 2)
-#   %_native_batch_norm_legit_functional_16: float32[64] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 3)
-#   %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 4)
-#   %mean: float32[x0_0, 64] = region.row_stream(%p_norm_weight, %p_norm_bias, %conv2d, %_native_batch_norm_legit_functional, %_native_batch_norm_legit_functional_19_r6)
+#       %batch_norm: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+#       %batch_norm_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+#       %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
+#       %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
+#       %batch_norm_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+#       %batch_norm_7: float32[64] = reshape(%batch_norm, [64])
+#       %batch_norm_9: float32[64] = mul(%batch_norm_7, %scalar_8)
+#       %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
+#       %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+#       %batch_norm_13: float32[64] = reshape(%batch_norm_4, [64])
+#       %batch_norm_15: float32[64] = mul(%batch_norm_13, %scalar_8)
+#       %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
+#       %batch_norm_19_r5: float32[1, 64, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+#       %batch_norm_19_r6: float32[1, 64, 1, 1] = rsqrt(%batch_norm_19_r5)
+#       return %conv2d, %batch_norm, %batch_norm_10, %batch_norm_16, %batch_norm_19_r6
+#   %conv2d: float32[x0_0, 64, x0_2, x0_3] = getitem(%batch_norm_19_r6_kernel, 0)
+#   %batch_norm: float32[1, 64, 1, 1] = getitem(%batch_norm_19_r6_kernel, 1)
+#   %batch_norm_10: float32[64] = getitem(%batch_norm_19_r6_kernel, 2)
+#   %batch_norm_16: float32[64] = getitem(%batch_norm_19_r6_kernel, 3)
+#   %batch_norm_19_r6: float32[1, 64, 1, 1] = getitem(%batch_norm_19_r6_kernel, 4)
+#   %mean: float32[x0_0, 64] = region.row_stream(%p_norm_weight, %p_norm_bias, %conv2d, %batch_norm, %batch_norm_19_r6)
 #       %p_norm_weight: float32[64] = input(0)
 #       %p_norm_bias: float32[64] = input(1)
 #       %conv2d: float32[x0_0, 64, x0_2, x0_3] = input(2)
-#       %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = input(3)
-#       %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = input(4)
-#       %_native_batch_norm_legit_functional_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
-#       %_native_batch_norm_legit_functional_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
-#       %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-#       %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-#       %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-#       %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-#       %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
+#       %batch_norm: float32[1, 64, 1, 1] = input(3)
+#       %batch_norm_19_r6: float32[1, 64, 1, 1] = input(4)
+#       %batch_norm_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
+#       %batch_norm_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
+#       %batch_norm_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %batch_norm)
+#       %batch_norm_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
+#       %batch_norm_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%batch_norm_19_r7, %batch_norm_17)
+#       %batch_norm_19: float32[x0_0, 64, x0_2, x0_3] = add(%batch_norm_19_r8, %batch_norm_18)
+#       %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%batch_norm_19)
 #       %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
 #       return %mean
 #   return %mean
-#   update norm.running_mean = %_native_batch_norm_legit_functional_10
-#   update norm.running_var = %_native_batch_norm_legit_functional_16
-#   update norm.num_batches_tracked = %add_5
+#   update norm.running_mean = %batch_norm_10
+#   update norm.running_var = %batch_norm_16
+#   update norm.num_batches_tracked = %add_tensor
 #   where x0_0*x0_2*x0_3 > 1
 #
 # Steps:
-#   %add_5: torch, 16 B, 1 FLOP (no template serves this op)
+#   %add_tensor: torch, 16 B, 1 FLOP (no template serves this op)
 #   k0_contraction: generated contraction kernel, 128 MB, 7.55 GFLOP
 #   k1_row_stream: generated row_stream kernel, 103 MB, 154 MFLOP
 #
@@ -367,24 +367,24 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 //   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
 //   %scalar_5: float32[] = const(0.95)
 //   %scalar_8: float32[] = const(0.05)
-//   %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
+//   %batch_norm_19_r4: float32[] = const(1e-05)
 //   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
 //   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-//   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-//   %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-//   %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-//   %_native_batch_norm_legit_functional_7: float32[64] = reshape(%_native_batch_norm_legit_functional, [64])
-//   %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-//   %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-//   %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
-//   %_native_batch_norm_legit_functional_13: float32[64] = reshape(%_native_batch_norm_legit_functional_4, [64])
-//   %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-//   %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-//   %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-//   %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
+//   %batch_norm: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
+//   %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
+//   %batch_norm_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+//   %batch_norm_7: float32[64] = reshape(%batch_norm, [64])
+//   %batch_norm_9: float32[64] = mul(%batch_norm_7, %scalar_8)
+//   %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
+//   %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+//   %batch_norm_13: float32[64] = reshape(%batch_norm_4, [64])
+//   %batch_norm_15: float32[64] = mul(%batch_norm_13, %scalar_8)
+//   %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
+//   %batch_norm_19_r5: float32[1, 64, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+//   %batch_norm_19_r6: float32[1, 64, 1, 1] = rsqrt(%batch_norm_19_r5)
 
 namespace k0_contraction_sm90_kernel {
 
@@ -652,20 +652,20 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const float v_variance = variance;   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1]
+    const float v_variance = variance;   // %batch_norm_1: float32[1, 64, 1, 1]
     const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[64]
     const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[64]
-    const float t0 = v_variance;   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = input(1)
-    const float t1 = t0 * static_cast<float>(batch*height*width);   // %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-    const float t3 = mean * 0x1.99999ap-5f;   // %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-    const float t6 = t2 * 0x1.99999ap-5f;   // %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-    const float t9 = t0 + 0x1.4f8b58p-17f;   // %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-    const float t10 = rsqrtf(t9);   // %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
-    const float t4 = v_p2 * 0x1.e66666p-1f;   // %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-    const float t7 = v_p3 * 0x1.e66666p-1f;   // %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
-    const float t5 = t4 + t3;   // %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-    const float t8 = t7 + t6;   // %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+    const float t0 = v_variance;   // %batch_norm_1: float32[1, 64, 1, 1] = input(1)
+    const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
+    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
+    const float t3 = mean * 0x1.99999ap-5f;   // %batch_norm_9: float32[64] = mul(%batch_norm_7, %scalar_8)
+    const float t6 = t2 * 0x1.99999ap-5f;   // %batch_norm_15: float32[64] = mul(%batch_norm_13, %scalar_8)
+    const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 64, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+    const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 64, 1, 1] = rsqrt(%batch_norm_19_r5)
+    const float t4 = v_p2 * 0x1.e66666p-1f;   // %batch_norm_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+    const float t7 = v_p3 * 0x1.e66666p-1f;   // %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+    const float t5 = t4 + t3;   // %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
+    const float t8 = t7 + t6;   // %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
     args.y1[channel] = mean;
     args.y2[channel] = t5;
     args.y3[channel] = t8;
@@ -1250,24 +1250,24 @@ extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float
 //   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
 //   %scalar_5: float32[] = const(0.95)
 //   %scalar_8: float32[] = const(0.05)
-//   %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
+//   %batch_norm_19_r4: float32[] = const(1e-05)
 //   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
 //   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-//   %_native_batch_norm_legit_functional: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-//   %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-//   %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-//   %_native_batch_norm_legit_functional_7: float32[64] = reshape(%_native_batch_norm_legit_functional, [64])
-//   %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-//   %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-//   %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
-//   %_native_batch_norm_legit_functional_13: float32[64] = reshape(%_native_batch_norm_legit_functional_4, [64])
-//   %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-//   %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-//   %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-//   %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
+//   %batch_norm: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
+//   %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
+//   %batch_norm_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+//   %batch_norm_7: float32[64] = reshape(%batch_norm, [64])
+//   %batch_norm_9: float32[64] = mul(%batch_norm_7, %scalar_8)
+//   %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
+//   %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+//   %batch_norm_13: float32[64] = reshape(%batch_norm_4, [64])
+//   %batch_norm_15: float32[64] = mul(%batch_norm_13, %scalar_8)
+//   %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
+//   %batch_norm_19_r5: float32[1, 64, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+//   %batch_norm_19_r6: float32[1, 64, 1, 1] = rsqrt(%batch_norm_19_r5)
 
 namespace k0_contraction_sm80_kernel {
 
@@ -1954,20 +1954,20 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const float v_variance = variance;   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1]
+    const float v_variance = variance;   // %batch_norm_1: float32[1, 64, 1, 1]
     const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[64]
     const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[64]
-    const float t0 = v_variance;   // %_native_batch_norm_legit_functional_1: float32[1, 64, 1, 1] = input(1)
-    const float t1 = t0 * static_cast<float>(batch*height*width);   // %_native_batch_norm_legit_functional_2: float32[1, 64, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %_native_batch_norm_legit_functional_4: float32[1, 64, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-    const float t3 = mean * 0x1.99999ap-5f;   // %_native_batch_norm_legit_functional_9: float32[64] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-    const float t6 = t2 * 0x1.99999ap-5f;   // %_native_batch_norm_legit_functional_15: float32[64] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-    const float t9 = t0 + 0x1.4f8b58p-17f;   // %_native_batch_norm_legit_functional_19_r5: float32[1, 64, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-    const float t10 = rsqrtf(t9);   // %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
-    const float t4 = v_p2 * 0x1.e66666p-1f;   // %_native_batch_norm_legit_functional_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
-    const float t7 = v_p3 * 0x1.e66666p-1f;   // %_native_batch_norm_legit_functional_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
-    const float t5 = t4 + t3;   // %_native_batch_norm_legit_functional_10: float32[64] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-    const float t8 = t7 + t6;   // %_native_batch_norm_legit_functional_16: float32[64] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+    const float t0 = v_variance;   // %batch_norm_1: float32[1, 64, 1, 1] = input(1)
+    const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
+    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
+    const float t3 = mean * 0x1.99999ap-5f;   // %batch_norm_9: float32[64] = mul(%batch_norm_7, %scalar_8)
+    const float t6 = t2 * 0x1.99999ap-5f;   // %batch_norm_15: float32[64] = mul(%batch_norm_13, %scalar_8)
+    const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 64, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+    const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 64, 1, 1] = rsqrt(%batch_norm_19_r5)
+    const float t4 = v_p2 * 0x1.e66666p-1f;   // %batch_norm_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+    const float t7 = v_p3 * 0x1.e66666p-1f;   // %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+    const float t5 = t4 + t3;   // %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
+    const float t8 = t7 + t6;   // %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
     args.y1[channel] = mean;
     args.y2[channel] = t5;
     args.y3[channel] = t8;
@@ -2057,13 +2057,13 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
 
 // ------------------------------------------------------------------------------------------------
 // k1_row_stream
-//   %_native_batch_norm_legit_functional_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
-//   %_native_batch_norm_legit_functional_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
-//   %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-//   %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-//   %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-//   %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-//   %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
+//   %batch_norm_17: float32[64, 1, 1] = reshape(%p_norm_weight, [64, 1, 1])
+//   %batch_norm_18: float32[64, 1, 1] = reshape(%p_norm_bias, [64, 1, 1])
+//   %batch_norm_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %batch_norm)
+//   %batch_norm_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
+//   %batch_norm_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%batch_norm_19_r7, %batch_norm_17)
+//   %batch_norm_19: float32[x0_0, 64, x0_2, x0_3] = add(%batch_norm_19_r8, %batch_norm_18)
+//   %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%batch_norm_19)
 //   %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
 
 namespace k1_row_stream_kernel {
@@ -2175,10 +2175,10 @@ struct Place {
 // Values of a thread's rows.
 template <int ROWS>
 struct Row {
-    float v_x1[ROWS];   // %_native_batch_norm_legit_functional: float32[1, 64, 1, 1]
-    float v_x2[ROWS];   // %_native_batch_norm_legit_functional_19_r6: float32[1, 64, 1, 1]
-    float v_p0[ROWS];   // %_native_batch_norm_legit_functional_17: float32[64, 1, 1]
-    float v_p1[ROWS];   // %_native_batch_norm_legit_functional_18: float32[64, 1, 1]
+    float v_x1[ROWS];   // %batch_norm: float32[1, 64, 1, 1]
+    float v_x2[ROWS];   // %batch_norm_19_r6: float32[1, 64, 1, 1]
+    float v_p0[ROWS];   // %batch_norm_17: float32[64, 1, 1]
+    float v_p1[ROWS];   // %batch_norm_18: float32[64, 1, 1]
     float r5[ROWS];   // %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
     float t6[ROWS];   // %mean: float32[x0_0, 64] = reduce.mean(%relu, axes=(2, 3), keepdim=False)
 };
@@ -2324,11 +2324,11 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
                 if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
-                const float t0 = v_x0 - row.v_x1[i];   // %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-                const float t1 = t0 * row.v_x2[i];   // %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-                const float t2 = t1 * row.v_p0[i];   // %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-                const float t3 = t2 + row.v_p1[i];   // %_native_batch_norm_legit_functional_19: float32[x0_0, 64, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-                const float t4 = nan_max(t3, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%_native_batch_norm_legit_functional_19)
+                const float t0 = v_x0 - row.v_x1[i];   // %batch_norm_19_r2: float32[x0_0, 64, x0_2, x0_3] = sub(%conv2d, %batch_norm)
+                const float t1 = t0 * row.v_x2[i];   // %batch_norm_19_r7: float32[x0_0, 64, x0_2, x0_3] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
+                const float t2 = t1 * row.v_p0[i];   // %batch_norm_19_r8: float32[x0_0, 64, x0_2, x0_3] = mul(%batch_norm_19_r7, %batch_norm_17)
+                const float t3 = t2 + row.v_p1[i];   // %batch_norm_19: float32[x0_0, 64, x0_2, x0_3] = add(%batch_norm_19_r8, %batch_norm_18)
+                const float t4 = nan_max(t3, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%batch_norm_19)
                 part[i].r5 = [](auto a, auto b) { return a + b; }(part[i].r5, t4);
             }
         }
@@ -2775,18 +2775,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5fdc65392e749ce0, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_91198ec41d6e4e79, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5fdc65392e749ce0, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_91198ec41d6e4e79, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5fdc65392e749ce0"
+_fusegen_NAMESPACE = "fusegen_91198ec41d6e4e79"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -2970,10 +2970,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked):
     """The graph after rewriting: 2 generated kernels, 1 call to torch."""
-    v_conv2d, v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16, v__native_batch_norm_legit_functional_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
-    v_mean = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv2d, v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_19_r6)
+    v_conv2d, v_batch_norm, v_batch_norm_10, v_batch_norm_16, v_batch_norm_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
+    v_mean = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv2d, v_batch_norm, v_batch_norm_19_r6)
     v_b_norm_num_batches_tracked.add_(1)
-    _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16])
+    _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v_batch_norm_10, v_batch_norm_16])
     return v_mean
 
 

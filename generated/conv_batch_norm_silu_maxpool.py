@@ -13,38 +13,38 @@
 #   %b_norm_num_batches_tracked: int64[] = buffer('norm.num_batches_tracked')
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
 #   %conv2d: float32[x0_0, 72, x0_2, x0_3] = conv2d(%x, %p_conv_weight, %p_conv_bias, padding=(1, 1))
-#   %add_5: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
-#   %_native_batch_norm_legit_functional: float32[1, 72, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-#   %_native_batch_norm_legit_functional_1: float32[1, 72, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+#   %add_tensor: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
+#   %batch_norm: float32[1, 72, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+#   %batch_norm_1: float32[1, 72, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
 #   %scalar: float32[] = const(x0_0*x0_2*x0_3)
-#   %_native_batch_norm_legit_functional_2: float32[1, 72, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
+#   %batch_norm_2: float32[1, 72, 1, 1] = mul(%batch_norm_1, %scalar)
 #   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
-#   %_native_batch_norm_legit_functional_4: float32[1, 72, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
+#   %batch_norm_4: float32[1, 72, 1, 1] = div(%batch_norm_2, %scalar_3)
 #   %scalar_5: float32[] = const(0.9)
-#   %_native_batch_norm_legit_functional_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
-#   %_native_batch_norm_legit_functional_7: float32[72] = reshape(%_native_batch_norm_legit_functional, [72])
+#   %batch_norm_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
+#   %batch_norm_7: float32[72] = reshape(%batch_norm, [72])
 #   %scalar_8: float32[] = const(0.1)
-#   %_native_batch_norm_legit_functional_9: float32[72] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-#   %_native_batch_norm_legit_functional_10: float32[72] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
+#   %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
+#   %batch_norm_10: float32[72] = add(%batch_norm_6, %batch_norm_9)
 #   %scalar_11: float32[] = const(0.9)
-#   %_native_batch_norm_legit_functional_12: float32[72] = mul(%b_norm_running_var, %scalar_11)
-#   %_native_batch_norm_legit_functional_13: float32[72] = reshape(%_native_batch_norm_legit_functional_4, [72])
+#   %batch_norm_12: float32[72] = mul(%b_norm_running_var, %scalar_11)
+#   %batch_norm_13: float32[72] = reshape(%batch_norm_4, [72])
 #   %scalar_14: float32[] = const(0.1)
-#   %_native_batch_norm_legit_functional_15: float32[72] = mul(%_native_batch_norm_legit_functional_13, %scalar_14)
-#   %_native_batch_norm_legit_functional_16: float32[72] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-#   %_native_batch_norm_legit_functional_17: float32[72, 1, 1] = reshape(%p_norm_weight, [72, 1, 1])
-#   %_native_batch_norm_legit_functional_18: float32[72, 1, 1] = reshape(%p_norm_bias, [72, 1, 1])
-#   %_native_batch_norm_legit_functional_19: float32[x0_0, 72, x0_2, x0_3] = normalize(%conv2d, %_native_batch_norm_legit_functional_17, %_native_batch_norm_legit_functional_18, axes=(0, 2, 3), eps=1e-05)
-#   %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%_native_batch_norm_legit_functional_19)
+#   %batch_norm_15: float32[72] = mul(%batch_norm_13, %scalar_14)
+#   %batch_norm_16: float32[72] = add(%batch_norm_12, %batch_norm_15)
+#   %batch_norm_17: float32[72, 1, 1] = reshape(%p_norm_weight, [72, 1, 1])
+#   %batch_norm_18: float32[72, 1, 1] = reshape(%p_norm_bias, [72, 1, 1])
+#   %batch_norm_19: float32[x0_0, 72, x0_2, x0_3] = normalize(%conv2d, %batch_norm_17, %batch_norm_18, axes=(0, 2, 3), eps=1e-05)
+#   %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%batch_norm_19)
 #   %max_pool2d: float32[x0_0, 72, (x0_2 // 2), (x0_3 // 2)] = max_pool2d(%silu, kernel=(2, 2), stride=(2, 2))
 #   return %max_pool2d
-#   update norm.running_mean = %_native_batch_norm_legit_functional_10
-#   update norm.running_var = %_native_batch_norm_legit_functional_16
-#   update norm.num_batches_tracked = %add_5
+#   update norm.running_mean = %batch_norm_10
+#   update norm.running_var = %batch_norm_16
+#   update norm.num_batches_tracked = %add_tensor
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
-#   normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b  at %_native_batch_norm_legit_functional_19  (exact)
+#   normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b  at %batch_norm_19  (exact)
 #
 # Graph that runs:
 #   %p_conv_weight: float32[72, 64, 3, 3] = param('conv.weight')
@@ -55,8 +55,8 @@
 #   %b_norm_running_var: float32[72] = buffer('norm.running_var')
 #   %b_norm_num_batches_tracked: int64[] = buffer('norm.num_batches_tracked')
 #   %x: float32[x0_0, 64, x0_2, x0_3] = input(0)
-#   %add_5: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
-#   %_native_batch_norm_legit_functional_19_r6_kernel: float32[x0_0, 72, x0_2, x0_3] = region.contraction(%p_conv_bias, %x, %p_conv_weight, %b_norm_running_mean, %b_norm_running_var)
+#   %add_tensor: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
+#   %batch_norm_19_r6_kernel: float32[x0_0, 72, x0_2, x0_3] = region.contraction(%p_conv_bias, %x, %p_conv_weight, %b_norm_running_mean, %b_norm_running_var)
 #       %p_conv_bias: float32[72] = input(0)
 #       %x: float32[x0_0, 64, x0_2, x0_3] = input(1)
 #       %p_conv_weight: float32[72, 64, 3, 3] = input(2)
@@ -66,52 +66,52 @@
 #       %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
 #       %scalar_5: float32[] = const(0.9)
 #       %scalar_8: float32[] = const(0.1)
-#       %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
+#       %batch_norm_19_r4: float32[] = const(1e-05)
 #       %conv2d_r1: float32[72, 1, 1] = reshape(%p_conv_bias, [72, 1, 1])
 #       %conv2d_r2: float32[x0_0, 72, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
 #       %conv2d: float32[x0_0, 72, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-#       %_native_batch_norm_legit_functional: float32[1, 72, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-#       %_native_batch_norm_legit_functional_1: float32[1, 72, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
-#       %_native_batch_norm_legit_functional_2: float32[1, 72, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-#       %_native_batch_norm_legit_functional_4: float32[1, 72, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-#       %_native_batch_norm_legit_functional_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
-#       %_native_batch_norm_legit_functional_7: float32[72] = reshape(%_native_batch_norm_legit_functional, [72])
-#       %_native_batch_norm_legit_functional_9: float32[72] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-#       %_native_batch_norm_legit_functional_10: float32[72] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-#       %_native_batch_norm_legit_functional_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
-#       %_native_batch_norm_legit_functional_13: float32[72] = reshape(%_native_batch_norm_legit_functional_4, [72])
-#       %_native_batch_norm_legit_functional_15: float32[72] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-#       %_native_batch_norm_legit_functional_16: float32[72] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-#       %_native_batch_norm_legit_functional_19_r5: float32[1, 72, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-#       %_native_batch_norm_legit_functional_19_r6: float32[1, 72, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
-#       return %conv2d, %_native_batch_norm_legit_functional, %_native_batch_norm_legit_functional_10, %_native_batch_norm_legit_functional_16, %_native_batch_norm_legit_functional_19_r6
-#   %conv2d: float32[x0_0, 72, x0_2, x0_3] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 0)
-#   %_native_batch_norm_legit_functional: float32[1, 72, 1, 1] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 1)
-#   %_native_batch_norm_legit_functional_10: float32[72] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 2)
-#   %_native_batch_norm_legit_functional_16: float32[72] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 3)
-#   %_native_batch_norm_legit_functional_19_r6: float32[1, 72, 1, 1] = getitem(%_native_batch_norm_legit_functional_19_r6_kernel, 4)
-#   %max_pool2d: float32[x0_0, 72, (x0_2 // 2), (x0_3 // 2)] = region.pool(%p_norm_weight, %p_norm_bias, %conv2d, %_native_batch_norm_legit_functional, %_native_batch_norm_legit_functional_19_r6)
+#       %batch_norm: float32[1, 72, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+#       %batch_norm_1: float32[1, 72, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+#       %batch_norm_2: float32[1, 72, 1, 1] = mul(%batch_norm_1, %scalar)
+#       %batch_norm_4: float32[1, 72, 1, 1] = div(%batch_norm_2, %scalar_3)
+#       %batch_norm_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
+#       %batch_norm_7: float32[72] = reshape(%batch_norm, [72])
+#       %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
+#       %batch_norm_10: float32[72] = add(%batch_norm_6, %batch_norm_9)
+#       %batch_norm_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
+#       %batch_norm_13: float32[72] = reshape(%batch_norm_4, [72])
+#       %batch_norm_15: float32[72] = mul(%batch_norm_13, %scalar_8)
+#       %batch_norm_16: float32[72] = add(%batch_norm_12, %batch_norm_15)
+#       %batch_norm_19_r5: float32[1, 72, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+#       %batch_norm_19_r6: float32[1, 72, 1, 1] = rsqrt(%batch_norm_19_r5)
+#       return %conv2d, %batch_norm, %batch_norm_10, %batch_norm_16, %batch_norm_19_r6
+#   %conv2d: float32[x0_0, 72, x0_2, x0_3] = getitem(%batch_norm_19_r6_kernel, 0)
+#   %batch_norm: float32[1, 72, 1, 1] = getitem(%batch_norm_19_r6_kernel, 1)
+#   %batch_norm_10: float32[72] = getitem(%batch_norm_19_r6_kernel, 2)
+#   %batch_norm_16: float32[72] = getitem(%batch_norm_19_r6_kernel, 3)
+#   %batch_norm_19_r6: float32[1, 72, 1, 1] = getitem(%batch_norm_19_r6_kernel, 4)
+#   %max_pool2d: float32[x0_0, 72, (x0_2 // 2), (x0_3 // 2)] = region.pool(%p_norm_weight, %p_norm_bias, %conv2d, %batch_norm, %batch_norm_19_r6)
 #       %p_norm_weight: float32[72] = input(0)
 #       %p_norm_bias: float32[72] = input(1)
 #       %conv2d: float32[x0_0, 72, x0_2, x0_3] = input(2)
-#       %_native_batch_norm_legit_functional: float32[1, 72, 1, 1] = input(3)
-#       %_native_batch_norm_legit_functional_19_r6: float32[1, 72, 1, 1] = input(4)
-#       %_native_batch_norm_legit_functional_17: float32[72, 1, 1] = reshape(%p_norm_weight, [72, 1, 1])
-#       %_native_batch_norm_legit_functional_18: float32[72, 1, 1] = reshape(%p_norm_bias, [72, 1, 1])
-#       %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 72, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-#       %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-#       %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-#       %_native_batch_norm_legit_functional_19: float32[x0_0, 72, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-#       %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%_native_batch_norm_legit_functional_19)
+#       %batch_norm: float32[1, 72, 1, 1] = input(3)
+#       %batch_norm_19_r6: float32[1, 72, 1, 1] = input(4)
+#       %batch_norm_17: float32[72, 1, 1] = reshape(%p_norm_weight, [72, 1, 1])
+#       %batch_norm_18: float32[72, 1, 1] = reshape(%p_norm_bias, [72, 1, 1])
+#       %batch_norm_19_r2: float32[x0_0, 72, x0_2, x0_3] = sub(%conv2d, %batch_norm)
+#       %batch_norm_19_r7: float32[x0_0, 72, x0_2, x0_3] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
+#       %batch_norm_19_r8: float32[x0_0, 72, x0_2, x0_3] = mul(%batch_norm_19_r7, %batch_norm_17)
+#       %batch_norm_19: float32[x0_0, 72, x0_2, x0_3] = add(%batch_norm_19_r8, %batch_norm_18)
+#       %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%batch_norm_19)
 #       %max_pool2d: float32[x0_0, 72, (x0_2 // 2), (x0_3 // 2)] = max_pool2d(%silu, kernel=(2, 2), stride=(2, 2))
 #       return %max_pool2d
 #   return %max_pool2d
-#   update norm.running_mean = %_native_batch_norm_legit_functional_10
-#   update norm.running_var = %_native_batch_norm_legit_functional_16
-#   update norm.num_batches_tracked = %add_5
+#   update norm.running_mean = %batch_norm_10
+#   update norm.running_var = %batch_norm_16
+#   update norm.num_batches_tracked = %add_tensor
 #
 # Steps:
-#   %add_5: torch, 16 B, 1 FLOP (no template serves this op)
+#   %add_tensor: torch, 16 B, 1 FLOP (no template serves this op)
 #   k0_contraction: generated contraction kernel, 389 MB, 59.6 GFLOP
 #   k1_pool: generated pool kernel, 257 MB, 617 MFLOP
 #
@@ -372,24 +372,24 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 //   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
 //   %scalar_5: float32[] = const(0.9)
 //   %scalar_8: float32[] = const(0.1)
-//   %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
+//   %batch_norm_19_r4: float32[] = const(1e-05)
 //   %conv2d_r1: float32[72, 1, 1] = reshape(%p_conv_bias, [72, 1, 1])
 //   %conv2d_r2: float32[x0_0, 72, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
 //   %conv2d: float32[x0_0, 72, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-//   %_native_batch_norm_legit_functional: float32[1, 72, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_1: float32[1, 72, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_2: float32[1, 72, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-//   %_native_batch_norm_legit_functional_4: float32[1, 72, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-//   %_native_batch_norm_legit_functional_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
-//   %_native_batch_norm_legit_functional_7: float32[72] = reshape(%_native_batch_norm_legit_functional, [72])
-//   %_native_batch_norm_legit_functional_9: float32[72] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-//   %_native_batch_norm_legit_functional_10: float32[72] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-//   %_native_batch_norm_legit_functional_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
-//   %_native_batch_norm_legit_functional_13: float32[72] = reshape(%_native_batch_norm_legit_functional_4, [72])
-//   %_native_batch_norm_legit_functional_15: float32[72] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-//   %_native_batch_norm_legit_functional_16: float32[72] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-//   %_native_batch_norm_legit_functional_19_r5: float32[1, 72, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-//   %_native_batch_norm_legit_functional_19_r6: float32[1, 72, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
+//   %batch_norm: float32[1, 72, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_1: float32[1, 72, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_2: float32[1, 72, 1, 1] = mul(%batch_norm_1, %scalar)
+//   %batch_norm_4: float32[1, 72, 1, 1] = div(%batch_norm_2, %scalar_3)
+//   %batch_norm_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
+//   %batch_norm_7: float32[72] = reshape(%batch_norm, [72])
+//   %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
+//   %batch_norm_10: float32[72] = add(%batch_norm_6, %batch_norm_9)
+//   %batch_norm_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
+//   %batch_norm_13: float32[72] = reshape(%batch_norm_4, [72])
+//   %batch_norm_15: float32[72] = mul(%batch_norm_13, %scalar_8)
+//   %batch_norm_16: float32[72] = add(%batch_norm_12, %batch_norm_15)
+//   %batch_norm_19_r5: float32[1, 72, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+//   %batch_norm_19_r6: float32[1, 72, 1, 1] = rsqrt(%batch_norm_19_r5)
 
 namespace k0_contraction_sm90_kernel {
 
@@ -657,20 +657,20 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const float v_variance = variance;   // %_native_batch_norm_legit_functional_1: float32[1, 72, 1, 1]
+    const float v_variance = variance;   // %batch_norm_1: float32[1, 72, 1, 1]
     const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[72]
     const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[72]
-    const float t0 = v_variance;   // %_native_batch_norm_legit_functional_1: float32[1, 72, 1, 1] = input(1)
-    const float t1 = t0 * static_cast<float>(batch*height*width);   // %_native_batch_norm_legit_functional_2: float32[1, 72, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %_native_batch_norm_legit_functional_4: float32[1, 72, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-    const float t3 = mean * 0x1.99999ap-4f;   // %_native_batch_norm_legit_functional_9: float32[72] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-    const float t6 = t2 * 0x1.99999ap-4f;   // %_native_batch_norm_legit_functional_15: float32[72] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-    const float t9 = t0 + 0x1.4f8b58p-17f;   // %_native_batch_norm_legit_functional_19_r5: float32[1, 72, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-    const float t10 = rsqrtf(t9);   // %_native_batch_norm_legit_functional_19_r6: float32[1, 72, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
-    const float t4 = v_p2 * 0x1.ccccccp-1f;   // %_native_batch_norm_legit_functional_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
-    const float t7 = v_p3 * 0x1.ccccccp-1f;   // %_native_batch_norm_legit_functional_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
-    const float t5 = t4 + t3;   // %_native_batch_norm_legit_functional_10: float32[72] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-    const float t8 = t7 + t6;   // %_native_batch_norm_legit_functional_16: float32[72] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+    const float t0 = v_variance;   // %batch_norm_1: float32[1, 72, 1, 1] = input(1)
+    const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 72, 1, 1] = mul(%batch_norm_1, %scalar)
+    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %batch_norm_4: float32[1, 72, 1, 1] = div(%batch_norm_2, %scalar_3)
+    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
+    const float t6 = t2 * 0x1.99999ap-4f;   // %batch_norm_15: float32[72] = mul(%batch_norm_13, %scalar_8)
+    const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 72, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+    const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 72, 1, 1] = rsqrt(%batch_norm_19_r5)
+    const float t4 = v_p2 * 0x1.ccccccp-1f;   // %batch_norm_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
+    const float t7 = v_p3 * 0x1.ccccccp-1f;   // %batch_norm_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
+    const float t5 = t4 + t3;   // %batch_norm_10: float32[72] = add(%batch_norm_6, %batch_norm_9)
+    const float t8 = t7 + t6;   // %batch_norm_16: float32[72] = add(%batch_norm_12, %batch_norm_15)
     args.y1[channel] = mean;
     args.y2[channel] = t5;
     args.y3[channel] = t8;
@@ -1229,24 +1229,24 @@ extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float
 //   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
 //   %scalar_5: float32[] = const(0.9)
 //   %scalar_8: float32[] = const(0.1)
-//   %_native_batch_norm_legit_functional_19_r4: float32[] = const(1e-05)
+//   %batch_norm_19_r4: float32[] = const(1e-05)
 //   %conv2d_r1: float32[72, 1, 1] = reshape(%p_conv_bias, [72, 1, 1])
 //   %conv2d_r2: float32[x0_0, 72, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
 //   %conv2d: float32[x0_0, 72, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-//   %_native_batch_norm_legit_functional: float32[1, 72, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_1: float32[1, 72, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
-//   %_native_batch_norm_legit_functional_2: float32[1, 72, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-//   %_native_batch_norm_legit_functional_4: float32[1, 72, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-//   %_native_batch_norm_legit_functional_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
-//   %_native_batch_norm_legit_functional_7: float32[72] = reshape(%_native_batch_norm_legit_functional, [72])
-//   %_native_batch_norm_legit_functional_9: float32[72] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-//   %_native_batch_norm_legit_functional_10: float32[72] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-//   %_native_batch_norm_legit_functional_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
-//   %_native_batch_norm_legit_functional_13: float32[72] = reshape(%_native_batch_norm_legit_functional_4, [72])
-//   %_native_batch_norm_legit_functional_15: float32[72] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-//   %_native_batch_norm_legit_functional_16: float32[72] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
-//   %_native_batch_norm_legit_functional_19_r5: float32[1, 72, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-//   %_native_batch_norm_legit_functional_19_r6: float32[1, 72, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
+//   %batch_norm: float32[1, 72, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_1: float32[1, 72, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_2: float32[1, 72, 1, 1] = mul(%batch_norm_1, %scalar)
+//   %batch_norm_4: float32[1, 72, 1, 1] = div(%batch_norm_2, %scalar_3)
+//   %batch_norm_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
+//   %batch_norm_7: float32[72] = reshape(%batch_norm, [72])
+//   %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
+//   %batch_norm_10: float32[72] = add(%batch_norm_6, %batch_norm_9)
+//   %batch_norm_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
+//   %batch_norm_13: float32[72] = reshape(%batch_norm_4, [72])
+//   %batch_norm_15: float32[72] = mul(%batch_norm_13, %scalar_8)
+//   %batch_norm_16: float32[72] = add(%batch_norm_12, %batch_norm_15)
+//   %batch_norm_19_r5: float32[1, 72, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+//   %batch_norm_19_r6: float32[1, 72, 1, 1] = rsqrt(%batch_norm_19_r5)
 
 namespace k0_contraction_sm80_kernel {
 
@@ -1933,20 +1933,20 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const float v_variance = variance;   // %_native_batch_norm_legit_functional_1: float32[1, 72, 1, 1]
+    const float v_variance = variance;   // %batch_norm_1: float32[1, 72, 1, 1]
     const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[72]
     const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[72]
-    const float t0 = v_variance;   // %_native_batch_norm_legit_functional_1: float32[1, 72, 1, 1] = input(1)
-    const float t1 = t0 * static_cast<float>(batch*height*width);   // %_native_batch_norm_legit_functional_2: float32[1, 72, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar)
-    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %_native_batch_norm_legit_functional_4: float32[1, 72, 1, 1] = div(%_native_batch_norm_legit_functional_2, %scalar_3)
-    const float t3 = mean * 0x1.99999ap-4f;   // %_native_batch_norm_legit_functional_9: float32[72] = mul(%_native_batch_norm_legit_functional_7, %scalar_8)
-    const float t6 = t2 * 0x1.99999ap-4f;   // %_native_batch_norm_legit_functional_15: float32[72] = mul(%_native_batch_norm_legit_functional_13, %scalar_8)
-    const float t9 = t0 + 0x1.4f8b58p-17f;   // %_native_batch_norm_legit_functional_19_r5: float32[1, 72, 1, 1] = add(%_native_batch_norm_legit_functional_1, %_native_batch_norm_legit_functional_19_r4)
-    const float t10 = rsqrtf(t9);   // %_native_batch_norm_legit_functional_19_r6: float32[1, 72, 1, 1] = rsqrt(%_native_batch_norm_legit_functional_19_r5)
-    const float t4 = v_p2 * 0x1.ccccccp-1f;   // %_native_batch_norm_legit_functional_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
-    const float t7 = v_p3 * 0x1.ccccccp-1f;   // %_native_batch_norm_legit_functional_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
-    const float t5 = t4 + t3;   // %_native_batch_norm_legit_functional_10: float32[72] = add(%_native_batch_norm_legit_functional_6, %_native_batch_norm_legit_functional_9)
-    const float t8 = t7 + t6;   // %_native_batch_norm_legit_functional_16: float32[72] = add(%_native_batch_norm_legit_functional_12, %_native_batch_norm_legit_functional_15)
+    const float t0 = v_variance;   // %batch_norm_1: float32[1, 72, 1, 1] = input(1)
+    const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 72, 1, 1] = mul(%batch_norm_1, %scalar)
+    const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %batch_norm_4: float32[1, 72, 1, 1] = div(%batch_norm_2, %scalar_3)
+    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
+    const float t6 = t2 * 0x1.99999ap-4f;   // %batch_norm_15: float32[72] = mul(%batch_norm_13, %scalar_8)
+    const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 72, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+    const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 72, 1, 1] = rsqrt(%batch_norm_19_r5)
+    const float t4 = v_p2 * 0x1.ccccccp-1f;   // %batch_norm_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
+    const float t7 = v_p3 * 0x1.ccccccp-1f;   // %batch_norm_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
+    const float t5 = t4 + t3;   // %batch_norm_10: float32[72] = add(%batch_norm_6, %batch_norm_9)
+    const float t8 = t7 + t6;   // %batch_norm_16: float32[72] = add(%batch_norm_12, %batch_norm_15)
     args.y1[channel] = mean;
     args.y2[channel] = t5;
     args.y3[channel] = t8;
@@ -2036,13 +2036,13 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
 
 // ------------------------------------------------------------------------------------------------
 // k1_pool
-//   %_native_batch_norm_legit_functional_17: float32[72, 1, 1] = reshape(%p_norm_weight, [72, 1, 1])
-//   %_native_batch_norm_legit_functional_18: float32[72, 1, 1] = reshape(%p_norm_bias, [72, 1, 1])
-//   %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 72, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-//   %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-//   %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-//   %_native_batch_norm_legit_functional_19: float32[x0_0, 72, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-//   %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%_native_batch_norm_legit_functional_19)
+//   %batch_norm_17: float32[72, 1, 1] = reshape(%p_norm_weight, [72, 1, 1])
+//   %batch_norm_18: float32[72, 1, 1] = reshape(%p_norm_bias, [72, 1, 1])
+//   %batch_norm_19_r2: float32[x0_0, 72, x0_2, x0_3] = sub(%conv2d, %batch_norm)
+//   %batch_norm_19_r7: float32[x0_0, 72, x0_2, x0_3] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
+//   %batch_norm_19_r8: float32[x0_0, 72, x0_2, x0_3] = mul(%batch_norm_19_r7, %batch_norm_17)
+//   %batch_norm_19: float32[x0_0, 72, x0_2, x0_3] = add(%batch_norm_19_r8, %batch_norm_18)
+//   %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%batch_norm_19)
 //   %max_pool2d: float32[x0_0, 72, (x0_2 // 2), (x0_3 // 2)] = max_pool2d(%silu, kernel=(2, 2), stride=(2, 2))
 
 namespace k1_pool_kernel {
@@ -2123,10 +2123,10 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int row = static_cast<int>(out_line - slab * args.by_rows.divisor) * T::RESULTS;
     const int layer = static_cast<int>(slab - volume * args.out_depth);
     const int64_t plane = volume;
-    const float v_x1 = __ldg(args.x1 + (plane % 72));   // %_native_batch_norm_legit_functional: float32[1, 72, 1, 1]
-    const float v_x2 = __ldg(args.x2 + (plane % 72));   // %_native_batch_norm_legit_functional_19_r6: float32[1, 72, 1, 1]
-    const float v_p0 = __ldg(args.p0 + (plane % 72));   // %_native_batch_norm_legit_functional_17: float32[72, 1, 1]
-    const float v_p1 = __ldg(args.p1 + (plane % 72));   // %_native_batch_norm_legit_functional_18: float32[72, 1, 1]
+    const float v_x1 = __ldg(args.x1 + (plane % 72));   // %batch_norm: float32[1, 72, 1, 1]
+    const float v_x2 = __ldg(args.x2 + (plane % 72));   // %batch_norm_19_r6: float32[1, 72, 1, 1]
+    const float v_p0 = __ldg(args.p0 + (plane % 72));   // %batch_norm_17: float32[72, 1, 1]
+    const float v_p1 = __ldg(args.p1 + (plane % 72));   // %batch_norm_18: float32[72, 1, 1]
 
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W - T::LEAD;
     const float* corner = args.x0 + ((volume * args.in_depth + front) * args.in_height + top) * args.in_width + left;
@@ -2163,11 +2163,11 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
             const bool inside = row_inside(z, y);
             // What the window gets of element v at position (z, y, x) of the volume.
             auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
-                const float t0 = v - v_x1;   // %_native_batch_norm_legit_functional_19_r2: float32[x0_0, 72, x0_2, x0_3] = sub(%conv2d, %_native_batch_norm_legit_functional)
-                const float t1 = t0 * v_x2;   // %_native_batch_norm_legit_functional_19_r7: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r2, %_native_batch_norm_legit_functional_19_r6)
-                const float t2 = t1 * v_p0;   // %_native_batch_norm_legit_functional_19_r8: float32[x0_0, 72, x0_2, x0_3] = mul(%_native_batch_norm_legit_functional_19_r7, %_native_batch_norm_legit_functional_17)
-                const float t3 = t2 + v_p1;   // %_native_batch_norm_legit_functional_19: float32[x0_0, 72, x0_2, x0_3] = add(%_native_batch_norm_legit_functional_19_r8, %_native_batch_norm_legit_functional_18)
-                const float t4 = (t3 * sigmoid(t3));   // %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%_native_batch_norm_legit_functional_19)
+                const float t0 = v - v_x1;   // %batch_norm_19_r2: float32[x0_0, 72, x0_2, x0_3] = sub(%conv2d, %batch_norm)
+                const float t1 = t0 * v_x2;   // %batch_norm_19_r7: float32[x0_0, 72, x0_2, x0_3] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
+                const float t2 = t1 * v_p0;   // %batch_norm_19_r8: float32[x0_0, 72, x0_2, x0_3] = mul(%batch_norm_19_r7, %batch_norm_17)
+                const float t3 = t2 + v_p1;   // %batch_norm_19: float32[x0_0, 72, x0_2, x0_3] = add(%batch_norm_19_r8, %batch_norm_18)
+                const float t4 = (t3 * sigmoid(t3));   // %silu: float32[x0_0, 72, x0_2, x0_3] = silu(%batch_norm_19)
                 return t4;
             };
             float part[T::ACROSS];
@@ -2423,18 +2423,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7eb61b32ab4c8e3b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_86e8196cb7f84b8e, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7eb61b32ab4c8e3b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_86e8196cb7f84b8e, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7eb61b32ab4c8e3b"
+_fusegen_NAMESPACE = "fusegen_86e8196cb7f84b8e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -2618,10 +2618,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked):
     """The graph after rewriting: 2 generated kernels, 1 call to torch."""
-    v_conv2d, v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16, v__native_batch_norm_legit_functional_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
-    v_max_pool2d = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv2d, v__native_batch_norm_legit_functional, v__native_batch_norm_legit_functional_19_r6)
+    v_conv2d, v_batch_norm, v_batch_norm_10, v_batch_norm_16, v_batch_norm_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
+    v_max_pool2d = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv2d, v_batch_norm, v_batch_norm_19_r6)
     v_b_norm_num_batches_tracked.add_(1)
-    _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v__native_batch_norm_legit_functional_10, v__native_batch_norm_legit_functional_16])
+    _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v_batch_norm_10, v_batch_norm_16])
     return v_max_pool2d
 
 

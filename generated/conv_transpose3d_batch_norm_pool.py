@@ -14,40 +14,40 @@
 #   %x: float32[x0_0, 24, x0_2, x0_3, x0_4] = input(0)
 #   %conv_transpose3d: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = conv_transpose3d(%x, %p_conv_weight, %p_conv_bias, stride=(2, 2, 2))
 #   %scalar: float32[] = const(1.5)
-#   %mul_5: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
-#   %add_12: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
-#   %_native_batch_norm_legit_functional: float32[1, 48, 1, 1, 1] = reduce.mean(%mul_5, axes=(0, 2, 3, 4), keepdim=True)
-#   %_native_batch_norm_legit_functional_1: float32[1, 48, 1, 1, 1] = reduce.var(%mul_5, axes=(0, 2, 3, 4), keepdim=True)
+#   %mul: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
+#   %add_tensor: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
+#   %batch_norm: float32[1, 48, 1, 1, 1] = reduce.mean(%mul, axes=(0, 2, 3, 4), keepdim=True)
+#   %batch_norm_1: float32[1, 48, 1, 1, 1] = reduce.var(%mul, axes=(0, 2, 3, 4), keepdim=True)
 #   %scalar_2: float32[] = const(x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4)
-#   %_native_batch_norm_legit_functional_3: float32[1, 48, 1, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar_2)
+#   %batch_norm_3: float32[1, 48, 1, 1, 1] = mul(%batch_norm_1, %scalar_2)
 #   %scalar_4: float32[] = const(x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
-#   %_native_batch_norm_legit_functional_5: float32[1, 48, 1, 1, 1] = div(%_native_batch_norm_legit_functional_3, %scalar_4)
+#   %batch_norm_5: float32[1, 48, 1, 1, 1] = div(%batch_norm_3, %scalar_4)
 #   %scalar_6: float32[] = const(0.9)
-#   %_native_batch_norm_legit_functional_7: float32[48] = mul(%b_norm_running_mean, %scalar_6)
-#   %_native_batch_norm_legit_functional_8: float32[48] = reshape(%_native_batch_norm_legit_functional, [48])
+#   %batch_norm_7: float32[48] = mul(%b_norm_running_mean, %scalar_6)
+#   %batch_norm_8: float32[48] = reshape(%batch_norm, [48])
 #   %scalar_9: float32[] = const(0.1)
-#   %_native_batch_norm_legit_functional_10: float32[48] = mul(%_native_batch_norm_legit_functional_8, %scalar_9)
-#   %_native_batch_norm_legit_functional_11: float32[48] = add(%_native_batch_norm_legit_functional_7, %_native_batch_norm_legit_functional_10)
+#   %batch_norm_10: float32[48] = mul(%batch_norm_8, %scalar_9)
+#   %batch_norm_11: float32[48] = add(%batch_norm_7, %batch_norm_10)
 #   %scalar_12: float32[] = const(0.9)
-#   %_native_batch_norm_legit_functional_13: float32[48] = mul(%b_norm_running_var, %scalar_12)
-#   %_native_batch_norm_legit_functional_14: float32[48] = reshape(%_native_batch_norm_legit_functional_5, [48])
+#   %batch_norm_13: float32[48] = mul(%b_norm_running_var, %scalar_12)
+#   %batch_norm_14: float32[48] = reshape(%batch_norm_5, [48])
 #   %scalar_15: float32[] = const(0.1)
-#   %_native_batch_norm_legit_functional_16: float32[48] = mul(%_native_batch_norm_legit_functional_14, %scalar_15)
-#   %_native_batch_norm_legit_functional_17: float32[48] = add(%_native_batch_norm_legit_functional_13, %_native_batch_norm_legit_functional_16)
-#   %_native_batch_norm_legit_functional_18: float32[48, 1, 1, 1] = reshape(%p_norm_weight, [48, 1, 1, 1])
-#   %_native_batch_norm_legit_functional_19: float32[48, 1, 1, 1] = reshape(%p_norm_bias, [48, 1, 1, 1])
-#   %_native_batch_norm_legit_functional_20: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = normalize(%mul_5, %_native_batch_norm_legit_functional_18, %_native_batch_norm_legit_functional_19, axes=(0, 2, 3, 4), eps=1e-05)
-#   %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_20, axes=(2, 3, 4), keepdim=True)
+#   %batch_norm_16: float32[48] = mul(%batch_norm_14, %scalar_15)
+#   %batch_norm_17: float32[48] = add(%batch_norm_13, %batch_norm_16)
+#   %batch_norm_18: float32[48, 1, 1, 1] = reshape(%p_norm_weight, [48, 1, 1, 1])
+#   %batch_norm_19: float32[48, 1, 1, 1] = reshape(%p_norm_bias, [48, 1, 1, 1])
+#   %batch_norm_20: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = normalize(%mul, %batch_norm_18, %batch_norm_19, axes=(0, 2, 3, 4), eps=1e-05)
+#   %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%batch_norm_20, axes=(2, 3, 4), keepdim=True)
 #   return %adaptive_avg_pool3d
-#   update norm.running_mean = %_native_batch_norm_legit_functional_11
-#   update norm.running_var = %_native_batch_norm_legit_functional_17
-#   update norm.num_batches_tracked = %add_12
+#   update norm.running_mean = %batch_norm_11
+#   update norm.running_var = %batch_norm_17
+#   update norm.num_batches_tracked = %add_tensor
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv_transpose3d  (exact)
 #   mean(normalize(x)) = (mean(x) - mean of all) rsqrt(var of all + eps) w + b  at %adaptive_avg_pool3d
-#   var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise  at %_native_batch_norm_legit_functional
-#   var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise  at %_native_batch_norm_legit_functional_1
+#   var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise  at %batch_norm
+#   var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise  at %batch_norm_1
 #
 # Graph that runs:
 #   %p_conv_weight: float32[24, 48, 3, 3, 3] = param('conv.weight')
@@ -58,7 +58,7 @@
 #   %b_norm_running_var: float32[48] = buffer('norm.running_var')
 #   %b_norm_num_batches_tracked: int64[] = buffer('norm.num_batches_tracked')
 #   %x: float32[x0_0, 24, x0_2, x0_3, x0_4] = input(0)
-#   %add_12: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
+#   %add_tensor: int64[] = torch.aten.add.Tensor(%b_norm_num_batches_tracked, 1)
 #   %adaptive_avg_pool3d_r3_kernel: float32[x0_0, 48, 1, 1, 1] = region.conv_reduce(%p_conv_bias, %x, %p_conv_weight)
 #       %p_conv_bias: float32[48] = input(0)
 #       %x: float32[x0_0, 24, x0_2, x0_3, x0_4] = input(1)
@@ -67,18 +67,18 @@
 #       %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
 #       %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2))
 #       %conv_transpose3d: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-#       %mul_5: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
-#       %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul_5, axes=(2, 3, 4), keepdim=True)
-#       %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = reduce.var(%mul_5, axes=(2, 3, 4), keepdim=True)
-#       %adaptive_avg_pool3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = sub(%mul_5, %_native_batch_norm_legit_functional_r1)
+#       %mul: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
+#       %batch_norm_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul, axes=(2, 3, 4), keepdim=True)
+#       %batch_norm_1_r1: float32[x0_0, 48, 1, 1, 1] = reduce.var(%mul, axes=(2, 3, 4), keepdim=True)
+#       %adaptive_avg_pool3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = sub(%mul, %batch_norm_r1)
 #       %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r2, axes=(2, 3, 4), keepdim=True)
-#       return %_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional_1_r1, %adaptive_avg_pool3d_r3
-#   %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_r3_kernel, 0)
-#   %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_r3_kernel, 1)
+#       return %batch_norm_r1, %batch_norm_1_r1, %adaptive_avg_pool3d_r3
+#   %batch_norm_r1: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_r3_kernel, 0)
+#   %batch_norm_1_r1: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_r3_kernel, 1)
 #   %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_r3_kernel, 2)
-#   %adaptive_avg_pool3d_kernel: float32[48] = region.row_stream(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional_1_r1, %b_norm_running_mean, %b_norm_running_var, %p_norm_weight, %p_norm_bias, %adaptive_avg_pool3d_r3)
-#       %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = input(0)
-#       %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = input(1)
+#   %adaptive_avg_pool3d_kernel: float32[48] = region.row_stream(%batch_norm_r1, %batch_norm_1_r1, %b_norm_running_mean, %b_norm_running_var, %p_norm_weight, %p_norm_bias, %adaptive_avg_pool3d_r3)
+#       %batch_norm_r1: float32[x0_0, 48, 1, 1, 1] = input(0)
+#       %batch_norm_1_r1: float32[x0_0, 48, 1, 1, 1] = input(1)
 #       %b_norm_running_mean: float32[48] = input(2)
 #       %b_norm_running_var: float32[48] = input(3)
 #       %p_norm_weight: float32[48] = input(4)
@@ -89,42 +89,42 @@
 #       %scalar_6: float32[] = const(0.9)
 #       %scalar_9: float32[] = const(0.1)
 #       %adaptive_avg_pool3d_r14: float32[] = const(1e-05)
-#       %_native_batch_norm_legit_functional: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
-#       %_native_batch_norm_legit_functional_1_r3: float32[1, 48, 1, 1, 1] = reduce.var(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
-#       %_native_batch_norm_legit_functional_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_1_r1, axes=(0,), keepdim=True)
-#       %_native_batch_norm_legit_functional_1: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1_r4, %_native_batch_norm_legit_functional_1_r3)
-#       %_native_batch_norm_legit_functional_3: float32[1, 48, 1, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar_2)
-#       %_native_batch_norm_legit_functional_5: float32[1, 48, 1, 1, 1] = div(%_native_batch_norm_legit_functional_3, %scalar_4)
-#       %_native_batch_norm_legit_functional_7: float32[48] = mul(%b_norm_running_mean, %scalar_6)
-#       %_native_batch_norm_legit_functional_8: float32[48] = reshape(%_native_batch_norm_legit_functional, [48])
-#       %_native_batch_norm_legit_functional_10: float32[48] = mul(%_native_batch_norm_legit_functional_8, %scalar_9)
-#       %_native_batch_norm_legit_functional_11: float32[48] = add(%_native_batch_norm_legit_functional_7, %_native_batch_norm_legit_functional_10)
-#       %_native_batch_norm_legit_functional_13: float32[48] = mul(%b_norm_running_var, %scalar_6)
-#       %_native_batch_norm_legit_functional_14: float32[48] = reshape(%_native_batch_norm_legit_functional_5, [48])
-#       %_native_batch_norm_legit_functional_16: float32[48] = mul(%_native_batch_norm_legit_functional_14, %scalar_9)
-#       %_native_batch_norm_legit_functional_17: float32[48] = add(%_native_batch_norm_legit_functional_13, %_native_batch_norm_legit_functional_16)
-#       %_native_batch_norm_legit_functional_18: float32[48, 1, 1, 1] = reshape(%p_norm_weight, [48, 1, 1, 1])
-#       %_native_batch_norm_legit_functional_19: float32[48, 1, 1, 1] = reshape(%p_norm_bias, [48, 1, 1, 1])
-#       %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
+#       %batch_norm: float32[1, 48, 1, 1, 1] = reduce.mean(%batch_norm_r1, axes=(0,), keepdim=True)
+#       %batch_norm_1_r3: float32[1, 48, 1, 1, 1] = reduce.var(%batch_norm_r1, axes=(0,), keepdim=True)
+#       %batch_norm_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%batch_norm_1_r1, axes=(0,), keepdim=True)
+#       %batch_norm_1: float32[1, 48, 1, 1, 1] = add(%batch_norm_1_r4, %batch_norm_1_r3)
+#       %batch_norm_3: float32[1, 48, 1, 1, 1] = mul(%batch_norm_1, %scalar_2)
+#       %batch_norm_5: float32[1, 48, 1, 1, 1] = div(%batch_norm_3, %scalar_4)
+#       %batch_norm_7: float32[48] = mul(%b_norm_running_mean, %scalar_6)
+#       %batch_norm_8: float32[48] = reshape(%batch_norm, [48])
+#       %batch_norm_10: float32[48] = mul(%batch_norm_8, %scalar_9)
+#       %batch_norm_11: float32[48] = add(%batch_norm_7, %batch_norm_10)
+#       %batch_norm_13: float32[48] = mul(%b_norm_running_var, %scalar_6)
+#       %batch_norm_14: float32[48] = reshape(%batch_norm_5, [48])
+#       %batch_norm_16: float32[48] = mul(%batch_norm_14, %scalar_9)
+#       %batch_norm_17: float32[48] = add(%batch_norm_13, %batch_norm_16)
+#       %batch_norm_18: float32[48, 1, 1, 1] = reshape(%p_norm_weight, [48, 1, 1, 1])
+#       %batch_norm_19: float32[48, 1, 1, 1] = reshape(%p_norm_bias, [48, 1, 1, 1])
+#       %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%batch_norm_r1, %batch_norm)
 #       %adaptive_avg_pool3d_r6: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r5, %adaptive_avg_pool3d_r3)
 #       %adaptive_avg_pool3d_r7: float32[1, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r6, axes=(0,), keepdim=True)
 #       %adaptive_avg_pool3d_r8: float32[x0_0, 48, 1, 1, 1] = sub(%adaptive_avg_pool3d_r6, %adaptive_avg_pool3d_r7)
-#       %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r14)
+#       %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%batch_norm_1, %adaptive_avg_pool3d_r14)
 #       %adaptive_avg_pool3d_r16: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r15)
 #       %adaptive_avg_pool3d_r17: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r8, %adaptive_avg_pool3d_r16)
-#       %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %_native_batch_norm_legit_functional_18)
-#       %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %_native_batch_norm_legit_functional_19)
-#       return %_native_batch_norm_legit_functional_11, %_native_batch_norm_legit_functional_17, %adaptive_avg_pool3d
-#   %_native_batch_norm_legit_functional_11: float32[48] = getitem(%adaptive_avg_pool3d_kernel, 0)
-#   %_native_batch_norm_legit_functional_17: float32[48] = getitem(%adaptive_avg_pool3d_kernel, 1)
+#       %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %batch_norm_18)
+#       %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %batch_norm_19)
+#       return %batch_norm_11, %batch_norm_17, %adaptive_avg_pool3d
+#   %batch_norm_11: float32[48] = getitem(%adaptive_avg_pool3d_kernel, 0)
+#   %batch_norm_17: float32[48] = getitem(%adaptive_avg_pool3d_kernel, 1)
 #   %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = getitem(%adaptive_avg_pool3d_kernel, 2)
 #   return %adaptive_avg_pool3d
-#   update norm.running_mean = %_native_batch_norm_legit_functional_11
-#   update norm.running_var = %_native_batch_norm_legit_functional_17
-#   update norm.num_batches_tracked = %add_12
+#   update norm.running_mean = %batch_norm_11
+#   update norm.running_var = %batch_norm_17
+#   update norm.num_batches_tracked = %add_tensor
 #
 # Steps:
-#   %add_12: torch, 16 B, 1 FLOP (no template serves this op)
+#   %add_tensor: torch, 16 B, 1 FLOP (no template serves this op)
 #   k0_conv_reduce: generated contraction kernel, 10.5 MB, 7.09 GFLOP
 #   k1_row_stream: generated row_stream kernel, 13.4 kB, 10.5 kFLOP
 #
@@ -389,10 +389,10 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 //   %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
 //   %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2))
 //   %conv_transpose3d: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-//   %mul_5: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
-//   %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul_5, axes=(2, 3, 4), keepdim=True)
-//   %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = reduce.var(%mul_5, axes=(2, 3, 4), keepdim=True)
-//   %adaptive_avg_pool3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = sub(%mul_5, %_native_batch_norm_legit_functional_r1)
+//   %mul: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
+//   %batch_norm_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul, axes=(2, 3, 4), keepdim=True)
+//   %batch_norm_1_r1: float32[x0_0, 48, 1, 1, 1] = reduce.var(%mul, axes=(2, 3, 4), keepdim=True)
+//   %adaptive_avg_pool3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = sub(%mul, %batch_norm_r1)
 //   %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r2, axes=(2, 3, 4), keepdim=True)
 
 namespace k0_conv_reduce_sm90_kernel {
@@ -1064,7 +1064,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 [[maybe_unused]] const int64_t outer = outers[i];
                 [[maybe_unused]] const int64_t inner = inners[i];
                     const float t0 = v[i][j] + v_p0;   // %conv_transpose3d: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-                    const float t1 = t0 * 0x1.8p+0f;   // %mul_5: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
+                    const float t1 = t0 * 0x1.8p+0f;   // %mul: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
                     v[i][j] = t1;
                 }
             }
@@ -1217,10 +1217,10 @@ extern "C" int k0_conv_reduce_sm90(const float* p0, const float* x0, const float
 //   %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
 //   %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2))
 //   %conv_transpose3d: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-//   %mul_5: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
-//   %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul_5, axes=(2, 3, 4), keepdim=True)
-//   %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1] = reduce.var(%mul_5, axes=(2, 3, 4), keepdim=True)
-//   %adaptive_avg_pool3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = sub(%mul_5, %_native_batch_norm_legit_functional_r1)
+//   %mul: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
+//   %batch_norm_r1: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%mul, axes=(2, 3, 4), keepdim=True)
+//   %batch_norm_1_r1: float32[x0_0, 48, 1, 1, 1] = reduce.var(%mul, axes=(2, 3, 4), keepdim=True)
+//   %adaptive_avg_pool3d_r2: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = sub(%mul, %batch_norm_r1)
 //   %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r2, axes=(2, 3, 4), keepdim=True)
 
 namespace k0_conv_reduce_sm80_kernel {
@@ -1833,7 +1833,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 float& element = sums[i][o][p][2 * half + e];
                 const float v = element;
                 const float t0 = v + v_p0;   // %conv_transpose3d: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-                const float t1 = t0 * 0x1.8p+0f;   // %mul_5: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
+                const float t1 = t0 * 0x1.8p+0f;   // %mul: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
                 element = t1;
                 if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) sum[e] += element;
             }
@@ -1989,31 +1989,31 @@ extern "C" int k0_conv_reduce_sm80(const float* p0, const float* x0, const float
 //   %scalar_6: float32[] = const(0.9)
 //   %scalar_9: float32[] = const(0.1)
 //   %adaptive_avg_pool3d_r14: float32[] = const(1e-05)
-//   %_native_batch_norm_legit_functional: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
-//   %_native_batch_norm_legit_functional_1_r3: float32[1, 48, 1, 1, 1] = reduce.var(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
-//   %_native_batch_norm_legit_functional_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_1_r1, axes=(0,), keepdim=True)
-//   %_native_batch_norm_legit_functional_1: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1_r4, %_native_batch_norm_legit_functional_1_r3)
-//   %_native_batch_norm_legit_functional_3: float32[1, 48, 1, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar_2)
-//   %_native_batch_norm_legit_functional_5: float32[1, 48, 1, 1, 1] = div(%_native_batch_norm_legit_functional_3, %scalar_4)
-//   %_native_batch_norm_legit_functional_7: float32[48] = mul(%b_norm_running_mean, %scalar_6)
-//   %_native_batch_norm_legit_functional_8: float32[48] = reshape(%_native_batch_norm_legit_functional, [48])
-//   %_native_batch_norm_legit_functional_10: float32[48] = mul(%_native_batch_norm_legit_functional_8, %scalar_9)
-//   %_native_batch_norm_legit_functional_11: float32[48] = add(%_native_batch_norm_legit_functional_7, %_native_batch_norm_legit_functional_10)
-//   %_native_batch_norm_legit_functional_13: float32[48] = mul(%b_norm_running_var, %scalar_6)
-//   %_native_batch_norm_legit_functional_14: float32[48] = reshape(%_native_batch_norm_legit_functional_5, [48])
-//   %_native_batch_norm_legit_functional_16: float32[48] = mul(%_native_batch_norm_legit_functional_14, %scalar_9)
-//   %_native_batch_norm_legit_functional_17: float32[48] = add(%_native_batch_norm_legit_functional_13, %_native_batch_norm_legit_functional_16)
-//   %_native_batch_norm_legit_functional_18: float32[48, 1, 1, 1] = reshape(%p_norm_weight, [48, 1, 1, 1])
-//   %_native_batch_norm_legit_functional_19: float32[48, 1, 1, 1] = reshape(%p_norm_bias, [48, 1, 1, 1])
-//   %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
+//   %batch_norm: float32[1, 48, 1, 1, 1] = reduce.mean(%batch_norm_r1, axes=(0,), keepdim=True)
+//   %batch_norm_1_r3: float32[1, 48, 1, 1, 1] = reduce.var(%batch_norm_r1, axes=(0,), keepdim=True)
+//   %batch_norm_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%batch_norm_1_r1, axes=(0,), keepdim=True)
+//   %batch_norm_1: float32[1, 48, 1, 1, 1] = add(%batch_norm_1_r4, %batch_norm_1_r3)
+//   %batch_norm_3: float32[1, 48, 1, 1, 1] = mul(%batch_norm_1, %scalar_2)
+//   %batch_norm_5: float32[1, 48, 1, 1, 1] = div(%batch_norm_3, %scalar_4)
+//   %batch_norm_7: float32[48] = mul(%b_norm_running_mean, %scalar_6)
+//   %batch_norm_8: float32[48] = reshape(%batch_norm, [48])
+//   %batch_norm_10: float32[48] = mul(%batch_norm_8, %scalar_9)
+//   %batch_norm_11: float32[48] = add(%batch_norm_7, %batch_norm_10)
+//   %batch_norm_13: float32[48] = mul(%b_norm_running_var, %scalar_6)
+//   %batch_norm_14: float32[48] = reshape(%batch_norm_5, [48])
+//   %batch_norm_16: float32[48] = mul(%batch_norm_14, %scalar_9)
+//   %batch_norm_17: float32[48] = add(%batch_norm_13, %batch_norm_16)
+//   %batch_norm_18: float32[48, 1, 1, 1] = reshape(%p_norm_weight, [48, 1, 1, 1])
+//   %batch_norm_19: float32[48, 1, 1, 1] = reshape(%p_norm_bias, [48, 1, 1, 1])
+//   %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%batch_norm_r1, %batch_norm)
 //   %adaptive_avg_pool3d_r6: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r5, %adaptive_avg_pool3d_r3)
 //   %adaptive_avg_pool3d_r7: float32[1, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r6, axes=(0,), keepdim=True)
 //   %adaptive_avg_pool3d_r8: float32[x0_0, 48, 1, 1, 1] = sub(%adaptive_avg_pool3d_r6, %adaptive_avg_pool3d_r7)
-//   %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r14)
+//   %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%batch_norm_1, %adaptive_avg_pool3d_r14)
 //   %adaptive_avg_pool3d_r16: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r15)
 //   %adaptive_avg_pool3d_r17: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r8, %adaptive_avg_pool3d_r16)
-//   %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %_native_batch_norm_legit_functional_18)
-//   %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %_native_batch_norm_legit_functional_19)
+//   %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %batch_norm_18)
+//   %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %batch_norm_19)
 
 namespace k1_row_stream_kernel {
 
@@ -2133,22 +2133,22 @@ template <int ROWS>
 struct Row {
     float v_p0[ROWS];   // %b_norm_running_mean: float32[48]
     float v_p1[ROWS];   // %b_norm_running_var: float32[48]
-    float v_p2[ROWS];   // %_native_batch_norm_legit_functional_18: float32[48, 1, 1, 1]
-    float v_p3[ROWS];   // %_native_batch_norm_legit_functional_19: float32[48, 1, 1, 1]
-    float r0[ROWS];   // %_native_batch_norm_legit_functional: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_r1, axes=(0,), keepdim=True)
+    float v_p2[ROWS];   // %batch_norm_18: float32[48, 1, 1, 1]
+    float v_p3[ROWS];   // %batch_norm_19: float32[48, 1, 1, 1]
+    float r0[ROWS];   // %batch_norm: float32[1, 48, 1, 1, 1] = reduce.mean(%batch_norm_r1, axes=(0,), keepdim=True)
     float r0s[ROWS];
-    float r1[ROWS];   // %_native_batch_norm_legit_functional_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_1_r1, axes=(0,), keepdim=True)
-    float t2[ROWS];   // %_native_batch_norm_legit_functional_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%_native_batch_norm_legit_functional_1_r1, axes=(0,), keepdim=True)
-    float t3[ROWS];   // %_native_batch_norm_legit_functional_1: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1_r4, %_native_batch_norm_legit_functional_1_r3)
-    float t4[ROWS];   // %_native_batch_norm_legit_functional_3: float32[1, 48, 1, 1, 1] = mul(%_native_batch_norm_legit_functional_1, %scalar_2)
-    float t5[ROWS];   // %_native_batch_norm_legit_functional_5: float32[1, 48, 1, 1, 1] = div(%_native_batch_norm_legit_functional_3, %scalar_4)
-    float t6[ROWS];   // %_native_batch_norm_legit_functional_10: float32[48] = mul(%_native_batch_norm_legit_functional_8, %scalar_9)
-    float t7[ROWS];   // %_native_batch_norm_legit_functional_7: float32[48] = mul(%b_norm_running_mean, %scalar_6)
-    float t8[ROWS];   // %_native_batch_norm_legit_functional_11: float32[48] = add(%_native_batch_norm_legit_functional_7, %_native_batch_norm_legit_functional_10)
-    float t9[ROWS];   // %_native_batch_norm_legit_functional_16: float32[48] = mul(%_native_batch_norm_legit_functional_14, %scalar_9)
-    float t10[ROWS];   // %_native_batch_norm_legit_functional_13: float32[48] = mul(%b_norm_running_var, %scalar_6)
-    float t11[ROWS];   // %_native_batch_norm_legit_functional_17: float32[48] = add(%_native_batch_norm_legit_functional_13, %_native_batch_norm_legit_functional_16)
-    float t17[ROWS];   // %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%_native_batch_norm_legit_functional_1, %adaptive_avg_pool3d_r14)
+    float r1[ROWS];   // %batch_norm_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%batch_norm_1_r1, axes=(0,), keepdim=True)
+    float t2[ROWS];   // %batch_norm_1_r4: float32[1, 48, 1, 1, 1] = reduce.mean(%batch_norm_1_r1, axes=(0,), keepdim=True)
+    float t3[ROWS];   // %batch_norm_1: float32[1, 48, 1, 1, 1] = add(%batch_norm_1_r4, %batch_norm_1_r3)
+    float t4[ROWS];   // %batch_norm_3: float32[1, 48, 1, 1, 1] = mul(%batch_norm_1, %scalar_2)
+    float t5[ROWS];   // %batch_norm_5: float32[1, 48, 1, 1, 1] = div(%batch_norm_3, %scalar_4)
+    float t6[ROWS];   // %batch_norm_10: float32[48] = mul(%batch_norm_8, %scalar_9)
+    float t7[ROWS];   // %batch_norm_7: float32[48] = mul(%b_norm_running_mean, %scalar_6)
+    float t8[ROWS];   // %batch_norm_11: float32[48] = add(%batch_norm_7, %batch_norm_10)
+    float t9[ROWS];   // %batch_norm_16: float32[48] = mul(%batch_norm_14, %scalar_9)
+    float t10[ROWS];   // %batch_norm_13: float32[48] = mul(%b_norm_running_var, %scalar_6)
+    float t11[ROWS];   // %batch_norm_17: float32[48] = add(%batch_norm_13, %batch_norm_16)
+    float t17[ROWS];   // %adaptive_avg_pool3d_r15: float32[1, 48, 1, 1, 1] = add(%batch_norm_1, %adaptive_avg_pool3d_r14)
     float t18[ROWS];   // %adaptive_avg_pool3d_r16: float32[1, 48, 1, 1, 1] = rsqrt(%adaptive_avg_pool3d_r15)
     float r14[ROWS];   // %adaptive_avg_pool3d_r7: float32[1, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r6, axes=(0,), keepdim=True)
     float t15[ROWS];   // %adaptive_avg_pool3d_r7: float32[1, 48, 1, 1, 1] = reduce.mean(%adaptive_avg_pool3d_r6, axes=(0,), keepdim=True)
@@ -2334,8 +2334,8 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             fetch(k + AHEAD * PARTS * UNROLL);
             copies_arrived<AHEAD>();
         }
-        float v_x0_at[COUNT][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
-        float v_x1_at[COUNT][P::WIDTH];   // %_native_batch_norm_legit_functional_1_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x0_at[COUNT][P::WIDTH];   // %batch_norm_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x1_at[COUNT][P::WIDTH];   // %batch_norm_1_r1: float32[x0_0, 48, 1, 1, 1]
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
@@ -2411,7 +2411,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
         constexpr int COUNT = decltype(count)::value;
-        float v_x0_at[COUNT][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x0_at[COUNT][P::WIDTH];   // %batch_norm_r1: float32[x0_0, 48, 1, 1, 1]
         float v_x2_at[COUNT][P::WIDTH];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1]
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
@@ -2435,7 +2435,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
                 const float v_x2 = v_x2_at[u][e];
-                const float t12 = v_x0 - row.r0s[i];   // %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
+                const float t12 = v_x0 - row.r0s[i];   // %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%batch_norm_r1, %batch_norm)
                 const float t13 = t12 + v_x2;   // %adaptive_avg_pool3d_r6: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r5, %adaptive_avg_pool3d_r3)
                 part[i].r14 = [](auto a, auto b) { return a + b; }(part[i].r14, t13);
             }
@@ -2473,7 +2473,7 @@ __device__ __forceinline__ void sweep_2(const Args& args, const Place<VEC, PARTS
     auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
         constexpr int COUNT = decltype(count)::value;
-        float v_x0_at[COUNT][P::WIDTH];   // %_native_batch_norm_legit_functional_r1: float32[x0_0, 48, 1, 1, 1]
+        float v_x0_at[COUNT][P::WIDTH];   // %batch_norm_r1: float32[x0_0, 48, 1, 1, 1]
         float v_x2_at[COUNT][P::WIDTH];   // %adaptive_avg_pool3d_r3: float32[x0_0, 48, 1, 1, 1]
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
@@ -2497,12 +2497,12 @@ __device__ __forceinline__ void sweep_2(const Args& args, const Place<VEC, PARTS
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
                 const float v_x2 = v_x2_at[u][e];
-                const float t12 = v_x0 - row.r0s[i];   // %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%_native_batch_norm_legit_functional_r1, %_native_batch_norm_legit_functional)
+                const float t12 = v_x0 - row.r0s[i];   // %adaptive_avg_pool3d_r5: float32[x0_0, 48, 1, 1, 1] = sub(%batch_norm_r1, %batch_norm)
                 const float t13 = t12 + v_x2;   // %adaptive_avg_pool3d_r6: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r5, %adaptive_avg_pool3d_r3)
                 const float t16 = t13 - row.t15[i];   // %adaptive_avg_pool3d_r8: float32[x0_0, 48, 1, 1, 1] = sub(%adaptive_avg_pool3d_r6, %adaptive_avg_pool3d_r7)
                 const float t19 = t16 * row.t18[i];   // %adaptive_avg_pool3d_r17: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r8, %adaptive_avg_pool3d_r16)
-                const float t20 = t19 * row.v_p2[i];   // %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %_native_batch_norm_legit_functional_18)
-                const float t21 = t20 + row.v_p3[i];   // %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %_native_batch_norm_legit_functional_19)
+                const float t20 = t19 * row.v_p2[i];   // %adaptive_avg_pool3d_r18: float32[x0_0, 48, 1, 1, 1] = mul(%adaptive_avg_pool3d_r17, %batch_norm_18)
+                const float t21 = t20 + row.v_p3[i];   // %adaptive_avg_pool3d: float32[x0_0, 48, 1, 1, 1] = add(%adaptive_avg_pool3d_r18, %batch_norm_19)
                 y2_at[e] = t21;
             }
             write_slot(args.y2 + slot.offset, y2_at, slot, !CHECKED || P::whole(args, slot));
@@ -3078,18 +3078,18 @@ std::tuple<Tensor, Tensor, Tensor> call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a8074d902940a88a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_493d51ddeae97cce, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor p2, Tensor p3, Tensor x2, int given0, int given1) -> (Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a8074d902940a88a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_493d51ddeae97cce, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a8074d902940a88a"
+_fusegen_NAMESPACE = "fusegen_493d51ddeae97cce"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -3276,10 +3276,10 @@ def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_
     x0_2 = v_x.shape[2]
     x0_3 = v_x.shape[3]
     x0_4 = v_x.shape[4]
-    v__native_batch_norm_legit_functional_r1, v__native_batch_norm_legit_functional_1_r1, v_adaptive_avg_pool3d_r3 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_rounds("k0_conv_reduce", v_x, v_p_conv_weight, (2, 2, 2), (0, 0, 0), (1, 1, 1), True, (0, 0, 0), 1))
-    v__native_batch_norm_legit_functional_11, v__native_batch_norm_legit_functional_17, v_adaptive_avg_pool3d = ops[1](v__native_batch_norm_legit_functional_r1, v__native_batch_norm_legit_functional_1_r1, v_b_norm_running_mean, v_b_norm_running_var, v_p_norm_weight, v_p_norm_bias, v_adaptive_avg_pool3d_r3, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
+    v_batch_norm_r1, v_batch_norm_1_r1, v_adaptive_avg_pool3d_r3 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_rounds("k0_conv_reduce", v_x, v_p_conv_weight, (2, 2, 2), (0, 0, 0), (1, 1, 1), True, (0, 0, 0), 1))
+    v_batch_norm_11, v_batch_norm_17, v_adaptive_avg_pool3d = ops[1](v_batch_norm_r1, v_batch_norm_1_r1, v_b_norm_running_mean, v_b_norm_running_var, v_p_norm_weight, v_p_norm_bias, v_adaptive_avg_pool3d_r3, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
     v_b_norm_num_batches_tracked.add_(1)
-    _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v__native_batch_norm_legit_functional_11, v__native_batch_norm_legit_functional_17])
+    _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v_batch_norm_11, v_batch_norm_17])
     return v_adaptive_avg_pool3d
 
 

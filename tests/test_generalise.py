@@ -7,11 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import compiler, interpret
+from fusegen import interpret, proof
 from fusegen.compiler import compile_file
-from fusegen.errors import MismatchError
+from fusegen.errors import GraphError, MismatchError
 from fusegen.generalise import generalise
-from fusegen.ir import ConstOp
+from fusegen.ir import (
+    ConstOp,
+    ConvOp,
+    DType,
+    EagerOp,
+    Graph,
+    InputOp,
+    Node,
+    NormalizeOp,
+    PointwiseOp,
+    TensorType,
+)
 from fusegen.passes import decompose
 from fusegen.passes.rewrite import Rule
 from tests.models import traced, write
@@ -45,10 +56,33 @@ def test_a_size_that_an_op_depends_on_stays(body: str, kept: str, tmp_path: Path
     assert isinstance(found["x"][1], str)
 
 
-def test_channels_of_a_convolution_stay(tmp_path: Path) -> None:
-    found = shapes("return self.c(x)", "self.c = nn.Conv1d(96, 128, 3)", "torch.rand(4, 96, 10)", tmp_path)
-    assert found["p_c_weight"] == (128, 96, 3)
-    assert found["x"][1] == 96
+def test_channels_of_a_convolution_become_small_numbers(tmp_path: Path) -> None:
+    init, inputs = "self.c = nn.Conv2d(96, 128, 3, stride=2)", "torch.rand(4, 96, 40, 50)"
+    graph = traced(write(tmp_path, "return self.c(x).mean(0)", init, inputs)).graph
+    found = generalise(graph.replace(constraints=()))
+    shapes = {node.name: node.type.shape for node in found.nodes}
+    outputs, channels, *kernel = shapes["p_c_weight"]
+    assert {outputs, channels} == {3, 5}
+    assert kernel == [3, 3]
+    assert shapes["x"][1] == channels
+    assert shapes["p_c_bias"] == (outputs,) == shapes["mean"][:1]
+
+
+def test_what_a_convolution_computes_follows_from_what_it_reads() -> None:
+    conv = ConvOp(transposed=False, stride=(2,), padding=(1,), dilation=(1,), output_padding=(0,))
+    x, w = TensorType(dtype=DType.FLOAT32, shape=(2, 4, 96)), TensorType(dtype=DType.FLOAT32, shape=(4, 4, 3))
+    y = x.replace(shape=(2, 4, 48))
+    nodes = (
+        Node(name="x", op=InputOp(position=0), type=x),
+        Node(name="w", op=InputOp(position=1), type=w),
+        Node(name="y", op=conv, inputs=("x", "w"), type=y),
+        Node(name="z", op=PointwiseOp(fn="relu"), inputs=("y",), type=y),
+    )
+    found = generalise(Graph(nodes=nodes, outputs=("z",)))
+    assert found.sizes == {"k0": 96}
+    assert found.node("x").type.shape == (2, 4, "k0")
+    assert found.node("z").type.shape == (2, 4, "((k0 - 1) // 2) + 1")
+    assert found.shape("z") == (2, 4, 48)
 
 
 def test_it_means_the_same(tmp_path: Path) -> None:
@@ -78,10 +112,60 @@ def test_a_wrong_rule_does_not_get_by(tmp_path: Path, monkeypatch: pytest.Monkey
         compile_file(large(tmp_path))
 
 
-def test_other_rewrites_at_general_sizes_are_proven_at_the_models_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiler, "AFFORDABLE", 0)
-    monkeypatch.setattr(compiler, "generalise", lambda graph: graph.replace(nodes=graph.nodes[:0], outputs=()))
+def test_what_takes_numbers_only_is_proven_at_its_own_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(graph: Graph) -> Graph:
+        raise GraphError("numbers only")
+
+    monkeypatch.setattr(proof, "generalise", refuse)
     path = write(tmp_path, "return self.l(x).relu()", LINEAR, "torch.rand(4, 96)")
-    assert all("k0" not in sizes for sizes in compile_file(path).proof.sizes)
+    found = compile_file(path).proof
+    assert found.sizes
+    assert all("k0" not in sizes for sizes in found.sizes)
+
+
+NETWORK = """
+y = self.n(self.c(x)).relu()
+z = self.m(self.d(y)).relu()
+return z.mean((2, 3)) @ self.w
+"""
+LAYERS = """
+self.c, self.d = nn.Conv2d(24, 32, 3), nn.Conv2d(32, 40, 3)
+self.n, self.m = nn.BatchNorm2d(32), nn.BatchNorm2d(40)
+self.w = nn.Parameter(torch.rand(40, 20))
+"""
+
+
+def test_layers_that_are_rewritten_alike_are_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Graph] = []
+    whole = proof._compare
+    monkeypatch.setattr(proof, "_compare", lambda one, *rest: (compared.append(one), whole(one, *rest))[1])
+    compile_file(write(tmp_path, NETWORK, LAYERS, "torch.rand(2, 24, 40, 40)"))
+    assert all(graph.name == "miter" for graph in compared)
+    norms = [graph for graph in compared if any(isinstance(node.op, NormalizeOp) for node in graph.nodes)]
+    assert len(norms) == 1
+
+
+@pytest.mark.parametrize("target", ["relu", "matmul"])
+def test_a_difference_anywhere_is_found(target: str, tmp_path: Path) -> None:
+    program = compile_file(write(tmp_path, NETWORK, LAYERS, "torch.rand(2, 24, 40, 40)")).program
+    nodes = []
+    for node in program.after.nodes:
+        inputs = tuple("twice" if name == target else name for name in node.inputs)
+        nodes.append(node.replace(inputs=inputs))
+        if node.name == target:
+            nodes.append(node.replace(name="twice", op=PointwiseOp(fn="add"), inputs=(target, target)))
+    outputs = tuple("twice" if name == target else name for name in program.after.outputs)
+    wrong = program.after.replace(nodes=tuple(nodes), outputs=outputs)
+    assert proof.prove(program.before, program.after).worst < 1e-9
+    with pytest.raises(MismatchError):
+        proof.prove(program.before, wrong)
+
+
+def test_two_draws_are_not_one(tmp_path: Path) -> None:
+    body = "return F.dropout(x, 0.5) + F.dropout(x, 0.5)"
+    before = traced(write(tmp_path, body)).graph
+    first = next(node.name for node in before.nodes if isinstance(node.op, EagerOp))
+    last = before.nodes[-1]
+    once = before.replace(nodes=(*before.nodes[:-1], last.replace(inputs=(first, first)))).prune()
+    with pytest.raises(MismatchError):
+        proof.prove(before, once)

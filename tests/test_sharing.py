@@ -70,3 +70,28 @@ def test_counts_of_batches_are_one_launch(tmp_path: Path) -> None:
     source = compile_file(path).source
     assert source.count("_foreach_add_([") == 1
     assert ".add_(" not in source
+
+
+def test_a_block_of_another_width_is_the_same_kernel_with_sizes_of_the_call(tmp_path: Path) -> None:
+    body, layers = "return self.a(x).relu(), self.b(w).relu()", "self.a, self.b = nn.BatchNorm2d(6), nn.BatchNorm2d(9)"
+    path = write(tmp_path, body, layers, "torch.rand(4, 6, 8, 10), torch.rand(5, 9, 4, 6)", "x, w")
+    compiled = compile_file(path)
+    shared = [plan for plan in compiled.program.kernels if plan.detail.template == "row_stream"]
+    (plan,) = shared
+    assert len(plan.again) == 1
+    assert {binding.name for binding in plan.bindings} == {"batch", "channels", "height", "width"}
+
+    torch.manual_seed(0)
+    reference = reference_from(path.read_text()).Model()
+    generated = simulated(compiled)
+    model = generated.ModelNew()
+    model.load_state_dict(reference.state_dict())
+    inputs = torch.rand(4, 6, 8, 10), torch.rand(5, 9, 4, 6)
+    torch.testing.assert_close(model(*inputs), reference(*inputs))
+    torch.testing.assert_close(model.state_dict(), reference.state_dict())
+
+
+def test_one_block_keeps_its_constants(tmp_path: Path) -> None:
+    path = write(tmp_path, "return self.a(x).relu()", "self.a = nn.BatchNorm2d(6)", "torch.rand(4, 6, 8, 10)")
+    (plan,) = compile_file(path).program.kernels
+    assert "channels" not in {binding.name for binding in plan.bindings}

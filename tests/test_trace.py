@@ -338,3 +338,53 @@ def test_masks_of_attention_are_not_looked_at(tmp_path: Path) -> None:
     mask = torch.full((5, 5), -torch.inf).triu(1)
     found = interpret.run(graph, (x, mask), dict(model.named_parameters()))[0]
     torch.testing.assert_close(found, model(x, mask))
+
+
+@pytest.mark.parametrize(
+    "body", ["x.relu() * 2 if x.shape[0] > 3 else x.relu() * 3", "x.cumsum(1 if x.shape[0] > 3 else 2)"]
+)
+def test_a_condition_stays_where_the_other_answer_gives_other_arguments(body: str, tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, f"return {body}")).graph
+    assert [c for c in graph.constraints if "x0_0" in c], graph.constraints
+
+
+def test_writes_in_place_are_values(tmp_path: Path) -> None:
+    body = """
+    y = self.c(x)
+    z = F.relu_(y)
+    y += 1
+    self.calls.add_(1)
+    return y * z + self.n(z)
+    """
+    init = "self.c = nn.Conv2d(3, 3, 1)\nself.n = nn.BatchNorm2d(3)\nself.register_buffer('calls', torch.zeros(()))"
+    path = write(tmp_path, body, init)
+    graph = traced(path).graph
+    assert {path for path, _ in graph.updates} == {"calls", "n.running_mean", "n.running_var", "n.num_batches_tracked"}
+    model = load_model_file(path).model_class().train()
+    x = torch.randn(4, 3, 6, 5)
+    found = interpret.run(graph, [x], {name: value.clone() for name, value in model.state_dict().items()})
+    assert torch.allclose(found[0], model(x), atol=1e-5)
+    for (name, _), value in zip(graph.updates, found[1:], strict=True):
+        assert torch.allclose(value, model.state_dict()[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = x + 1\nz = y.view(-1)\ny.relu_()\nreturn y, z",  # a view shows the write
+        "y = x + 1\nz = y.type_as(x)\nz.relu_()\nreturn y, z",
+        "y = x + 1\ny[:, 0].zero_()\nreturn y",
+        "y = self.n(x) + self.n(x)\nreturn y",  # the second call reads statistics that the first wrote
+    ],
+)
+def test_writes_that_show_elsewhere(body: str, tmp_path: Path) -> None:
+    path = write(tmp_path, body, "self.n = nn.BatchNorm2d(3)")
+    graph = traced(path).graph
+    model = load_model_file(path).model_class().train()
+    x = torch.randn(4, 3, 6, 5)
+    found = interpret.run(graph, [x], {name: value.clone() for name, value in model.state_dict().items()})
+    expected = model(x)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    state = [model.state_dict()[name] for name, _ in graph.updates]
+    for value, wanted in zip(found, (*expected, *state), strict=True):
+        assert torch.allclose(value.double(), wanted.double(), atol=1e-5)

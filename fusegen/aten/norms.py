@@ -98,8 +98,19 @@ def _statistics(call: Call, x: Value, axes: tuple[int, ...]) -> tuple[Value, Val
     return _reduced(call, "mean", x, axes), _unbiased(call, _reduced(call, "var", x, axes), x, axes)
 
 
-@register("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
+@register("batch_norm.default")
 def _batch_norm(call: Call) -> Imported:
+    if (found := _batch_norm_with_statistics(call)) is None or not isinstance(found, tuple):
+        return None
+    y, _, _, *moved = found
+    for name, value in zip(("running_mean", "running_var"), moved, strict=False):
+        if value is not None:
+            call.build.update(call[name], value)
+    return y
+
+
+@register("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
+def _batch_norm_with_statistics(call: Call) -> Imported:
     x = call["input"]
     if x.type.dtype not in _WIDE or x.type.rank < 2:
         return None

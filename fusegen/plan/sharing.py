@@ -1,11 +1,21 @@
-"""Regions that one kernel can compute: networks repeat their blocks."""
+"""Regions that one kernel can compute: networks repeat their blocks, with other sizes."""
 
 from __future__ import annotations
 
-from fusegen import tuning
-from fusegen.ir import Graph, Node, RegionOp
+from fusegen import dims, tuning
+from fusegen.dims import Dim
+from fusegen.errors import GraphError
+from fusegen.generalise import generalise
+from fusegen.ir import ConstOp, Graph, Node, ReduceOp, RegionOp
 from fusegen.plan.kernels import plan_region
+from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import KernelPlan
+from fusegen.rowspace import NotFusable
+
+_ANY_SIZE = ("row_stream",)
+"""Templates whose kernels are as fast with sizes of the call as with constants."""
+_EXACT = 1 << 24
+"""Integers up to this are float32 numbers."""
 
 
 def _unnamed(region: Node) -> Node:
@@ -27,8 +37,51 @@ def _kind(region: Node) -> tuple[object, ...]:
     return (region.op.template, *((node.op.kind, node.type) for node in region.op.body.nodes))
 
 
+def _counts(body: Graph, general: Graph) -> dict[str, Dim]:
+    """How many values the reductions of ``body`` take, and one less: as ``general`` has it, by value."""
+    found: dict[str, Dim] = {}
+    for node in body.nodes:
+        if isinstance(node.op, ReduceOp):
+            own, any_size = (
+                dims.product(graph.node(node.inputs[0]).type.shape[axis] for axis in node.op.axes)
+                for graph in (body, general)
+            )
+            if dims.evaluate(own, body.sizes) < _EXACT:
+                found |= {str(own): any_size, str(dims.sub(own, 1)): dims.sub(any_size, 1)}
+    return found
+
+
+def at_any_size(region: Node) -> Node:
+    """``region`` with the sizes of its operands, and counts that follow from them, as those of the call.
+
+    It computes the same: what is taken for a count has its value. Another region that shares the kernel has its own.
+    """
+    assert isinstance(region.op, RegionOp)
+    body = region.op.body
+    if region.op.template not in _ANY_SIZE:
+        return region
+    try:
+        general = generalise(body, every=True)
+    except GraphError:
+        return region
+    counts = _counts(body, general)
+
+    def counted(node: Node) -> Node:
+        if not isinstance(node.op, ConstOp):
+            return node
+        value = node.op.value
+        text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        count = counts.get(text, 0)
+        return node.replace(op=ConstOp(value=count)) if isinstance(count, str) else node
+
+    general = general.replace(nodes=tuple(map(counted, general.nodes)))
+    result = general.node(general.outputs[0]).type
+    return region.replace(op=region.op.replace(body=general), type=result)
+
+
 class Kernels:
-    """The kernels of a program. Two regions share one whose plans are the same but for the names of nodes.
+    """The kernels of a program. Two regions share one whose plans are the same but for the names of nodes, as they
+    are or with sizes of the call for constants.
 
     What a tuning file pins for a kernel goes by the names of the region that it was first planned for.
     """
@@ -38,19 +91,25 @@ class Kernels:
         """By the region that a kernel was first planned for."""
         self.again: dict[str, list[str]] = {}
         """The other regions that it computes."""
-        self._regions: dict[tuple[object, ...], list[Node]] = {}
-        self._unnamed: dict[str, KernelPlan] = {}
+        self._alike: dict[tuple[object, ...], list[Node]] = {}
+        """The first region of every kernel, at any size."""
+        self._own: dict[str, Node] = {}
+        self._unnamed: dict[tuple[str, bool], KernelPlan] = {}
 
     def add(self, graph: Graph, region: Node) -> None:
         """Plan ``region`` of ``graph``. Raises ``Unplanned``."""
-        alike = self._regions.setdefault(_kind(region), [])
-        first = next((other for other in alike if self._same(graph, other, region)), None)
-        if first is not None:
-            self.again[first.name].append(region.name)
+        self._own[region.name] = region
+        general = at_any_size(region)
+        alike = self._alike.setdefault(_kind(general), [])
+        first = next((other for other in alike if self._same(graph, other, general)), None)
+        if first is None:
+            self.plans[region.name] = plan_region(graph, region, len(self.plans))
+            self.again[region.name] = []
+            alike.append(general)
             return
-        self.plans[region.name] = plan_region(graph, region, len(self.plans))
-        self.again[region.name] = []
-        alike.append(region)
+        self.again[first.name].append(region.name)
+        if not self._same(graph, self._own[first.name], region):
+            self.plans[first.name] = plan_region(graph, first, list(self.plans).index(first.name))
 
     def by_region(self) -> dict[str, KernelPlan]:
         """The plan of every region."""
@@ -61,10 +120,14 @@ class Kernels:
         return found
 
     def _same(self, graph: Graph, one: Node, other: Node) -> bool:
-        return self._without_names(graph, one) == self._without_names(graph, other)
+        try:
+            return self._without_names(graph, one) == self._without_names(graph, other)
+        except (Unplanned, NotFusable):  # at any size
+            return False
 
     def _without_names(self, graph: Graph, region: Node) -> KernelPlan:
-        if region.name not in self._unnamed:
+        key = (region.name, region is self._own[region.name])
+        if key not in self._unnamed:
             with tuning.choices({}):
                 plan = plan_region(graph, _unnamed(region), 0)
             places = {name: str(i) for i, name in reversed(list(enumerate(region.inputs)))}
@@ -73,5 +136,5 @@ class Kernels:
                 args = tuple(arg.replace(node=places.get(arg.node, arg.node)) for arg in plan.args)
                 return plan.replace(args=args, parts=tuple(map(placed, plan.parts)))
 
-            self._unnamed[region.name] = placed(plan)
-        return self._unnamed[region.name]
+            self._unnamed[key] = placed(plan)
+        return self._unnamed[key]

@@ -27,6 +27,7 @@ from fusegen.carry import carry_model
 from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import render, snapshot_modules
 from fusegen.ir import Graph, RegionOp
+from fusegen.plan.sharing import at_any_size
 from fusegen.plan.types import Program
 from fusegen.trace import instantiate, load_model_file
 
@@ -122,7 +123,8 @@ def operators(program: Program) -> list[Callable[..., Any]]:
 
     found: list[Callable[..., Any]] = []
     for plan in program.kernels:
-        op = program.after.node(plan.node).op
+        region = program.after.node(plan.node)
+        op = (at_any_size(region) if plan.again else region).op
         assert isinstance(op, RegionOp)
         found.append(computed(op.body))
     return found
