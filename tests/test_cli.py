@@ -141,7 +141,7 @@ BAD_MODELS = {
     ),
     "data-dependent size": (model_text(forward="return x[x > 0]"), ["bad.py:11"]),
     "syntax error": ("import torch\n\nclass Model(:\n", ["syntax", "bad.py:3"]),
-    "not a tensor": (model_text(inputs="return ['text']"), ["input 0"]),
+    "not a tensor": (model_text(inputs="return [['text']]"), ["input 0"]),
 }
 
 
