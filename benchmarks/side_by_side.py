@@ -84,8 +84,7 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
     phases.begin("load")
     generated_path.write_text(compiled.source)
     subject = model_subject(model, generated_path)
-    torch.manual_seed(0)
-    reference, generated = subject.reference().cuda(), subject.generated().cuda()
+    reference, generated = (subject.build(factory, "cuda") for factory in (subject.reference, subject.generated))
     inputs = tuple(value.cuda() if isinstance(value, torch.Tensor) else value for value in subject.inputs())
     runs: dict[str, Callable[..., Any]] = {
         "eager": reference,
