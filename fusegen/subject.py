@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from fusegen import interpret
-from fusegen.assigned import hold
 from fusegen.errors import FusegenError, GraphFormatError, MismatchError, ModelFileError
 from fusegen.ir import Graph
 from fusegen.trace import load_model_file
+from fusegen.trace.assigned import hold
 
 SEED = 20240229
 

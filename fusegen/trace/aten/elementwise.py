@@ -9,8 +9,8 @@ import math
 from functools import partial
 from typing import Any
 
-from fusegen.aten.call import IMPORTERS, Call, Value, pointwise, register
 from fusegen.ir import DType, FillOp, ReshapeOp
+from fusegen.trace.aten.call import IMPORTERS, Call, Value, pointwise, register
 
 # --- arithmetic ---------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from fusegen import dims, ops
-from fusegen.aten import IMPORTERS, Call, Imported, Value, pointwise
 from fusegen.dims import Dim
 from fusegen.errors import GraphError, TraceError, UnsupportedOpError
 from fusegen.ir import (
@@ -33,8 +32,9 @@ from fusegen.ir import (
 )
 from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
+from fusegen.trace.aten import IMPORTERS, Call, Imported, Value, pointwise
+from fusegen.trace.whole import aten_name
 from fusegen.verify import verify
-from fusegen.whole import aten_name
 
 INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8})
 

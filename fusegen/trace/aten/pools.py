@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from fusegen.aten.call import IMPORTERS, Call, Value, spread
 from fusegen.ir import AdaptivePoolOp, PoolOp, ReduceOp
+from fusegen.trace.aten.call import IMPORTERS, Call, Value, spread
 
 _Fn = Literal["max", "mean"]
 

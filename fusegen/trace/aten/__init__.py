@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from fusegen.aten import elementwise, norms, pools, products, shapes  # noqa: F401  (they register their importers)
-from fusegen.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
 from fusegen.ir import ConvOp, PadOp, ReduceOp, ReshapeOp, SoftmaxOp
+from fusegen.trace.aten import elementwise, norms, pools, products, shapes  # noqa: F401  (they register their importers)
+from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
 
 __all__ = ["IMPORTERS", "Call", "Imported", "Value", "pointwise"]
 

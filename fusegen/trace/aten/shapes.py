@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from fusegen import dims
-from fusegen.aten.call import IMPORTERS, Call, Value, pointwise, register
 from fusegen.dims import Dim, Dims
 from fusegen.ir import CatOp, ExpandOp, PadOp, PermuteOp, ReshapeOp, SliceOp
+from fusegen.trace.aten.call import IMPORTERS, Call, Value, pointwise, register
 
 
 def _to(call: Call, x: Value, shape: Dims) -> Value:

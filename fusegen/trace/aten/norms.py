@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from fusegen import dims
-from fusegen.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register
 from fusegen.dims import Dims
 from fusegen.ir import DType, NormalizeOp, ReduceOp, ReshapeOp
+from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register
 
 _WIDE = (DType.FLOAT32, DType.FLOAT64)
 

@@ -1,4 +1,4 @@
-"""From a model file to a ``Graph``: load, export under fake tensors, convert.
+"""A model as torch.export sees it, and the graph that this becomes.
 
 Tracing is torch.export's non-strict ATen graph, functionalised, with every input size dynamic where
 the model allows it. Nothing of the inputs' size is allocated.
@@ -7,17 +7,13 @@ the model allows it. Nothing of the inputs' size is allocated.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import logging
 import math
-import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,26 +21,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusegen import dims, guards
-from fusegen.assigned import Assigned, hold, plain_tensors, watched
-from fusegen.decompositions import decompositions
-from fusegen.errors import ModelFileError, TraceError
-from fusegen.from_export import convert, known
-from fusegen.in_place import without_writes
+from fusegen.errors import TraceError
 from fusegen.interpret import evaluated, input_shapes
 from fusegen.ir import EagerOp, Graph, Node, ParamOp, ReduceOp, SoftmaxOp
-from fusegen.whole import kept_whole
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model file's parts. ``source`` is its text; calling the functions runs the file's Python."""
-
-    path: Path
-    source: str
-    model_class: type[nn.Module]
-    get_inputs: Callable[[], list[Any]]
-    get_init_inputs: Callable[[], list[Any]]
-    module: ModuleType
+from fusegen.trace.assigned import Assigned, hold, plain_tensors, watched
+from fusegen.trace.decompositions import decompositions
+from fusegen.trace.from_export import convert, known
+from fusegen.trace.in_place import without_writes
+from fusegen.trace.model_file import first_line, location
+from fusegen.trace.whole import kept_whole
 
 
 @dataclass(frozen=True)
@@ -62,81 +47,6 @@ class TracedModel:
     held: tuple[str, ...] = ()
     literals: Mapping[int, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-def _location(error: BaseException, path: Path) -> str | None:
-    """``file:line`` of the innermost frame of ``error`` inside the model file."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f"{path.name}:{error.lineno}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return f"{path.name}:{frames[-1].lineno}" if frames else None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def load_model_file(path: Path) -> LoadedModel:
-    """Import a model file. Raises ``ModelFileError`` when it cannot be, or lacks what fusegen needs."""
-    try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"cannot read {path}: {error}") from error
-    path = path.resolve()
-    name = f"fusegen_model_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ModelFileError(f"{path} is not a Python file", hint="give a .py model file or a .json graph")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        sys.modules.pop(name, None)
-        kind = "syntax error" if isinstance(error, SyntaxError) else type(error).__name__
-        raise ModelFileError(f"{kind}: {_first_line(error)}", source=_location(error, path)) from error
-    model_class = getattr(module, "Model", None)
-    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
-        raise ModelFileError(f"{path.name} defines no class Model(nn.Module)", hint="name the module to compile Model")
-    get_inputs = getattr(module, "get_inputs", None)
-    if not callable(get_inputs):
-        raise ModelFileError(
-            f"{path.name} defines no get_inputs()", hint="return a list of example inputs from get_inputs()"
-        )
-    get_init_inputs = getattr(module, "get_init_inputs", list)
-    return LoadedModel(path, source, model_class, get_inputs, get_init_inputs, module)
-
-
-def _call(what: str, path: Path, function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except Exception as error:
-        raise ModelFileError(
-            f"{what} raised {type(error).__name__}: {_first_line(error)}", source=_location(error, path)
-        ) from error
-
-
-def instantiate(loaded: LoadedModel) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model and example inputs as fake tensors. Raises ``ModelFileError``."""
-
-    def build() -> nn.Module:
-        arguments = loaded.get_init_inputs()
-        if isinstance(arguments, dict):
-            return loaded.model_class(**arguments)
-        return loaded.model_class(*arguments)
-
-    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # a copied layer's
-        inputs = _call("get_inputs()", loaded.path, loaded.get_inputs)
-        try:
-            model = build()
-        except Exception:
-            model = None
-    if model is None:  # a constructor may need real values; an error of its own shows itself again here
-        model = _call("Model's constructor", loaded.path, build)
-    inputs = tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
-    return model, inputs
 
 
 @contextlib.contextmanager
@@ -284,7 +194,7 @@ def _first_export(
             sizes = ((i, axis) for i, x in enumerate(_tensors(inputs)) for axis in range(1, x.dim()))
             fixed = frozenset(dims.symbol(i, axis) for i, axis in sizes)
             for which, dynamic in (("sizes but the batch's", True), ("sizes", False)):
-                notes = (f"{which} are fixed to the example inputs: {_first_line(dynamic_error)}",)
+                notes = (f"{which} are fixed to the example inputs: {first_line(dynamic_error)}",)
                 try:
                     program, failed = _export(model, _renewed(inputs), dynamic, fixed), None
                     break
@@ -351,7 +261,7 @@ def _reads_training(model: nn.Module) -> bool:
 
 
 def _trace_error(error: BaseException, path: Path, model: nn.Module) -> TraceError:
-    where = _location(error, path)
+    where = location(error, path)
     if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
         return TraceError(
             "control flow depends on tensor values",
@@ -360,7 +270,7 @@ def _trace_error(error: BaseException, path: Path, model: nn.Module) -> TraceErr
         )
     plain = ", ".join(plain_tensors(model))
     hint = f"register as buffers the tensors that are neither parameters nor buffers: {plain}" if plain else None
-    return TraceError(f"cannot trace: {type(error).__name__}: {_first_line(error)}", source=where, hint=hint)
+    return TraceError(f"cannot trace: {type(error).__name__}: {first_line(error)}", source=where, hint=hint)
 
 
 def _mentioned_line(text: str, path: Path) -> str | None:

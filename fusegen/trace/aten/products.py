@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fusegen import dims
-from fusegen.aten.call import Call, Value, pointwise, register
 from fusegen.dims import Dim
 from fusegen.ir import MatmulOp, PermuteOp, ReduceOp, ReshapeOp
+from fusegen.trace.aten.call import Call, Value, pointwise, register
 
 
 @register("linear.default")
