@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # tests beside this one take time
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
