@@ -19,7 +19,7 @@ from fusegen import interpret
 from fusegen.errors import FusegenError, GraphFormatError, MismatchError, ModelFileError
 from fusegen.ir import Graph
 from fusegen.trace import load_model_file
-from fusegen.trace.assigned import hold
+from fusegen.trace.assigned import hold, plain_tensors
 
 SEED = 20240229
 
@@ -96,12 +96,6 @@ def _construct(cls: type[nn.Module], arguments: Any) -> nn.Module:
     return cls(**arguments) if isinstance(arguments, dict) else cls(*arguments)
 
 
-def _held(model: nn.Module) -> nn.Module:
-    """``model`` with its tensors in plain attributes as buffers, so that they move with it and can be compared."""
-    hold(model)
-    return model
-
-
 def model_subject(model: Path, generated: Path, evaluation: bool = False) -> Subject:
     """The subject of a model file and the file generated from it."""
     loaded = load_model_file(model)
@@ -111,10 +105,21 @@ def model_subject(model: Path, generated: Path, evaluation: bool = False) -> Sub
         drawn = loaded.get_inputs()
         return tuple(drawn) if isinstance(drawn, (list, tuple)) else (drawn,)
 
+    def new() -> nn.Module:
+        return _construct(model_new, loaded.get_init_inputs())
+
+    def reference() -> nn.Module:
+        """With the buffers of the generated module that are plain attributes here, so that both can be compared."""
+        found = _construct(loaded.model_class, loaded.get_init_inputs())
+        if plain_tensors(found):
+            with torch.random.fork_rng():
+                hold(found, frozenset(name for name, _ in new().named_buffers()))
+        return found
+
     return Subject(
         name=model.stem,
-        reference=lambda: _held(_construct(loaded.model_class, loaded.get_init_inputs())),
-        generated=lambda: _construct(model_new, loaded.get_init_inputs()),
+        reference=reference,
+        generated=new,
         inputs=inputs,
         evaluation=evaluation,
     )

@@ -17,7 +17,7 @@ from fusegen.check import EPS, CheckReport, ProofResult, check_numerics, compare
 from fusegen.compiler import compile_file, compile_graph
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import Graph
-from fusegen.subject import Subject, part_subject
+from fusegen.subject import Subject, model_subject, part_subject
 from fusegen.trace import load_model_file
 from fusegen.truncate import before_flattening
 from tests.models import traced, write
@@ -167,6 +167,18 @@ R = torch.tensor([1.0, -2.0, 4.0], dtype=torch.float64)
 
 def compared(y: list[float], e: list[float], r: torch.Tensor = R) -> bool:
     return compare("o", torch.tensor(y), torch.tensor(e), r).passed
+
+
+def test_tensors_that_a_model_keeps_in_attributes_are_compared(tmp_path: Path) -> None:
+    init = "self.h = torch.rand(3, 5)\nself.c = torch.nn.utils.weight_norm(nn.Linear(5, 5))"
+    body = "self.h = torch.tanh(self.h + self.c(x))\nreturn self.h * 2"
+    path, file = write(tmp_path, body, init, "torch.rand(3, 5)"), tmp_path / "generated.py"
+    file.write_text(compile_file(path).source)
+    found = model_subject(path, file)
+    reference, generated = (found.build(factory, "cpu") for factory in (found.reference, found.generated))
+    assert [name for name, _ in reference.named_buffers()] == [name for name, _ in generated.named_buffers()] == ["h"]
+    assert torch.equal(cast(torch.Tensor, reference.h), cast(torch.Tensor, generated.h))
+    assert list(reference.state_dict()) == list(generated.state_dict())
 
 
 def test_tolerance_is_twice_eagers_largest_error() -> None:

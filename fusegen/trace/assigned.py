@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,16 +33,16 @@ def plain_tensors(model: nn.Module) -> list[str]:
     ]
 
 
-def hold(model: nn.Module) -> tuple[str, ...]:
+def hold(model: nn.Module, chosen: Container[str] | None = None) -> tuple[str, ...]:
     """Make buffers of the tensors that modules hold as plain attributes, so that a graph can read and write them.
 
-    Returns their dotted names. Numbers stay, and tensors that have another name besides.
+    Returns their dotted names. Numbers stay, tensors that have another name besides, and those not ``chosen``.
     """
     named = [*model.parameters(), *model.buffers(), *(_at(model, path) for path in plain_tensors(model))]
     held = []
     for path in plain_tensors(model):
         value = _at(model, path)
-        if value.dim() > 0 and sum(value is other for other in named) == 1:
+        if (chosen is None or path in chosen) and value.dim() > 0 and sum(value is other for other in named) == 1:
             owner, _, name = path.rpartition(".")
             module = model.get_submodule(owner)
             delattr(module, name)
