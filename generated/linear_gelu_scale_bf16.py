@@ -304,8 +304,8 @@ __device__ __forceinline__ void place(const Args& args, unsigned int tile, int& 
 }
 
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     await_previous();
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char raw[];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     const uint32_t full = base + BARRIERS, empty = full + 8 * STAGES;
@@ -521,16 +521,16 @@ Tensor call_k0_gemm_half_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_855df7ce55934fe1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_84478a2e6c8d0537, m) {
     m.def("k0_gemm_half_sm90(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_855df7ce55934fe1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_84478a2e6c8d0537, CUDA, m) {
     m.impl("k0_gemm_half_sm90", TORCH_BOX(&call_k0_gemm_half_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_855df7ce55934fe1"
+_fusegen_NAMESPACE = "fusegen_84478a2e6c8d0537"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

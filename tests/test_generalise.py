@@ -18,9 +18,11 @@ from fusegen.ir import (
     EagerOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     NormalizeOp,
     PointwiseOp,
+    RegionOp,
     TensorType,
 )
 from fusegen.passes import decompose
@@ -145,9 +147,10 @@ def test_layers_that_are_rewritten_alike_are_evaluated_once(tmp_path: Path, monk
     assert len(norms) == 1
 
 
-@pytest.mark.parametrize("target", ["relu", "matmul"])
-def test_a_difference_anywhere_is_found(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [0, 2, -1])
+def test_a_difference_anywhere_is_found(place: int, tmp_path: Path) -> None:
     program = compile_file(write(tmp_path, NETWORK, LAYERS, "torch.rand(2, 24, 40, 40)")).program
+    target = [node.name for node in program.after.nodes if isinstance(node.op, (MatmulOp, RegionOp))][place]
     nodes = []
     for node in program.after.nodes:
         inputs = tuple("twice" if name == target else name for name in node.inputs)
