@@ -90,6 +90,14 @@ def run(
     return _compile(graph)(inputs, params, {**found, **(sizes or {})})
 
 
+def is_random(op: ir.Op) -> bool:
+    """True when ``op`` draws from torch's generator."""
+    found: object = torch.ops
+    for part in op.target.split(".") if isinstance(op, ir.EagerOp) else ():
+        found = getattr(found, part, None)
+    return torch.Tag.nondeterministic_seeded in getattr(found, "tags", ())
+
+
 class _Operand:
     """Stands for a tensor among the arguments of an eager op."""
 

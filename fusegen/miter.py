@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass, field
 
-import torch
-
+from fusegen.interpret import is_random
 from fusegen.ir import (
     ConstOp,
     ConvOp,
@@ -51,13 +50,6 @@ class Value:
         return not (self.known or several or isinstance(self.op, VIEWS))
 
 
-def _is_random(op: Op) -> bool:
-    found: object = torch.ops
-    for part in op.target.split(".") if isinstance(op, EagerOp) else ():
-        found = getattr(found, part, None)
-    return torch.Tag.nondeterministic_seeded in getattr(found, "tags", ())
-
-
 @dataclass
 class _Numbering:
     """Values by number. Equal numbers are equal values, as far as is proven."""
@@ -88,7 +80,7 @@ class _Numbering:
 
         def take(node: Node, scope: dict[str, int]) -> None:
             nonlocal draws
-            draws += (random := _is_random(node.op))
+            draws += (random := is_random(node.op))
             found = self.number(node, tuple(scope[name] for name in node.inputs), draws if random else 0)
             visit(node.name, found)
             scope[node.name] = self.proven.get(found, found)

@@ -292,20 +292,23 @@ def covered(
     ]
 
 
+def _gradient_wanted(operands: Sequence[Operand]) -> str | None:
+    """The condition that a gradient may be asked for; None: none can be."""
+    wanted = [f"{o.variable}.requires_grad" for o in differentiable(operands)]
+    return f"_fusegen_torch.is_grad_enabled() and ({_any(wanted)})" if wanted else None
+
+
 def _compiled_gradients(operands: Sequence[Operand]) -> Iterator[Check]:
     """Under torch.compile the reference runs where a gradient may be asked for."""
-    if wanted := [f"{o.variable}.requires_grad" for o in differentiable(operands)]:
-        yield Check(f"compiling and _fusegen_torch.is_grad_enabled() and ({_any(wanted)})", '""')
+    if wanted := _gradient_wanted(operands):
+        yield Check(f"compiling and {wanted}", '""')
 
 
 def _kept_gradients(operands: Sequence[Operand], carried: CarriedModel, graph: Graph) -> Iterator[Check]:
     """A tensor that forward keeps in an attribute takes the gradient's graph along to the next call."""
     kept = [path for path, _ in graph.updates if path in carried.held]
-    if kept and (wanted := [f"{o.variable}.requires_grad" for o in differentiable(operands)]):
-        yield Check(
-            f"_fusegen_torch.is_grad_enabled() and ({_any(wanted)})",
-            text(f"{kept[0]} is kept from call to call, and a gradient may be asked for through it"),
-        )
+    if kept and (wanted := _gradient_wanted(operands)):
+        yield Check(wanted, text(f"{kept[0]} is kept from call to call, and a gradient may be asked for through it"))
 
 
 def differentiable(operands: Sequence[Operand]) -> list[Operand]:

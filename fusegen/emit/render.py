@@ -7,10 +7,8 @@ import builtins
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jinja2
-import torch
 from jinja2.ext import Extension
 
 from fusegen import dims, ops
@@ -22,7 +20,7 @@ from fusegen.emit.predicate import FLOATS, Operand, covered, differentiable, is_
 from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
-from fusegen.interpret import bound_sizes
+from fusegen.interpret import bound_sizes, is_random
 from fusegen.ir import ConstOp, DType, EagerOp, Graph
 from fusegen.literals import hex_float
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan, DirectConvPlan
@@ -209,19 +207,6 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     return [*sizes, *constants, *lines, *updates, f"return {results}{comma}"]
 
 
-def _is_random(graph: Graph) -> bool:
-    """True when an op draws from torch's generator."""
-    for node in graph.nodes:
-        if not isinstance(node.op, EagerOp):
-            continue
-        target: Any = torch.ops
-        for part in node.op.target.split("."):
-            target = getattr(target, part, None)
-        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-            return True
-    return False
-
-
 def _split_parameters(carried: CarriedModel, count: int) -> tuple[list[str], list[ForwardParameter]]:
     """(expressions of the tensor inputs in ``forward``, its other parameters)."""
     plain = [p for p in _positional(carried) if p.given is None]
@@ -303,7 +288,7 @@ def render(
     operands = [*inputs, *params]
     names, others = _split_parameters(carried, len(inputs))
     extra = [(f"a{i}", p) for i, p in enumerate(others)]
-    random = _is_random(program.before)
+    random = any(is_random(node.op) for node in program.before.nodes)
     checks = covered(graph, inputs, params, names, extra, modules, carried, mode_dependent, random)
     named = {name for step in program.steps for name in step.inputs} | set(graph.results)
     read = {getattr(n.op, "path", None) for n in graph.params if n.name in named} | set(updated)

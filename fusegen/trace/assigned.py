@@ -23,14 +23,14 @@ class Assigned:
     buffers: set[str] = field(default_factory=set)
 
 
-def plain_tensors(model: nn.Module) -> list[str]:
+def plain_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Tensors that modules hold beside parameters and buffers, by their dotted names."""
-    return [
-        f"{path}.{name}" if path else name
+    return {
+        f"{path}.{name}" if path else name: value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
         if isinstance(value, torch.Tensor)
-    ]
+    }
 
 
 def hold(model: nn.Module, chosen: Container[str] | None = None) -> tuple[str, ...]:
@@ -38,10 +38,10 @@ def hold(model: nn.Module, chosen: Container[str] | None = None) -> tuple[str, .
 
     Returns their dotted names. Numbers stay, tensors that have another name besides, and those not ``chosen``.
     """
-    named = [*model.parameters(), *model.buffers(), *(_at(model, path) for path in plain_tensors(model))]
+    plain = plain_tensors(model)
+    named = [*model.parameters(), *model.buffers(), *plain.values()]
     held = []
-    for path in plain_tensors(model):
-        value = _at(model, path)
+    for path, value in plain.items():
         if (chosen is None or path in chosen) and value.dim() > 0 and sum(value is other for other in named) == 1:
             owner, _, name = path.rpartition(".")
             module = model.get_submodule(owner)
@@ -49,12 +49,6 @@ def hold(model: nn.Module, chosen: Container[str] | None = None) -> tuple[str, .
             module.register_buffer(name, value, persistent=False)
             held.append(path)
     return tuple(held)
-
-
-def _at(model: nn.Module, path: str) -> torch.Tensor:
-    owner, _, name = path.rpartition(".")
-    value: torch.Tensor = vars(model.get_submodule(owner))[name]
-    return value
 
 
 def _line(path: Path) -> str | None:
