@@ -183,7 +183,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One operator for rows of any length; its launcher chooses, by length and number of rows, how it runs."""
     space = region.space
     rows = region.lower(space, Style("{}", "row.{}[i]", moves_rows=True), "v", StreamLowering)
-    split = space.middle_axes[0] if space.middle_axes else 0
+    middle = region.product(space.middle_axes)
+    split = 0 if middle == 1 else space.middle_axes[0]  # an only channel leaves runs of a row side by side
     before = tuple(axis for axis in space.row_axes if axis < split)
     run = tuple(axis for axis in space.row_axes if axis >= split)
     inner = region.product(space.inner_axes)
@@ -193,7 +194,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),
-        middle=region.product(space.middle_axes),
+        middle=middle,
         run=region.product(run),
         inner=inner,
         strided=inner != 1,
