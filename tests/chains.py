@@ -32,7 +32,7 @@ class Sizes:
 
 SMALL = Sizes(
     batches=range(1, 5),
-    channels=(3, 4, 5, 6, 8, 12, 16),
+    channels=(1, 3, 4, 5, 6, 8, 12, 16),
     spatial={1: range(9, 18), 2: range(5, 12), 3: range(4, 7)},
     rows=range(2, 10),
     features=range(3, 18),

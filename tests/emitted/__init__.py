@@ -14,7 +14,7 @@ import sys
 import tempfile
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fusegen import interpret
 from fusegen.carry import carry_model
 from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import render, snapshot_modules
-from fusegen.ir import Graph, RegionOp
+from fusegen.ir import GetItemOp, Graph, RegionOp
 from fusegen.plan.sharing import at_any_size
 from fusegen.plan.types import Program
 from fusegen.trace import instantiate, load_model_file
@@ -105,6 +105,19 @@ def reference_from(source: str) -> types.ModuleType:
     return module_from(textwrap.dedent(source), "reference_model")
 
 
+def bodies(program: Program) -> list[Graph]:
+    """What every kernel computes, in the order of the operators."""
+    found = []
+    for plan in program.kernels:
+        region = program.after.node(plan.node)
+        if isinstance(region.op, GetItemOp):
+            region = program.after.node(region.inputs[0])
+        op = (at_any_size(region) if plan.again else region).op
+        assert isinstance(op, RegionOp)
+        found.append(op.body)
+    return found
+
+
 def operators(program: Program) -> list[Callable[..., Any]]:
     """What every kernel computes, by the interpreter: a tensor, or a tuple of several.
 
@@ -112,26 +125,28 @@ def operators(program: Program) -> list[Callable[..., Any]]:
     """
 
     def computed(body: Graph) -> Callable[..., Any]:
-        shown = interpret.bound_sizes(body)
-        hidden = {size: value for size, value in program.before.sizes.items() if size not in shown}
-
         def run(*args: torch.Tensor) -> Any:
-            results = interpret.run(body, args, {}, hidden)
+            results = interpret.run(body, args, {}, hidden_sizes(body, program.before.sizes))
             return results if len(results) > 1 else results[0]
 
         return run
 
-    found: list[Callable[..., Any]] = []
-    for plan in program.kernels:
-        region = program.after.node(plan.node)
-        op = (at_any_size(region) if plan.again else region).op
-        assert isinstance(op, RegionOp)
-        found.append(computed(op.body))
-    return found
+    return [computed(body) for body in bodies(program)]
 
 
-def simulated(compiled: Compiled, name: str = "generated") -> types.ModuleType:
-    """The generated module on the CPU: ``calls`` counts how often an operator ran."""
+def hidden_sizes(body: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Those of ``sizes`` that no operand of ``body`` shows."""
+    shown = interpret.bound_sizes(body)
+    return {size: value for size, value in sizes.items() if size not in shown}
+
+
+def simulated(
+    compiled: Compiled, name: str = "generated", kernels: Sequence[Callable[..., Any]] | None = None
+) -> types.ModuleType:
+    """The generated module on the CPU: ``calls`` counts how often an operator ran.
+
+    ``kernels`` are in the place of its operators; without them, the interpreter is.
+    """
     text = re.sub(r"not (x\d+)\.is_cuda", r"not \1.is_cpu", compiled.source)
     module = module_from(text, name)
     calls: list[int] = []
@@ -143,7 +158,7 @@ def simulated(compiled: Compiled, name: str = "generated") -> types.ModuleType:
 
         return call
 
-    ops = tuple(map(counted, operators(compiled.program)))
+    ops = tuple(map(counted, operators(compiled.program) if kernels is None else kernels))
     module.__dict__.update(_fusegen_ops=ops, _fusegen_calls=ops)
     module.__dict__["_fusegen_devices"] = frozenset({-1})
     module.__dict__["_fusegen_problem"] = ""  # loaded: nothing to build

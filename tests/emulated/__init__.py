@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,11 +17,10 @@ from fusegen.plan.details import ContractionPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 
 _HEADER = Path(__file__).with_name("cuda.h")
-_DYNAMIC = {
-    "extern __shared__ float4 memory[];": "float4* const memory = emulated::memory;",
-    "extern __shared__ __align__(16) float kept[];": "float* const kept = &emulated::memory[0].x;",
-}
-"""Declarations of dynamic shared memory, and what stands for it."""
+_DYNAMIC = r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
+"""The declaration of dynamic shared memory."""
+_INSTRUCTIONS = {"load_stream", "copy_async", "copy_async_wait"}
+"""Functions of kernels that are instructions, as those of the helpers are."""
 
 
 def _library(compiled: Compiled, plan: KernelPlan, name: str, folder: Path) -> ctypes.CDLL:
@@ -31,8 +31,8 @@ def _library(compiled: Compiled, plan: KernelPlan, name: str, folder: Path) -> c
     header = _HEADER.read_text()
     own = [text for text in re.split(r"\n\n(?=//|\S)", helpers) if not _defined(text) & _defined(header)]
     kernel = found[1][found[1].index(f"namespace {name}_kernel {{") : found[1].index(f"}}  // namespace {name}_kernel")]
-    for declaration, place in _DYNAMIC.items():
-        kernel = kernel.replace(declaration, place)
+    kernel = re.sub(_DYNAMIC, r"\1* const \2 = reinterpret_cast<\1*>(emulated::memory);", kernel)
+    kernel = "\n\n".join(part for part in re.split(r"\n\n(?=//|\S)", kernel) if not _defined(part) & _INSTRUCTIONS)
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text("\n\n".join([header, *own, kernel + "}\n"]))
     flags = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE"]
@@ -65,10 +65,11 @@ class Kernel:
         self.name = f"{plan.name}_sm80" if plan.hopper else plan.name
         self.library = _library(compiled, plan, self.name, folder)
 
-    def __call__(self, operands: list[torch.Tensor], *more: ctypes.c_int64) -> list[torch.Tensor]:
-        """What the kernel makes of its operands."""
-        sizes = {binding.name: operands[binding.arg].shape[binding.axis] for binding in self.plan.bindings}
-        given = [ctypes.c_int64(size) for size in sizes.values()]
+    def __call__(self, operands: Sequence[torch.Tensor], *scalars: int) -> list[torch.Tensor]:
+        """What the kernel makes of its operands and its integer arguments."""
+        bound = {binding.name: operands[binding.arg].shape[binding.axis] for binding in self.plan.bindings}
+        sizes = bound | dict(zip(self.plan.scalars, scalars, strict=True))
+        given = [ctypes.c_int64(size) for size in bound.values()]
         shapes = [tuple(dims.evaluate(size, sizes) for size in output.shape) for output in self.plan.outputs]
         results = [torch.full(shape, torch.nan) for shape in shapes]
         tensors = [*operands, *results]
@@ -76,7 +77,10 @@ class Kernel:
             size = getattr(self.library, f"{self.name}_workspace")
             size.restype = ctypes.c_int64
             tensors.append(torch.full((size(*given) // 4 + 1,), torch.nan))
+        if self.plan.counters:
+            tensors.append(torch.zeros(dims.evaluate(self.plan.counters, sizes), dtype=torch.int32))
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+        more = [ctypes.c_int64(scalar) for scalar in scalars]
         assert getattr(self.library, self.name)(*pointers, *given, *more, ctypes.c_void_p(0)) == 0
         return results
 
@@ -114,7 +118,7 @@ class Emulated(Kernel):
 
     def of(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
         """What the kernel makes of ``x``."""
-        return self(self._operands(x), *([ctypes.c_int64(tf32)] if self.plan.tf32 else []))
+        return self(self._operands(x), *([int(tf32)] if self.plan.tf32 else []))
 
     def exact(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
         """The same in float64, of operands rounded where the kernel rounds them."""

@@ -47,6 +47,8 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Kernel, int, size_
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+struct alignas(16) double2 { double x, y; };
+inline double2 make_double2(double x, double y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct dim3 {
     unsigned x, y, z;
@@ -148,9 +150,19 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32;
 inline int __popcll(uint64_t v) { return __builtin_popcountll(v); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
+inline double rsqrt(double v) { return 1.0 / sqrt(v); }
 inline unsigned atomicMax(unsigned* p, unsigned v) { const unsigned old = *p; *p = old < v ? v : old; return old; }
+inline unsigned atomicInc(unsigned* p, unsigned last) { const unsigned old = *p; *p = old >= last ? 0 : old + 1; return old; }
+inline void __threadfence() {}
 template <typename T>
-T __ldg(const T* p) { return *p; }
+T __ldg(const T* p) {
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) abort();
+    return *p;
+}
+template <typename T>
+T __ldcs(const T* p) { return __ldg(p); }
+template <typename T>
+T __ldcg(const T* p) { return __ldg(p); }
 template <typename A, typename B>
 constexpr std::common_type_t<A, B> max(A a, B b) { using T = std::common_type_t<A, B>; return T(a) > T(b) ? T(a) : T(b); }
 template <typename A, typename B>
@@ -244,12 +256,17 @@ void load_streaming(float* v, const float* p) {
     for (int i = 0; i < VEC; ++i) v[i] = p[i];
 }
 template <int VEC>
-void load_once(float* v, const float* p) { load_streaming<VEC>(v, p); }
+void load_once(float* v, const float* p, int stride = 1) {
+    if (reinterpret_cast<uintptr_t>(p) % (4 * VEC)) abort();
+    for (int i = 0; i < VEC; ++i) v[i * stride] = p[i];
+}
+template <bool SHORT, int VEC>
+void load_stream(float (&v)[VEC], const float* p) { load_streaming<VEC>(v, p); }
 inline void __stcs(float* p, float v) { *p = v; }
 template <int VEC>
-void store_streaming(float* p, const float* v) {
+void store_streaming(float* p, const float* v, int stride = 1) {
     if (reinterpret_cast<uintptr_t>(p) % (4 * VEC)) abort();
-    for (int i = 0; i < VEC; ++i) p[i] = v[i];
+    for (int i = 0; i < VEC; ++i) p[i] = v[i * stride];
 }
 inline void store_where(bool in, float* to, float v) { if (in) *to = v; }
 template <int WORDS>
@@ -259,6 +276,9 @@ void copy_words(float* to, const float* from, bool in = true) {
 }
 template <int VEC>
 void shared_copy(float* to, const float* from) { copy_words<VEC>(to, from); }
+template <int BYTES>
+void copy_async(float* to, const float* from) { copy_words<BYTES / 4>(to, from); }
+inline void copy_async_wait() {}
 inline void copies_issued() {}
 template <int PENDING>
 void copies_arrived() {}

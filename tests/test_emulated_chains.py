@@ -1,0 +1,48 @@
+"""Random models, every portable kernel of which runs on the CPU thread by thread, held to float64."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.compiler import compile_file
+from fusegen.trace import load_model_file
+from tests.chains import chain
+from tests.emulated.programs import OnTheCPU
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
+CHAINS, BATCHES = 48, 12
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_kernels_agree_with_float64(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    for seed in range(2000 + batch, 2000 + CHAINS, BATCHES):
+        check(seed, tmp_path)
+
+
+def check(seed: int, folder: Path) -> None:
+    """The model of a seed, at the sizes of its file and, where it takes others, at twice the batch and one more."""
+    model = chain(random.Random(seed))
+    own = folder / str(seed)
+    own.mkdir()
+    path = model.write(own)
+    torch.manual_seed(seed)
+    inputs = load_model_file(path).get_inputs()
+    try:
+        played = OnTheCPU(compile_file(path), f"generated_{seed}", own)
+        played(*inputs)
+        batches = {x.shape[0] for x in inputs}
+        if len(batches) == 1 and all(f"x{i}_0" in played.sizes for i in range(len(inputs))):
+            try:
+                played(*(torch.cat([x, x, x[:1]]) for x in inputs))
+            except RuntimeError as error:
+                if "sizes do not satisfy" not in str(error):
+                    raise
+    except Exception as error:
+        error.add_note(model.text())
+        raise
