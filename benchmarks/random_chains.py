@@ -1,7 +1,7 @@
-"""Random models side by side: ``python benchmarks/random_chains.py OUT.json large|small SEED[-SEED] ...``.
+"""Random models side by side: ``python benchmarks/random_chains.py OUT.json large|round|small SEED[-SEED] ...``.
 
 The models of ``tests/chains.py``, which its seeds replay: nobody chose them. The small ones are those of the tests,
-and measure launches; the large ones measure bytes and products.
+and measure launches; the large ones measure bytes and products, those of round sizes too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from side_by_side import ROOT, run
 
 sys.path.insert(0, str(ROOT))
 
-from tests.chains import LARGE, SMALL, chain
+from tests.chains import LARGE, ROUND, SMALL, chain
 
-SIZES = {"large": LARGE, "small": SMALL}
+SIZES = {"large": LARGE, "round": ROUND, "small": SMALL}
 
 
 def seeds(ranges: list[str]) -> Iterator[int]:

@@ -47,6 +47,15 @@ LARGE = Sizes(
     largest=50_000_000,
 )
 """For times: what a model costs is its bytes and products, not its launches."""
+ROUND = Sizes(
+    batches=(16, 32, 64, 128),
+    channels=(3, 8, 16, 32, 64, 128, 256),
+    spatial={1: (512, 1024, 4096, 16384, 65536), 2: (32, 64, 128, 256), 3: (16, 24, 32, 48)},
+    rows=(64, 128, 512, 1024, 2048),
+    features=(512, 1024, 2048, 4096, 8192),
+    largest=150_000_000,
+)
+"""As large, and of the sizes that people choose."""
 
 
 @dataclass
