@@ -232,6 +232,15 @@ def _left_transposed(draw: Draw) -> Node:
     return draw.add(MatmulOp(left_transposed=True), x, draw.leaf(x.type.shape[-2], w[-1]))  # type: ignore[arg-type]
 
 
+def _transposed_product(draw: Draw) -> Node:
+    rows, length, columns = (draw.rng.randint(1, 4) for _ in range(3))
+    batch = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
+    op = MatmulOp(transposed=draw.rng.random() < 0.5, left_transposed=draw.rng.random() < 0.5)
+    a = draw.leaf(*batch, *([length, rows] if op.left_transposed else [rows, length]))
+    b = draw.leaf(*batch, *([columns, length] if op.transposed else [length, columns]))
+    return _swapped(draw, draw.add(op, a, b))
+
+
 def _scales(draw: Draw) -> Node:
     x = draw.leaf(*draw.shape())
     return draw.add(PointwiseOp(fn="mul"), draw.add(PointwiseOp(fn="mul"), x, draw.const()), draw.const())
@@ -462,6 +471,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "matmul(x, w) with x's axes swapped = matmul(transpose(x), w)": _left_transposed,
     "matmul(a, transpose(w)) = matmul(a, w) with w's axes swapped": lambda d: _biased_matmul(d, swap=True),
     "matmul(transpose(x), w) = matmul(x, w) with x's axes swapped": lambda d: _biased_matmul(d, left=True),
+    "transpose(matmul(x, w)) = matmul(transpose(w), transpose(x))": _transposed_product,
     "mean(x + c) = mean(x) + c,  sum(x + c) = sum(x) + count c,  c constant along the axes": lambda d: (
         _constant_operand(d, "add")
     ),

@@ -1,4 +1,4 @@
-"""Operands as they are stored: a transposed view of one is a property of the op that reads it."""
+"""Products as they are stored: a transposed view of an operand, or of the result, is a property of the product."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ def _left_as_stored(m: Match) -> Node:
     return m.add(m.root.op.replace(left_transposed=not m.root.op.left_transposed), m["x"], m["w"])
 
 
+def _transposed_product(m: Match) -> Node:
+    assert isinstance(m["y"].op, MatmulOp)
+    op = m["y"].op
+    swapped = op.replace(transposed=not op.left_transposed, left_transposed=not op.transposed)
+    return m.add(swapped, m["w"], m["x"])
+
+
+def _batches_of_both(m: Match) -> str | None:
+    """A weight stays on the right, where a product with one has its kernels."""
+    if m["x"].type.rank != m["w"].type.rank or m["x"].type.rank < 3:
+        return "one of the factors is a matrix for every batch"
+    return swaps_last_axes(m.root) if m.only_user("y") else "the product is read elsewhere"
+
+
 RULES = (
     Rule(
         "matmul(transpose(x), w) = matmul(x, w) with x's axes swapped",
@@ -20,9 +34,20 @@ RULES = (
         Numerics.EXACT,
         lambda m: swaps_last_axes(m["a"]),
     ),
+    Rule(
+        "transpose(matmul(x, w)) = matmul(transpose(w), transpose(x))",
+        op(PermuteOp, op(MatmulOp, anything("x"), anything("w"), name="y")),
+        _transposed_product,
+        Numerics.EXACT,
+        _batches_of_both,
+    ),
 )
 
 
 def run(graph: Graph) -> Outcome:
-    """%t = permute(%x, (1, 0)); %y = matmul(%t, %w)  ->  %y = matmul(%x, %w, left_transposed)."""
+    """Before -> after.
+
+    %t = permute(%x, (1, 0)); %y = matmul(%t, %w)  ->  %y = matmul(%x, %w, left_transposed)
+    %y = matmul(%x, %w); %t = permute(%y, (0, 2, 1))  ->  %t = matmul(%w, %x, transposed, left_transposed)
+    """
     return rewrite(graph, RULES)
