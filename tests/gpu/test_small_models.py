@@ -55,7 +55,7 @@ self.recurrent = nn.GRU(7, 5, 2)
 FIXED_IMAGE = {"broadcasts", "regrouped", "recurrent", "einsum"}
 """Parameters of a size of the image, or a view by fours."""
 BATCHES = {"einsum": (4,), "losses": (4, 33)}
-"""Where not every batch is compiled for: torch 2.11 fixes an einsum's sizes, and the mean of one loss is another graph."""
+"""Batches where not all are compiled for: torch 2.11 fixes an einsum's sizes; the mean of one loss is another graph."""
 
 
 @pytest.mark.parametrize("name", BODIES)
