@@ -251,6 +251,8 @@ SPELLINGS = {
         torch.einsum('bc,hw->hbcw', x[:, :, 0, 0], x[0, 0])
         torch.einsum('bchw,bcuw,bchu->bwh', x, x, x @ x.mT)
         torch.einsum('bclh,bcsh,bls,bsh->bhl', x, x, x[:, 0] @ x[:, 1].mT, x[:, 0])
+        torch.ops.aten.einsum('bchw,bcuw,bchu->bwh', [x, x, x @ x.mT], path=[0, 2, 0, 1])
+        torch.ops.aten.einsum('bclh,bcsh,bls,bsh->bhl', [x, x, x[:, 0] @ x[:, 1].mT, x[:, 0]], path=[0, 1, 0, 2, 0, 1])
     """,
     "convolutions": """
         F.conv2d(x, x[:2, :, :3, :3], padding='same')

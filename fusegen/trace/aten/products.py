@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import MatmulOp, PermuteOp, ReduceOp, ReshapeOp
@@ -87,9 +89,19 @@ def _pair(call: Call, first: tuple[str, Value], second: tuple[str, Value], kept:
     return batch + rows + columns, pointwise(call, "mul", x, shaped(y, *batch, *[""] * len(rows), *columns))
 
 
+def _pairs(path: Sequence[int] | None, count: int) -> list[tuple[int, int]]:
+    """The factors that are multiplied one after the other, by their places; a product comes after those that are left.
+
+    ``path`` has them where torch found opt_einsum; without it, they are taken from the left.
+    """
+    if path:
+        return list(zip(path[::2], path[1::2], strict=True))
+    return [(0, 1), *((last, 0) for last in range(count - 2, 0, -1))]
+
+
 @register("einsum.default")
 def _einsum(call: Call) -> Value | None:
-    """One product where it is one, else factor by factor from the left, as ATen does."""
+    """One product where it is one, else pairs of factors, as ATen computes it."""
     terms, arrow, result = call["equation"].replace(" ", "").partition("->")
     names, operands = terms.split(","), call["tensors"]
     if not arrow or any(not n.isalpha() or len(set(n)) < len(n) for n in (*names, *([result] if result else []))):
@@ -100,9 +112,12 @@ def _einsum(call: Call) -> Value | None:
     for name, value in zip(names, operands, strict=True):
         if any(sizes.setdefault(letter, size) != size for letter, size in zip(name, value.type.shape, strict=True)):
             return None  # broadcast
-    if len(names) == 1 or call.args.get("path"):
+    if len(names) == 1:
         return None
-    whole = names[0], operands[0]
-    for i in range(1, len(names)):
-        whole = _pair(call, whole, (names[i], operands[i]), set("".join([result, *names[i + 1 :]])))
-    return _arranged(call, whole[1], whole[0], result)
+    left = list(zip(names, operands, strict=True))
+    for i, j in _pairs(call.args.get("path"), len(left)):
+        pair = left[i], left[j]
+        left = [factor for k, factor in enumerate(left) if k not in (i, j)]
+        left.append(_pair(call, *pair, set("".join([result, *(name for name, _ in left)]))))
+    ((name, value),) = left
+    return _arranged(call, value, name, result)
