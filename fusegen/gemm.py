@@ -37,13 +37,16 @@ _HALF_TILE = 256
 """Rows and features of a cluster's tile of 16-bit products."""
 _HALF_FLOPS, _HALF_LIBRARY = 810e12, 790e12
 """Rates of 16-bit products: the kernel's, and cuBLAS's."""
-_LIBRARY_FLOPS, _LIBRARY_START, _LIBRARY_BATCH = 0.95, 2.5e-6, 3.5e-6
-"""Share of the rate that the library reaches, and what it takes besides its launch; for a batch."""
+_LIBRARY_FLOPS, _LIBRARY_START, _LIBRARY_BATCH = 0.95, (16, 2.5e-6, 4.1e-6), 3.5e-6
+"""Share of the rate that the library reaches, and what it takes besides its launch: up to so many rows, and beyond; for
+a batch."""
 _LIBRARY_INPUTS, _LIBRARY_FEATURES = 28, (28, 64)
 """Inputs in the time of what it does for a tile besides its products: few inputs leave it waiting. Likewise features,
 and how many do not."""
 _LIBRARY_INPUT = 0.034e-6
 """Time for one of k in a batch, whose sums it does not split."""
+_LIBRARY_WIDE, _LIBRARY_LOW = 1000, {16: 10e-9, 64: 4.5e-9}
+"""Features from which on it does not split the sums of so few rows either, and the time for one of k."""
 _LIBRARY_FEW, _LIBRARY_SPLIT = 30e-6, (64, 0.048e-6, 4.4e-6)
 """Products up to so long have too few tiles: for every k beyond the first ones it takes longer, up to a limit."""
 _START = 5.0e-6
@@ -57,8 +60,6 @@ _UNALIGNED = 1.4
 """Times over that 64 of k take where rows are copied word by word."""
 _SPLITS = {1: 0.0, 2: 0.0, 4: 1.2e-6, 8: 4.0e-6}
 """Blocks that share the sums of such a tile, and the time of adding them up."""
-_CLEARLY = 0.9
-"""A product that nothing follows leaves the library only for a kernel expected to take less than this share."""
 
 
 @dataclass(frozen=True)
@@ -256,9 +257,12 @@ def _library_seconds(rows: int, inputs: int, outputs: int, machine: Machine, mat
     else:
         first, slope, most = _LIBRARY_SPLIT
         few = min(most, max(0.0, (inputs - first) * slope)) if product < _LIBRARY_FEW else 0.0
-        product += _LIBRARY_START + few
+        low = next((inputs * time for at_most, time in _LIBRARY_LOW.items() if rows <= at_most), 0.0)
+        most_rows, of_few, start = _LIBRARY_START
+        product = max(product, low if outputs >= _LIBRARY_WIDE else 0.0)
+        product += (of_few if rows <= most_rows else start) + few
     if alone:
-        return _CLEARLY * (machine.launch + product)
+        return machine.launch + product
     return 2 * machine.launch + product + 8 * matrices * rows * outputs / machine.bandwidth
 
 

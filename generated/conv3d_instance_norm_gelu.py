@@ -1016,7 +1016,8 @@ constexpr int WIDE = 4;                  // elements of a 16-byte access, used w
 constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
 constexpr int MAX_CLUSTER = 16;
 constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
-constexpr int AHEAD = 6;                 // batches of accesses on their way to shared memory
+constexpr int AHEAD = 8;                 // batches of accesses on their way to shared memory
+constexpr int COPIED = 2;                // accesses of such a batch: nothing waits for more, and instructions come from memory too
 constexpr int FEW = 8;                   // threads to a short row
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
@@ -1249,7 +1250,8 @@ template <int VEC, int PARTS, Source SOURCE>
 __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
                                        Position begin, Position end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
     using P = Place<VEC, PARTS>;
-    constexpr int UNROLL = P::UNROLL;
+    constexpr bool IN_MEMORY = SOURCE == STREAM || SOURCE == AGAIN;
+    constexpr int UNROLL = IN_MEMORY ? P::UNROLL : COPIED;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t depth = args.depth;
     [[maybe_unused]] const int64_t height = args.height;
@@ -1273,6 +1275,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         copies_issued();
     };
     if constexpr (SOURCE == FILL)
+#pragma unroll 1
         for (int a = 0; a < AHEAD; ++a) fetch(at.part + a * PARTS * UNROLL);
     // Slots k, k + PARTS, ...: `count` whole ones, or (`checked`) what exists of them.
     auto take = [&](auto checked, auto count, Position k) {
@@ -1289,7 +1292,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
             [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
-            if constexpr (SOURCE == STREAM || SOURCE == AGAIN) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
         }
         State0 part[P::ROWS];
@@ -1328,7 +1331,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -1346,7 +1349,8 @@ template <int VEC, int PARTS, Source SOURCE>
 __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
                                        Position begin, Position end, float* kept) {
     using P = Place<VEC, PARTS>;
-    constexpr int UNROLL = P::UNROLL;
+    constexpr bool IN_MEMORY = SOURCE == STREAM || SOURCE == AGAIN;
+    constexpr int UNROLL = IN_MEMORY ? P::UNROLL : COPIED;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t depth = args.depth;
     [[maybe_unused]] const int64_t height = args.height;
@@ -1363,7 +1367,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
             [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
-            if constexpr (SOURCE == STREAM || SOURCE == AGAIN) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
         }
 #pragma unroll
@@ -1390,7 +1394,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -1790,18 +1794,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bfd655fc58e9b53b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_66f682a6a77a724c, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_bfd655fc58e9b53b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_66f682a6a77a724c, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_bfd655fc58e9b53b"
+_fusegen_NAMESPACE = "fusegen_66f682a6a77a724c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

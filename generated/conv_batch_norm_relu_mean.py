@@ -113,7 +113,6 @@
 #   where x0_0*x0_2*x0_3 > 1
 #
 # Steps:
-#   %add_tensor: torch, 16 B, 1 FLOP (no template serves this op)
 #   k0_contraction: generated contraction kernel, 128 MB, 7.55 GFLOP
 #   k1_row_stream: generated row_stream kernel, 103 MB, 154 MFLOP
 #
@@ -469,6 +468,7 @@ struct Args {
     float* y2;
     float* y3;
     float* y4;
+    int64_t* n0;
     float *weights, *grid, *states;        // workspace
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
@@ -617,6 +617,7 @@ struct Tail {
     float* y2;
     float* y3;
     float* y4;
+    int64_t* n0;
     int64_t batch;
     int64_t height;
     int64_t width;
@@ -670,6 +671,7 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     args.y2[channel] = t5;
     args.y3[channel] = t8;
     args.y4[channel] = t10;
+    if (channel == 0) *args.n0 += 1;
 }
 
 template <typename Parts>
@@ -1217,7 +1219,7 @@ extern "C" int64_t k0_contraction_sm90_workspace(int64_t batch, int64_t height, 
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {1, height, width};
     const int64_t out[3] = {1, height, width};
     if (!tf32 || !fits(batch, in, out)) return cudaErrorNotSupported;
@@ -1229,6 +1231,7 @@ extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float
     args.y2 = y2;
     args.y3 = y3;
     args.y4 = y4;
+    args.n0 = n0;
     Tail tail = {};
     tail.p2 = p2;
     tail.p3 = p3;
@@ -1236,6 +1239,7 @@ extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float
     tail.y2 = y2;
     tail.y3 = y3;
     tail.y4 = y4;
+    tail.n0 = n0;
     tail.batch = batch;
     tail.height = height;
     tail.width = width;
@@ -1378,6 +1382,7 @@ struct Args {
     float* y2;
     float* y3;
     float* y4;
+    int64_t* n0;
     int64_t height;
     int64_t width;
     int in[3], out[3];      // sizes of x and of the result
@@ -1886,7 +1891,7 @@ int64_t workspace_bytes() {
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
-int compute(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+int compute(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t samples = batch;
     const int64_t in[3] = {1, height, width};
     const int64_t out[3] = {1, height, width};
@@ -1902,6 +1907,7 @@ int compute(const float* p0, const float* x0, const float* p1, const float* p2, 
     args.y2 = y2;
     args.y3 = y3;
     args.y4 = y4;
+    args.n0 = n0;
     args.height = height;
     args.width = width;
     for (int a = 0; a < 3; ++a) args.in[a] = static_cast<int>(in[a]), args.out[a] = static_cast<int>(out[a]);
@@ -1919,6 +1925,7 @@ struct Tail {
     float* y2;
     float* y3;
     float* y4;
+    int64_t* n0;
     int64_t batch;
     int64_t height;
     int64_t width;
@@ -1972,6 +1979,7 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     args.y2[channel] = t5;
     args.y3[channel] = t8;
     args.y4[channel] = t10;
+    if (channel == 0) *args.n0 += 1;
 }
 
 template <typename Parts>
@@ -2032,8 +2040,8 @@ extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t height, 
     return workspace_bytes() + SWEEP_BYTES;
 }
 
-extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    if (const int error = compute(p0, x0, p1, p2, p3, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream)) return error;
+extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    if (const int error = compute(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream)) return error;
     const int64_t samples = batch, positions = height*width;
     const int parts = static_cast<int>(samples < SWEEP_PARTS ? samples : SWEEP_PARTS);
     float* const states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
@@ -2046,6 +2054,7 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
     tail.y2 = y2;
     tail.y3 = y3;
     tail.y4 = y4;
+    tail.n0 = n0;
     tail.batch = batch;
     tail.height = height;
     tail.width = width;
@@ -2604,12 +2613,12 @@ extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64
     return sm90 > sm80 ? sm90 : sm80;
 }
 
-extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, p3, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
+        const int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
     }
-    return k0_contraction_sm80_kernel::k0_contraction_sm80(p0, x0, p1, p2, p3, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
+    return k0_contraction_sm80_kernel::k0_contraction_sm80(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
 }
 """
 
@@ -2630,7 +2639,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width);
 extern "C" int k1_row_stream(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
 extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
@@ -2690,6 +2699,13 @@ void check(int code, const char* what) {
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
+// What was written into a row-major copy of an operand goes to the operand itself.
+void give_back(const Tensor& written, const Tensor& given) {
+    if (given.is_contiguous()) return;
+    Tensor to = given;
+    torch::stable::copy_(to, written);
+}
+
 // Scratch memory of a launch: counters, then the workspace.
 struct Scratch {
     Tensor memory;
@@ -2699,12 +2715,13 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> call_k0_contraction(
+std::tuple<Tensor, Tensor, Tensor> call_k0_contraction(
     const Tensor& p0_given,
     const Tensor& x0_given,
     const Tensor& p1_given,
     const Tensor& p2_given,
     const Tensor& p3_given,
+    const Tensor& n0_given,
     int64_t tf32
 ) {
     const int32_t device = p0_given.get_device_index();
@@ -2714,6 +2731,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> call_k0_contraction(
     const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 4);
     const Tensor p2 = operand(p2_given, "k0_contraction: p2", device, aoti_torch_dtype_float32(), 1);
     const Tensor p3 = operand(p3_given, "k0_contraction: p3", device, aoti_torch_dtype_float32(), 1);
+    const Tensor n0 = operand(n0_given, "k0_contraction: n0", device, aoti_torch_dtype_int64(), 0);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2727,14 +2745,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> call_k0_contraction(
     require(p3.size(0) == 64, "k0_contraction", "p3 has another size on axis 0 than compiled for");
     const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
     const Tensor y1 = allocate({1, 64, 1, 1}, aoti_torch_dtype_float32(), device);
-    const Tensor y2 = allocate({64}, aoti_torch_dtype_float32(), device);
-    const Tensor y3 = allocate({64}, aoti_torch_dtype_float32(), device);
+    const Tensor y2 = p2;   // what it holds is read before it is written over
+    const Tensor y3 = p3;   // what it holds is read before it is written over
     const Tensor y4 = allocate({1, 64, 1, 1}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k0_contraction_workspace(batch, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<float>(y0), data<float>(y1), data<float>(y2), data<float>(y3), data<float>(y4), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
-    return {y0, y1, y2, y3, y4};
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<int64_t>(n0), data<float>(y0), data<float>(y1), data<float>(y2), data<float>(y3), data<float>(y4), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
+    give_back(y2, p2_given);
+    give_back(y3, p3_given);
+    return {y0, y1, y4};
 }
 
 Tensor call_k1_row_stream(
@@ -2775,18 +2795,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_91198ec41d6e4e79, m) {
-    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5006e33a4dc9e27a, m) {
+    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_91198ec41d6e4e79, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5006e33a4dc9e27a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_91198ec41d6e4e79"
+_fusegen_NAMESPACE = "fusegen_5006e33a4dc9e27a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -2909,11 +2929,11 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_contraction(p0, x0, p1, p2, p3, tf32):
+def _fusegen_fake_k0_contraction(p0, x0, p1, p2, p3, n0, tf32):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
-    return (p0.new_empty([batch, 64, height, width], dtype=_fusegen_torch.float32), p0.new_empty([1, 64, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([64], dtype=_fusegen_torch.float32), p0.new_empty([64], dtype=_fusegen_torch.float32), p0.new_empty([1, 64, 1, 1], dtype=_fusegen_torch.float32))
+    return (p0.new_empty([batch, 64, height, width], dtype=_fusegen_torch.float32), p0.new_empty([1, 64, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([1, 64, 1, 1], dtype=_fusegen_torch.float32))
 
 
 def _fusegen_fake_k1_row_stream(p0, p1, x0, x1, x2):
@@ -2969,11 +2989,11 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked):
-    """The graph after rewriting: 2 generated kernels, 1 call to torch."""
-    v_conv2d, v_batch_norm, v_batch_norm_10, v_batch_norm_16, v_batch_norm_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
+    """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
+    v_conv2d, v_batch_norm, v_batch_norm_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
     v_mean = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv2d, v_batch_norm, v_batch_norm_19_r6)
-    v_b_norm_num_batches_tracked.add_(1)
-    _fusegen_torch._foreach_copy_([v_b_norm_running_mean, v_b_norm_running_var], [v_batch_norm_10, v_batch_norm_16])
+    if not _fusegen_torch.compiler.is_compiling():
+        _fusegen_torch.autograd.graph.increment_version([v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked])
     return v_mean
 
 

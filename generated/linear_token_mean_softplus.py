@@ -435,7 +435,7 @@ constexpr int CHUNKS = (INPUTS + CHUNK - 1) / CHUNK;
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP, COPIERS = THREADS;
 constexpr int PITCH = FEATURES + 4;             // of a staged row: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
-[[maybe_unused]] constexpr int AT_ONCE = 4;                      // rows that a warp finishes side by side
+constexpr int AT_ONCE = 4;                      // rows whose parts a warp adds up side by side
 constexpr int RESIDENT = 2;                     // blocks of a multiprocessor
 constexpr int MOST_SPLITS = ROWS < 64 ? ROWS / WARPS : 8;   // blocks of a cluster
 constexpr int STAGES = 2, SUMS = ROWS / 2;
@@ -719,13 +719,30 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 // ------------------------------------------------------------------------------------------------
 // kernel
 
+template <bool PRECISE, int STEPS>
+__device__ __forceinline__ void products(float (&acc)[SUMS], const uint32_t (&high)[STEPS][4], const uint32_t (&low)[STEPS][4], uint64_t high_x, uint64_t low_x) {
+    product_begin(acc);
+    if constexpr (PRECISE) {
+#pragma unroll
+        for (int q = 0; q < STEPS; ++q) {
+            Product<ROWS>::run(acc, high[q], low_x + 2 * q, q > 0);
+            Product<ROWS>::run(acc, low[q], high_x + 2 * q, 1);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < STEPS; ++q) Product<ROWS>::run(acc, high[q], high_x + 2 * q, PRECISE || q > 0);
+    product_commit();
+    product_end(acc);
+}
+
 // The sums of a tile over `count` chunks, each promoted from the tensor cores; fetch(i) asks for the i-th one.
-template <bool PRECISE, typename Fetch>
-__device__ __forceinline__ void multiply(float (&sum)[SUMS], unsigned char* memory, int count, Fetch fetch) {
+template <typename Fetch>
+__device__ __forceinline__ void multiply(float (&sum)[SUMS], unsigned char* memory, bool precise, int count, Fetch fetch) {
     constexpr int STEPS = CHUNK / STEP;
     const uint64_t high_x = descriptor(shared_address(memory)), low_x = high_x + (PART >> 4);
     float* const inverses = reinterpret_cast<float*>(memory + INVERSES);
     const int c = threadIdx.x % 4;
+#pragma unroll 1
     for (int i = 0; i < STAGES; ++i) fetch(i);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
@@ -740,18 +757,8 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], unsigned char* memo
         __syncthreads();   // the halves are there, and the stage is free
         fetch(i + STAGES);
         float acc[SUMS];
-        product_begin(acc);
-        if constexpr (PRECISE) {
-#pragma unroll
-            for (int q = 0; q < STEPS; ++q) {
-                Product<ROWS>::run(acc, high[q], low_x + 2 * q, q > 0);
-                Product<ROWS>::run(acc, low[q], high_x + 2 * q, 1);
-            }
-        }
-#pragma unroll
-        for (int q = 0; q < STEPS; ++q) Product<ROWS>::run(acc, high[q], high_x + 2 * q, PRECISE || q > 0);
-        product_commit();
-        product_end(acc);
+        if (precise) products<true>(acc, high, low, high_x, low_x);
+        else products<false>(acc, high, low, high_x, low_x);
 #pragma unroll
         for (int j = 0; j < SUMS; j += 4) {
             const float2 of_rows = *reinterpret_cast<const float2*>(inverses + 2 * j + 2 * c);
@@ -784,11 +791,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
         commit_copies();
     };
     float sum[SUMS] = {};
-    if (args.precise) {
-        multiply<true>(sum, memory, count, fetch);
-    } else {
-        multiply<false>(sum, memory, count, fetch);
-    }
+    multiply(sum, memory, args.precise, count, fetch);
 
     // From columns in registers to rows along the lanes, through shared memory.
     const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
@@ -806,7 +809,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
         auto outer = [&](int i) { return n + i < own && row(i) < left ? int64_t(row_tile) * ROWS + row(i) : args.row_count; };
         auto cell = [&](int i) { return staging + (n + i < own ? row(i) : row(0)) * PITCH + lane * LANE_FEATURES; };
         float v[AT_ONCE][LANE_FEATURES] = {};
-#pragma unroll 4
+#pragma unroll 2
         for (unsigned int block = 0; block < splits; ++block)
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
@@ -814,19 +817,20 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
                 const float4 part = load_from(block, shared_address(cell(i)));
                 v[i][0] += part.x, v[i][1] += part.y, v[i][2] += part.z, v[i][3] += part.w;
             }
-        bool finite = true;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) finite = finite && isfinite((v[i][0] + v[i][1]) + (v[i][2] + v[i][3]));
-        if (!finite) {
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                store_vector<LANE_FEATURES>(cell(i), v[i]);
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (n + i < own) store_vector<LANE_FEATURES>(cell(i), v[i]);   // where this thread alone reads
+        // One text for all rows: instructions that come from memory take longer than they save here.
+#pragma unroll 1
+        for (int i = 0; i < AT_ONCE && n + i < own; ++i) {
+            float finished[LANE_FEATURES];
+            load_vector<LANE_FEATURES>(finished, cell(i));
+            if (!isfinite((finished[0] + finished[1]) + (finished[2] + finished[3]))) {
                 repair(args, outer(i), feature, cell(i));
-                load_vector<LANE_FEATURES>(v[i], cell(i));
+                load_vector<LANE_FEATURES>(finished, cell(i));
             }
+            finish_features(args, outer(i), feature, finished, values);
         }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) finish_features(args, outer(i), feature, v[i], values);
     }
     cluster_sync();   // no block ends while another still reads its shared memory
 #endif
@@ -1245,18 +1249,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_df297d344479fab9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fa81ec152e017a86, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_df297d344479fab9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_fa81ec152e017a86, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_df297d344479fab9"
+_fusegen_NAMESPACE = "fusegen_fa81ec152e017a86"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

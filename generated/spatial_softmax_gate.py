@@ -225,7 +225,8 @@ constexpr int WIDE = 4;                  // elements of a 16-byte access, used w
 constexpr int COLUMNS = 64;              // neighbouring rows of a block, if strided
 constexpr int MAX_CLUSTER = 16;
 constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
-constexpr int AHEAD = 6;                 // batches of accesses on their way to shared memory
+constexpr int AHEAD = 8;                 // batches of accesses on their way to shared memory
+constexpr int COPIED = 4;                // accesses of such a batch: nothing waits for more, and instructions come from memory too
 constexpr int FEW = 8;                   // threads to a short row
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
@@ -445,7 +446,8 @@ template <int VEC, int PARTS, Source SOURCE>
 __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
                                        Position begin, Position end, float* kept, State0 (&s)[Place<VEC, PARTS>::ROWS]) {
     using P = Place<VEC, PARTS>;
-    constexpr int UNROLL = P::UNROLL;
+    constexpr bool IN_MEMORY = SOURCE == STREAM || SOURCE == AGAIN;
+    constexpr int UNROLL = IN_MEMORY ? P::UNROLL : COPIED;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
@@ -468,6 +470,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         copies_issued();
     };
     if constexpr (SOURCE == FILL)
+#pragma unroll 1
         for (int a = 0; a < AHEAD; ++a) fetch(at.part + a * PARTS * UNROLL);
     // Slots k, k + PARTS, ...: `count` whole ones, or (`checked`) what exists of them.
     auto take = [&](auto checked, auto count, Position k) {
@@ -484,7 +487,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
             [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
-            if constexpr (SOURCE == STREAM || SOURCE == AGAIN) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
         }
         State0 part[P::ROWS];
@@ -519,7 +522,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -537,7 +540,8 @@ template <int VEC, int PARTS, Source SOURCE>
 __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS>& at, const Row<Place<VEC, PARTS>::ROWS>& row,
                                        Position begin, Position end, float* kept) {
     using P = Place<VEC, PARTS>;
-    constexpr int UNROLL = P::UNROLL;
+    constexpr bool IN_MEMORY = SOURCE == STREAM || SOURCE == AGAIN;
+    constexpr int UNROLL = IN_MEMORY ? P::UNROLL : COPIED;
     [[maybe_unused]] const int64_t outer = at.outer, middle = at.middle;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
@@ -553,7 +557,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
             [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
-            if constexpr (SOURCE == STREAM || SOURCE == AGAIN) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
         }
 #pragma unroll
@@ -578,7 +582,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = (SOURCE == FILL || SOURCE == REUSE) && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -939,16 +943,16 @@ Tensor call_k0_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_434df2cbda7b877f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7b2d3a862d7d5fe4, m) {
     m.def("k0_row_stream(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_434df2cbda7b877f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7b2d3a862d7d5fe4, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_434df2cbda7b877f"
+_fusegen_NAMESPACE = "fusegen_7b2d3a862d7d5fe4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

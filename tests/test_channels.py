@@ -66,12 +66,9 @@ def test_the_convolution_finds_them_and_one_kernel_reads_its_result(tail: str, a
     assert _found(program) == [first]
     assert isinstance(first.plan.hopper, HopperConvPlan)
     assert first.plan.hopper.statistics is not None
-    # the result, its mean, one over its deviation, and both running statistics
-    assert len(first.outputs) == 5
-    assert {path for path, name in program.after.updates if name in first.outputs} == {
-        "norm.running_mean",
-        "norm.running_var",
-    }
+    # the result, its mean and one over its deviation; what is kept from call to call is updated where it is
+    assert len(first.outputs) == 3
+    assert sorted(first.updates) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
     assert sum(name in first.outputs for name in second.inputs) == 3
 
 

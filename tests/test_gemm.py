@@ -132,7 +132,7 @@ def test_a_product_of_two_tensors_has_a_kernel(
 @pytest.mark.parametrize(
     ("result", "a", "b"),
     [
-        ("torch.matmul(a, b)", (64, 128), (128, 64)),  # small
+        ("torch.matmul(a, b)", (16, 64), (64, 64)),  # small
         ("torch.matmul(a, b)", (65536, 512), (512, 8)),  # narrow: memory bounds it
         ("torch.bmm(a, b)", (96, 256, 64), (96, 64, 64)),  # half a tile's features
     ],
@@ -285,6 +285,8 @@ LIBRARY = (
     (1, 16384, 512, 256, 110.2),
     (4, 64, 64, 512, 23.9),
     (16, 256, 512, 512, 53.0),
+    (1, 16, 1000, 1024, 20.9),
+    (1, 64, 1000, 1024, 18.0),
 )
 
 

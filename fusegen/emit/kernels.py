@@ -64,7 +64,8 @@ def glue_type(dtype: DType) -> str:
 def parameters(plan: KernelPlan, glue: bool = False) -> list[str]:
     """The launcher's parameters, in the order of the kernel contract."""
     name = glue_type if glue else c_type
-    found = [f"const {name(a.type.dtype)}* {a.name}" for a in plan.args]
+    counts = {count.arg for count in plan.counts}
+    found = [f"{'' if a.name in counts else 'const '}{name(a.type.dtype)}* {a.name}" for a in plan.args]
     found += [f"{name(o.dtype)}* {o.name}" for o in plan.outputs]
     found += ["void* workspace"] if plan.workspace else []
     found += ["unsigned int* counters"] if plan.counters else []
@@ -113,7 +114,8 @@ def sizes_text(plans: tuple[KernelPlan, ...]) -> str:
 
 def arguments(plan: KernelPlan) -> list[str]:
     """What the glue hands to the launcher, given tensors of the operands' names."""
-    found = [f"data<const {glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
+    counts = {count.arg for count in plan.counts}
+    found = [f"data<{'' if a.name in counts else 'const '}{glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
     found += [f"data<{glue_type(o.dtype)}>({o.name})" for o in plan.outputs]
     found += ["memory.workspace()"] if plan.workspace else []
     found += ["memory.counters()"] if plan.counters else []
@@ -123,8 +125,10 @@ def arguments(plan: KernelPlan) -> list[str]:
 
 def schema(plan: KernelPlan) -> str:
     """The operator's schema."""
-    operands = ", ".join([*(f"Tensor {a.name}" for a in plan.args), *(f"int {name}" for name in plan.scalars)])
-    results = ["Tensor"] * len(plan.outputs)
+    marks = {name: f"({chr(ord('a') + i)}!)" for i, name in enumerate(plan.written)}
+    tensors = [f"Tensor{marks.get(a.name, '')} {a.name}" for a in plan.args]
+    operands = ", ".join([*tensors, *(f"int {name}" for name in plan.scalars)])
+    results = ["Tensor"] * len(plan.results)
     result = results[0] if len(results) == 1 else f"({', '.join(results)})"
     return f"{plan.name}({operands}) -> {result}"
 

@@ -21,16 +21,17 @@ from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes, is_random
-from fusegen.ir import ConstOp, DType, EagerOp, Graph
+from fusegen.ir import ConstOp, DType, Graph
 from fusegen.literals import hex_float
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
+from fusegen.plan.updates import added
 
 
 def fake_results(plan: KernelPlan) -> str:
     """What the shape function returns: empty tensors of the outputs' shapes, over binding names."""
     texts = []
-    for output in plan.outputs:
+    for output in plan.results:
         shape = ", ".join(map(str, output.shape))
         texts.append(f"{plan.args[0].name}.new_empty([{shape}], dtype=_fusegen_torch.{output.dtype.value})")
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
@@ -114,25 +115,25 @@ def _expression(text: str, renames: _Locals, graph: Graph) -> str:
     return ast.unparse(renames.visit(tree))
 
 
-def _updates(graph: Graph, by_path: Mapping[str, str], variable: Mapping[str, str]) -> tuple[set[str], list[str]]:
+def _updates(program: Program, by_path: Mapping[str, str], variable: Mapping[str, str]) -> tuple[set[str], list[str]]:
     """(nodes that are not computed: their buffers are added to in place, statements that write the buffers).
 
-    Few launches: counts of batches are added to where they are, running statistics are written together.
+    Few launches: what kernels have not updated themselves is counted where it is, or written together.
     """
+    graph = program.after
     in_place: set[str] = set()
     statements: list[str] = []
-    counts: dict[str, list[str]] = {}
+    counts: dict[int, list[str]] = {}
     copies: dict[DType, list[tuple[str, str]]] = {}
+    done = {path for step in program.steps if isinstance(step, KernelStep) for path in step.updates}
     for path, name in graph.updates:
-        node = graph.node(name)
-        step = re.fullmatch(r"\{0\}, (-?\d+)", node.op.arguments) if isinstance(node.op, EagerOp) else None
-        adds = step is not None and getattr(node.op, "target", "") == "aten.add.Tensor"
-        own = [getattr(graph.node(operand).op, "path", None) for operand in node.inputs] == [path]
-        if step and adds and own and not graph.users()[name] and graph.results.count(name) == 1:
+        if path in done:
+            continue
+        if addend := added(graph, path, name):
             in_place.add(name)
-            counts.setdefault(step[1], []).append(by_path[path])
+            counts.setdefault(addend, []).append(by_path[path])
         else:
-            copies.setdefault(node.type.dtype, []).append((by_path[path], variable[name]))
+            copies.setdefault(graph.node(name).type.dtype, []).append((by_path[path], variable[name]))
     for addend, counted in counts.items():
         several = f"_fusegen_torch._foreach_add_([{', '.join(counted)}], {addend})"
         statements.append(several if len(counted) > 1 else f"{counted[0]}.add_({addend})")
@@ -142,6 +143,12 @@ def _updates(graph: Graph, by_path: Mapping[str, str], variable: Mapping[str, st
         else:
             buffers, values = (", ".join(names) for names in zip(*pairs, strict=True))
             statements.append(f"_fusegen_torch._foreach_copy_([{buffers}], [{values}])")
+    if done:  # which torch does not see
+        written = ", ".join(by_path[path] for path, _ in graph.updates if path in done)
+        statements += [
+            "if not _fusegen_torch.compiler.is_compiling():",
+            f"    _fusegen_torch.autograd.graph.increment_version([{written}])",
+        ]
     return in_place, statements
 
 
@@ -174,7 +181,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     variable = {name: by_path.get(getattr(node.op, "path", ""), _local(name)) for name, node in nodes.items()}
     renames = _Locals({"torch": "_fusegen_torch", **{_local(name): text for name, text in variable.items()}})
     lines: list[str] = []
-    in_place, updates = _updates(graph, by_path, variable)
+    in_place, updates = _updates(program, by_path, variable)
     kernels = {plan.name: i for i, plan in enumerate(program.kernels)}
     for step in program.steps:
         if isinstance(step, EagerStep) and step.output in in_place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusegen import ops
 from fusegen.ir import EagerOp, GetItemOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
 from fusegen.passes.fuse import FUSION
-from fusegen.plan import cost
+from fusegen.plan import cost, updates
 from fusegen.plan.inline import inline
 from fusegen.plan.sharing import Kernels
 from fusegen.plan.sizes import Unplanned
@@ -35,18 +35,17 @@ def make_program(
     evaluation: bool,
 ) -> Program:
     """The program of a fused graph: a kernel per region, a torch call for every other op."""
-    after, plans, unplanned = _planned(after)
+    after, kernels, unplanned = _planned(after)
+    plans = kernels.by_region()
     refusals += unplanned
     steps: list[Step] = []
+    counted = {n.name for name, plan in plans.items() if plan.counts for n in kernels.updated(name).counters}
     for node in after.nodes:
-        if ops.is_leaf(node.op) or cost.is_result_of_kernel(after, node):
+        if ops.is_leaf(node.op) or cost.is_result_of_kernel(after, node) or counted.intersection(node.inputs):
             continue
         moved, flops = cost.node_bytes(after, node), cost.node_flops(after, node)
         if isinstance(node.op, RegionOp):
-            outputs = _results(after, node)
-            steps.append(
-                KernelStep(plan=plans[node.name], inputs=node.inputs, outputs=outputs, bytes=moved, flops=flops)
-            )
+            steps.append(_kernel_step(after, node, plans[node.name], kernels.updated(node.name), moved, flops))
             continue
         operands = [_operand(after, name) for name in node.inputs]
         if node.inputs and all(_is_const(after, name) for name in node.inputs):
@@ -77,20 +76,38 @@ def make_program(
     )
 
 
-def _planned(graph: Graph) -> tuple[Graph, dict[str, KernelPlan], tuple[RuleRefused, ...]]:
-    """The plan of every region by its name; ``graph`` with regions without one taken apart again, and why."""
+def _kernel_step(
+    graph: Graph, region: Node, plan: KernelPlan, found: updates.Found, moved: int, flops: int
+) -> KernelStep:
+    outputs = _results(graph, region)
+    counters = found.counters if plan.counts else ()
+    written = {output for output, arg in zip(outputs, plan.outputs, strict=True) if arg.into}
+    buffers = {name for node in counters for name in graph.users()[node.name]} | written
+    return KernelStep(
+        plan=plan,
+        inputs=(*region.inputs, *(node.name for node in counters)),
+        outputs=tuple(name for name in outputs if name not in written),
+        updates=tuple(path for path, name in graph.updates if name in buffers),
+        bytes=moved,
+        flops=flops,
+    )
+
+
+def _planned(graph: Graph) -> tuple[Graph, Kernels, tuple[RuleRefused, ...]]:
+    """The plans of all regions; ``graph`` with regions without one taken apart again, and why."""
     kernels, refused = Kernels(), list[RuleRefused]()
+    found = updates.find(graph)
     for node in graph.nodes:
         if not isinstance(node.op, RegionOp):
             continue
         try:
-            kernels.add(graph, node)
+            kernels.add(graph, node, found.get(node.name, updates.Found()))
         except Unplanned as error:
             graph = inline(graph, node)
             refused.append(RuleRefused(identity=FUSION, node=node.name, reason=str(error)))
     if refused:
         verify(graph)
-    return graph, kernels.by_region(), tuple(refused)
+    return graph, kernels, tuple(refused)
 
 
 def _results(graph: Graph, region: Node) -> tuple[str, ...]:

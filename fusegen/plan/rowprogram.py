@@ -38,6 +38,15 @@ class OutputArg(Frozen):
     node: str
     dtype: DType
     shape: Dims
+    into: str = ""
+    """The operand that it is written over instead."""
+
+
+class Count(Frozen):
+    """An integer operand that grows by ``addend`` with every launch."""
+
+    arg: str
+    addend: int
 
 
 class Position(Frozen):

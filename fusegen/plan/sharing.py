@@ -7,6 +7,7 @@ from fusegen.dims import Dim
 from fusegen.errors import GraphError
 from fusegen.generalise import generalise
 from fusegen.ir import ConstOp, Graph, Node, ReduceOp, RegionOp
+from fusegen.plan import updates
 from fusegen.plan.kernels import plan_region
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import KernelPlan
@@ -94,13 +95,14 @@ class Kernels:
         self._alike: dict[tuple[object, ...], list[Node]] = {}
         """The first region of every kernel, at any size."""
         self._own: dict[str, Node] = {}
+        self._updates: dict[str, updates.Found] = {}
         self._unnamed: dict[tuple[str, bool], KernelPlan] = {}
 
-    def add(self, graph: Graph, region: Node) -> None:
-        """Plan ``region`` of ``graph``. Raises ``Unplanned``."""
-        self._own[region.name] = region
+    def add(self, graph: Graph, region: Node, found: updates.Found) -> None:
+        """Plan ``region`` of ``graph``, whose kernel may make the updates ``found``. Raises ``Unplanned``."""
+        self._own[region.name], self._updates[region.name] = region, found
         general = at_any_size(region)
-        alike = self._alike.setdefault(_kind(general), [])
+        alike = self._alike.setdefault((*_kind(general), found.updates), [])
         first = next((other for other in alike if self._same(graph, other, general)), None)
         if first is None:
             self.plans[region.name] = plan_region(graph, region, len(self.plans))
@@ -115,9 +117,15 @@ class Kernels:
         """The plan of every region."""
         found: dict[str, KernelPlan] = {}
         for first, plan in self.plans.items():
-            shared = plan.replace(again=tuple(self.again[first]))
+            known = self._updates[first]
+            shared = updates.updating(plan.replace(again=tuple(self.again[first])), known.updates)
+            shared = updates.with_counters(shared, known.counters)
             found |= dict.fromkeys((first, *self.again[first]), shared)
         return found
+
+    def updated(self, region: str) -> updates.Found:
+        """The updates that the kernel of ``region`` may make."""
+        return self._updates[region]
 
     def _same(self, graph: Graph, one: Node, other: Node) -> bool:
         try:

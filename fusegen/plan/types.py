@@ -11,6 +11,7 @@ from fusegen.ir import Frozen, Graph, RuleApplied, RuleRefused
 from fusegen.plan.details import Detail
 from fusegen.plan.rowprogram import (
     Binding,
+    Count,
     Given,
     OutputArg,
     TensorArg,
@@ -29,6 +30,7 @@ class KernelPlan(Frozen):
     """(arg, axis, expected size over binding names) for every axis that is not a binding."""
     outputs: tuple[OutputArg, ...]
     given: tuple[Given, ...]
+    counts: tuple[Count, ...] = ()
     detail: Detail
     hopper: Detail | None = None
     """What runs in place of ``detail`` on compute capability 9.0: a kernel that needs sm_90a instructions."""
@@ -50,6 +52,16 @@ class KernelPlan(Frozen):
     """True when ``<name>_workspace(sizes...)`` tells how many scratch bytes the launch needs."""
 
     @property
+    def results(self) -> tuple[OutputArg, ...]:
+        """The outputs that the operator returns."""
+        return tuple(output for output in self.outputs if not output.into)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The operands that it writes."""
+        return (*(output.into for output in self.outputs if output.into), *(count.arg for count in self.counts))
+
+    @property
     def scalars(self) -> tuple[str, ...]:
         """Names of the operator's integer arguments, which follow its tensors."""
         return (*(given.name for given in self.given), *(["tf32"] if self.tf32 else []))
@@ -62,6 +74,8 @@ class KernelStep(Frozen):
     plan: KernelPlan
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    updates: tuple[str, ...] = ()
+    """Paths of the buffers that it updates."""
     bytes: int
     flops: int
 

@@ -28,7 +28,7 @@ from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import render, snapshot_modules
 from fusegen.ir import GetItemOp, Graph, RegionOp
 from fusegen.plan.sharing import at_any_size
-from fusegen.plan.types import Program
+from fusegen.plan.types import KernelPlan, Program
 from fusegen.trace import instantiate, load_model_file
 
 WIDTH = 6
@@ -124,14 +124,26 @@ def operators(program: Program) -> list[Callable[..., Any]]:
     Sizes that its operands do not show are the traced ones.
     """
 
-    def computed(body: Graph) -> Callable[..., Any]:
+    def computed(body: Graph, plan: KernelPlan) -> Callable[..., Any]:
         def run(*args: torch.Tensor) -> Any:
-            results = interpret.run(body, args, {}, hidden_sizes(body, program.before.sizes))
-            return results if len(results) > 1 else results[0]
+            results = interpret.run(body, args[: len(body.inputs)], {}, hidden_sizes(body, program.before.sizes))
+            return returned(plan, args, results)
 
         return run
 
-    return [computed(body) for body in bodies(program)]
+    return [computed(body, plan) for body, plan in zip(bodies(program), program.kernels, strict=True)]
+
+
+def returned(plan: KernelPlan, args: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
+    """What the operator of ``plan`` returns of its kernel's ``results``, once it has updated its operands."""
+    own = dict(zip((arg.name for arg in plan.args), args, strict=False))
+    for output, result in zip(plan.outputs, results, strict=True):
+        if output.into:
+            own[output.into].copy_(result)
+    for count in plan.counts:
+        own[count.arg].add_(count.addend)
+    kept = [result for output, result in zip(plan.outputs, results, strict=True) if not output.into]
+    return tuple(kept) if len(kept) > 1 else kept[0]
 
 
 def hidden_sizes(body: Graph, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -66,12 +66,16 @@ class Kernel:
         self.library = _library(compiled, plan, self.name, folder)
 
     def __call__(self, operands: Sequence[torch.Tensor], *scalars: int) -> list[torch.Tensor]:
-        """What the kernel makes of its operands and its integer arguments."""
+        """What the kernel makes of its operands and its integer arguments; what it updates is those operands."""
         bound = {binding.name: operands[binding.arg].shape[binding.axis] for binding in self.plan.bindings}
         sizes = bound | dict(zip(self.plan.scalars, scalars, strict=True))
         given = [ctypes.c_int64(size) for size in bound.values()]
         shapes = [tuple(dims.evaluate(size, sizes) for size in output.shape) for output in self.plan.outputs]
-        results = [torch.full(shape, torch.nan) for shape in shapes]
+        own = dict(zip((arg.name for arg in self.plan.args), operands, strict=True))
+        results = [
+            own[output.into] if output.into else torch.full(shape, torch.nan)
+            for output, shape in zip(self.plan.outputs, shapes, strict=True)
+        ]
         tensors = [*operands, *results]
         if self.plan.workspace:
             size = getattr(self.library, f"{self.name}_workspace")

@@ -30,9 +30,14 @@ class Played:
         operands = [arg.contiguous() for arg in args if isinstance(arg, torch.Tensor)]
         if self.kernel is None:
             self.kernel = Kernel(self.compiled, self.plan, self.folder)
+        before = [operand.clone() for operand in operands]
         found = self.kernel(operands, *(arg for arg in args if not isinstance(arg, torch.Tensor)))
-        self._compare(found, operands)
-        return found if len(found) > 1 else found[0]
+        self._compare(found, before[: len(self.body.inputs)])
+        for count in self.plan.counts:
+            place = [arg.name for arg in self.plan.args].index(count.arg)
+            assert operands[place] == before[place] + count.addend
+        kept = [result for result, output in zip(found, self.plan.outputs, strict=True) if not output.into]
+        return kept if len(kept) > 1 else kept[0]
 
     def _compare(self, found: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         hidden = hidden_sizes(self.body, self.sizes)
