@@ -55,6 +55,8 @@ PLAIN_TAPS = 64
 """Of the convolution that plain fp32 is meant for."""
 _PLAIN_FLOPS, _PLAIN_SECONDS = 0.3, 4e-6
 """The share of the fp32 rate that it reaches, and the time of a block that has little to do."""
+_OPERAND = 10
+"""Times over that the traffic of such an operand counts: 60 MB took 138 us in the prepared kernel."""
 LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
 
@@ -102,17 +104,40 @@ def plain_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> flo
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
     """Expected time of the kernel that runs on ``machine``.
 
-    The portable kernel must fit wherever the Hopper one runs: it takes the calls that that one does not.
+    The portable kernel must fit wherever the Hopper one runs: it takes the calls that that one does not. In TF32 it
+    takes no others: convolutions of 1x1 that it was expected to be better at took it twice as long.
     """
-    tensor = min(portable_seconds(body, node, whole, machine), asynchronous_seconds(body, node, machine))
+    asynchronous = asynchronous_seconds(body, node, machine)
+    if asynchronous < inf and allows_tf32(body, node):
+        return asynchronous
+    tensor = min(portable_seconds(body, node, whole, machine), asynchronous)
     return min(tensor, plain_seconds(body, node, whole, machine))
+
+
+def operand_seconds(body: Graph, node: Node, machine: Machine) -> float:
+    """What it costs a convolution's epilogue to read operands of a value for each result, beside reading them once.
+
+    A lane holds results of many channels, whose operands it reads 4 bytes at a time; other warps multiply meanwhile.
+    """
+    if not isinstance(node.op, ConvOp):
+        return 0.0
+    size, read = (
+        dims.numel(node.type.shape, body.sizes),
+        {name for n in body.nodes if n is not node for name in n.inputs},
+    )
+    whole = [n for n in body.nodes if isinstance(n.op, InputOp) and n.name in read and n.name not in node.inputs]
+    count = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole)
+    products = ops.flops(body, node) / machine.tensor_flops * (1 if allows_tf32(body, node) else SPLIT)
+    return max(0.0, count * (_OPERAND - 1) * 4 * size / machine.bandwidth - products)
 
 
 def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
     """Expected time of a convolution on Hopper's tensor cores; infinite where there is no such kernel."""
     if not isinstance(node.op, ConvOp) or not machine.wgmma or hopper_refusal(body, node):
         return inf
-    return hopper.conv_seconds(body, node, machine, not allows_tf32(body, node))
+    precise = not allows_tf32(body, node)
+    prepared = hopper.conv_seconds(body, node, machine, precise)
+    return prepared if precise else min(prepared, hopper.in_place_seconds(body, node, machine))
 
 
 def hopper_refusal(body: Graph, conv: Node) -> str | None:
@@ -193,7 +218,7 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     groups = node.op.groups if isinstance(node.op, ConvOp) else 1
     if groups > 1 and int(node.type.shape[1]) < LEAST_OUTPUTS * groups:
         return f"groups of fewer than {LEAST_OUTPUTS} output channels would mostly multiply zeros"
-    ours = kernel_seconds(body, node, bool(space.row_axes), machine)
+    ours = kernel_seconds(body, node, bool(space.row_axes), machine) + operand_seconds(body, node, machine)
     library = library_share(body, node, machine)
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
     return kernel_or_library(node.name, ours, library, reason)

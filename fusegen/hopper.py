@@ -16,7 +16,7 @@ which slot, base + shift, a base reads:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 from fusegen import dims, ops
 from fusegen.ir import ConvOp, Graph, Node
@@ -210,16 +210,16 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     return tensor + (_GRID * grid + STORE * results) / machine.bandwidth + _LAUNCHES * machine.launch
 
 
-def reads_in_place(body: Graph, node: Node, machine: Machine) -> bool:
-    """Whether a convolution in TF32 is expected to be faster without a preparation of its input."""
+def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
+    """Seconds of a convolution in TF32 that reads its input as it lies; infinite where it cannot, or is no faster."""
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
     taps = _taps(conv, w)
     if body.shape(x.name)[-1] % _ROW_ELEMENTS or in_place_refusal(taps, precise=False):
-        return False
+        return inf
     if any(axis.phases > 1 for axis in taps):
-        return False  # right, and slower: 1.08 against 0.74 ms for 64 channels to 64, stride 2
+        return inf  # right, and slower: 1.08 against 0.74 ms for 64 channels to 64, stride 2
     inputs, outputs = ops.group_channels(conv, x.type, w.type)
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
     bases = [1, *(axis.bases(output) for axis, output in zip(taps, body.shape(node.name)[2:], strict=True))]
@@ -230,7 +230,12 @@ def reads_in_place(body: Graph, node: Node, machine: Machine) -> bool:
     tensor = _product_seconds(products, columns, machine)
     traffic = dims.numel(x.type.shape, body.sizes) + STORE * dims.numel(node.type.shape, body.sizes)
     seconds = tensor + 4 * traffic / machine.bandwidth + _LAUNCHES * machine.launch
-    return seconds < _IN_PLACE * conv_seconds(body, node, machine, False)
+    return seconds if seconds < _IN_PLACE * conv_seconds(body, node, machine, False) else inf
+
+
+def reads_in_place(body: Graph, node: Node, machine: Machine) -> bool:
+    """Whether a convolution in TF32 is expected to be faster without a preparation of its input."""
+    return in_place_seconds(body, node, machine) < inf
 
 
 def _rows_apart(taps: list[Taps], pitches: list[int]) -> int:

@@ -103,6 +103,16 @@ __device__ __forceinline__ float nan_max(float a, float b) {
     return r;
 }
 
+// Multiprocessors of the current device, asked for once.
+static int multiprocessors() {
+    static int known[64] = {};
+    int device = 0;
+    cudaGetDevice(&device);
+    int& count = known[device % 64];
+    if (count == 0) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+}
+
 // True when the current device runs sm_90a code; asked for once per device.
 static bool on_hopper() {
     static int known[64] = {};
@@ -137,6 +147,23 @@ static cudaError_t enqueue_clusters(int blocks, void (*kernel)(Params...), dim3 
 template <typename... Params>
 static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream, std::common_type_t<Params>... args) {
     return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The value at the same place of shared memory in block `rank` of the cluster.
+__device__ __forceinline__ float cluster_load(const float* p, int rank) {
+    float v = 0.0f;
+#if __CUDA_ARCH__ >= 900
+    unsigned int address = static_cast<unsigned int>(__cvta_generic_to_shared(p));
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+#endif
+    return v;
 }
 
 // Division by a run-time constant: exact for numerators below 2^31.
@@ -985,9 +1012,12 @@ extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1,
 
 namespace k1_pool_kernel {
 
-// A thread computes one result, row by row of its window.
+// A thread computes one result, row by row of its window; or many threads share a long one.
 // Threads side by side take neighbouring results, across the ends of rows, so that accesses coalesce.
 constexpr int THREADS = 256;
+constexpr int WARP = 32, BLOCK = 1024;   // threads of a warp, and of a block that shares a window with others
+constexpr int CLUSTER = 8;               // such blocks, where the device has clusters
+constexpr int ALONE = 16;                // elements of a window that one thread is enough for
 constexpr int KERNEL_D = 4, STRIDE_D = 4, PADDING_D = 0, DILATION_D = 1;
 constexpr int KERNEL_H = 4, STRIDE_H = 4, PADDING_H = 0, DILATION_H = 1;
 constexpr int KERNEL_W = 4, STRIDE_W = 4, PADDING_W = 0, DILATION_W = 1;
@@ -1056,15 +1086,95 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     *to = finish(result, row, column);
 }
 
+// PARTS threads of a block share a window, or those of `blocks` blocks of a cluster: neighbours take neighbouring elements.
+// What they come to is joined in fixed order: bitwise the same at every run.
+template <int PARTS>
+__global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(const __grid_constant__ Args args, int blocks) {
+    await_previous();
+    constexpr int WINDOWS = PARTS < THREADS ? THREADS / PARTS : 1;   // of a block
+    const int64_t index = int64_t(blockIdx.x) / blocks * WINDOWS + threadIdx.x / PARTS;
+    if (index >= args.count) return;
+    const int part = static_cast<int>(blockIdx.x % blocks) * PARTS + threadIdx.x % PARTS, parts = PARTS * blocks;
+    const int64_t out_line = divide(index, args.by_width, args.count);
+    const int64_t slab = divide(out_line, args.by_rows, args.count);
+    const int64_t volume = divide(slab, args.by_depth, args.count);
+    const int column = static_cast<int>(index - out_line * args.out_width);
+    const int row = static_cast<int>(out_line - slab * args.out_height);
+    const int layer = static_cast<int>(slab - volume * args.out_depth);
+    const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W;
+    constexpr int layers = KERNEL_D, rows = KERNEL_H, columns = KERNEL_W;
+    const float* const from = args.x0 + volume * args.in_depth * args.in_height * args.in_width;
+    // Where in the window the thread's first element is, and how far it is to the next: layers, rows and columns.
+    int k = part % columns, j = part / columns % rows, i = part / columns / rows;
+    const int next_k = parts % columns, next_j = parts / columns % rows, next_i = parts / columns / rows;
+    float result = NOTHING;
+#pragma unroll 4
+    for (int64_t n = part; n < int64_t(layers) * rows * columns; n += parts) {
+        const int64_t z = front + i * DILATION_D, y = top + j * DILATION_H;
+        const int c = left + k * DILATION_W;
+        const bool inside = true;
+        const float v = __ldg(from + (z * args.in_height + y) * args.in_width + c);
+        k += next_k, j += next_j, i += next_i;
+        if (k >= columns) k -= columns, ++j;
+        if (j >= rows) j -= rows, ++i;
+        // What the window gets of element v at position (z, y, x) of the volume.
+        auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
+
+            return v;
+        };
+        result = nan_max(result, element(v, inside, c));
+    }
+#pragma unroll
+    for (int d = WARP / 2; d; d /= 2) result = nan_max(result, __shfl_xor_sync(~0u, result, d));
+    if constexpr (PARTS > WARP) {
+        constexpr int WARPS = PARTS / WARP;
+        __shared__ float of_warps[WARPS], of_block;
+        if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = result;
+        __syncthreads();
+        result = of_warps[threadIdx.x % WARPS];
+#pragma unroll
+        for (int d = WARPS / 2; d; d /= 2) result = nan_max(result, __shfl_xor_sync(~0u, result, d));
+        if (blocks > 1) {
+            if (threadIdx.x == 0) of_block = result;
+            cluster_barrier();
+            result = NOTHING;
+            for (int b = 0; b < blocks; ++b) result = nan_max(result, cluster_load(&of_block, b));
+            cluster_barrier();   // no block ends before the others have read
+        }
+    }
+    if (part != 0) return;
+    // What becomes of a pooled value at (z, y, x) of the result.
+    auto finish = [&](float result, [[maybe_unused]] int64_t y, [[maybe_unused]] int64_t x) {
+        const float pooled = result;
+
+        return pooled;
+    };
+    args.y0[((volume * args.out_depth + layer) * args.out_height + row) * args.out_width + column] = finish(result, row, column);
+}
+
 template <int VEC>
-int launch(Args& args, int64_t layers, cudaStream_t stream) {
-    const int columns = args.out_width, rows = args.out_height;
-    args.count = layers * rows * columns;
-    args.by_width = fast_divide(static_cast<unsigned int>(columns));
-    args.by_rows = fast_divide(static_cast<unsigned int>(rows));
-    args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
+int launch(Args& args, cudaStream_t stream) {
     enqueue(run<VEC>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
     return cudaGetLastError();
+}
+
+template <int PARTS>
+int launch_shared(const Args& args, int blocks, cudaStream_t stream) {
+    constexpr int WINDOWS = PARTS < THREADS ? THREADS / PARTS : 1;
+    const int64_t needed = ((args.count - 1) / WINDOWS + 1) * blocks;
+    if (needed > INT32_MAX) return cudaErrorInvalidValue;
+    enqueue_clusters(blocks, run_shared<PARTS>, static_cast<unsigned int>(needed), PARTS > THREADS ? PARTS : THREADS, 0, stream, args, blocks);
+    return cudaGetLastError();
+}
+
+// Threads to a window: as few as fill the device or leave each of them little to do.
+int sharing(int64_t results, int64_t window, int64_t apart) {
+    const int64_t enough = int64_t(1024) * multiprocessors();
+    // One alone where it reads what its neighbours do or next to it: single sectors of a line are wasted otherwise.
+    if (window <= ALONE || (results >= enough && apart <= ALONE && window <= 64 * ALONE)) return 1;
+    for (int parts : {WARP, THREADS})
+        if (window <= ALONE * parts || results * parts >= enough) return parts;
+    return BLOCK;
 }
 
 // Accesses of VEC elements are aligned.
@@ -1085,9 +1195,19 @@ extern "C" int k1_pool(const float* x0, float* y0, int64_t batch, int64_t depth,
     args.y0 = y0;
     args.in_depth = static_cast<int>(in_depth), args.in_height = static_cast<int>(in_height), args.in_width = static_cast<int>(in_width);
     args.out_depth = static_cast<int>(out_depth), args.out_height = static_cast<int>(out_height), args.out_width = static_cast<int>(out_width);
-    if (fits<4>(args)) return launch<4>(args, planes * out_depth, stream);
-    if (fits<2>(args)) return launch<2>(args, planes * out_depth, stream);
-    return launch<1>(args, planes * out_depth, stream);
+    args.count = planes * out_depth * out_height * out_width;
+    args.by_width = fast_divide(static_cast<unsigned int>(out_width));
+    args.by_rows = fast_divide(static_cast<unsigned int>(out_height));
+    args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
+    const int parts = sharing(args.count, int64_t(KERNEL_D) * KERNEL_H * KERNEL_W, STRIDE_W);
+    if (parts > 1) {
+        if (parts == WARP) return launch_shared<WARP>(args, 1, stream);
+        if (parts == THREADS) return launch_shared<THREADS>(args, 1, stream);
+        return launch_shared<BLOCK>(args, on_hopper() ? CLUSTER : 1, stream);
+    }
+    if (fits<4>(args)) return launch<4>(args, stream);
+    if (fits<2>(args)) return launch<2>(args, stream);
+    return launch<1>(args, stream);
 }
 
 }  // namespace k1_pool_kernel
@@ -1408,20 +1528,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_38bf43fc0b65a781, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_091c8e28f3017db5, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_38bf43fc0b65a781, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_091c8e28f3017db5, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_38bf43fc0b65a781"
+_fusegen_NAMESPACE = "fusegen_091c8e28f3017db5"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

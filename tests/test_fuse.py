@@ -378,3 +378,34 @@ def test_a_convolution_is_exact_where_eager_is(conv: str, inputs: str, exact: bo
     assert isinstance(step.plan.detail, ContractionPlan)
     assert step.plan.detail.precise == exact
     assert (step.plan.hopper is None) == exact
+
+
+@pytest.mark.parametrize(
+    ("init", "body", "expected"),
+    [
+        ("nn.Conv2d(8, 96, 3)", "return F.gelu(self.c(x))[:, 1:] * 2", ["torch", "torch", "contraction"]),
+        ("nn.Conv2d(8, 96, 3)", "return (self.c(x) * 2)[3:]", ["torch", "contraction"]),
+        ("nn.Conv2d(8, 96, 3)", "y = self.c(x)\nreturn y.relu()[:, 1:], y", ["contraction", "pointwise", "torch"]),
+        ("nn.Conv2d(8, 96, 3)", "return self.c(x).relu()[:, :, 1:]", ["contraction", "torch"]),
+    ],
+)
+def test_a_part_of_a_convolution_is_a_convolution(init: str, body: str, expected: list[str], tmp_path: Path) -> None:
+    found = program(tmp_path, body, f"self.c = {init}", "torch.rand(32, 8, 64, 63)")
+    assert templates(found) == expected
+
+
+def test_a_part_of_what_cudnn_may_round_is_taken_afterwards(tmp_path: Path) -> None:
+    found = program(
+        tmp_path, "return self.c(x).relu()[:, 1:]", "self.c = nn.Conv2d(32, 64, 3)", "torch.rand(8, 32, 40, 40)"
+    )
+    (step,) = (step for step in found.steps if isinstance(step, KernelStep))
+    assert step.plan.outputs[0].shape[1] == 64
+    assert any("TF32" in refusal.reason for refusal in found.refusals)
+
+
+def test_operands_of_every_result_are_read_after_a_convolution_of_few_products(tmp_path: Path) -> None:
+    init = "self.c = nn.Conv2d(128, 128, 1)\nself.p = nn.Parameter(torch.randn(16, 128, 101, 73))"
+    found = program(tmp_path, "return (self.c(x) / self.p.abs()).tanh()", init, "torch.rand(16, 128, 101, 73)")
+    assert templates(found) == ["torch", "pointwise"]
+    found = program(tmp_path, "return self.c(x).tanh()", init, "torch.rand(16, 128, 101, 73)")
+    assert templates(found) == ["contraction"]

@@ -32,10 +32,11 @@ from fusegen.ir import (
     PoolOp,
     ReduceOp,
     ReshapeOp,
+    SliceOp,
     TensorType,
 )
 from fusegen.passes import algebra, decompose, layouts, moments, simplify, statistics
-from fusegen.passes.algebra import axes, collapse, pools
+from fusegen.passes.algebra import axes, collapse, pools, slices
 from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.verify import verify
@@ -452,6 +453,54 @@ def _conv_over_an_axis(draw: Draw) -> Node:
     return draw.reduce(y, tuple(sorted(draw.rng.sample(spatial, draw.rng.randint(1, len(spatial))))))
 
 
+def _product(draw: Draw, kind: type[Op] | None = None) -> tuple[Node, int]:
+    """A convolution or product (of that ``kind``), and an axis along which a part of an operand gives a part of it."""
+    while True:
+        conv = kind is ConvOp or (kind is None and draw.rng.random() < 0.5)
+        y = draw.conv() if conv else _biased_matmul(draw)
+        axis = draw.rng.randrange(2 if conv else y.type.rank)
+        whole = isinstance(y.op, MatmulOp) or (isinstance(y.op, ConvOp) and y.op.groups == 1)
+        if whole and y.type.shape[axis] != 1:
+            return y, axis
+        _restart(draw)
+
+
+def _part(draw: Draw, x: Node, axis: int) -> Node:
+    size = int(x.type.shape[axis])
+    start, step = draw.rng.randrange(size), draw.rng.randint(1, 2)
+    length = draw.rng.randint(1, (size - start - 1) // step + 1)
+    return draw.add(SliceOp(axis=axis, start=start, length=length, step=step), x)
+
+
+def _part_of_function(draw: Draw) -> Node:
+    x, axis = _product(draw)
+    rest = [size if draw.rng.random() < 0.5 else 1 for size in x.type.shape]
+    other = draw.leaf(*map(int, rest[draw.rng.randrange(len(rest)) :]))
+    return _part(draw, draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul", "div"])), x, other), axis)
+
+
+def _part_of_reduction(draw: Draw) -> Node:
+    x, axis = _product(draw)
+    others = [other for other in range(x.type.rank) if other != axis]
+    y = draw.reduce(x, tuple(sorted(draw.rng.sample(others, draw.rng.randint(1, len(others))))))
+    assert isinstance(y.op, ReduceOp)
+    return _part(draw, y, axis if y.op.keepdim else axis - sum(other < axis for other in y.op.axes))
+
+
+def _part_of_reshaped(draw: Draw) -> Node:
+    """The axes before or after the one that stays are merged, or parted by one of size 1."""
+    x, axis = _product(draw)
+    before, (size, *after) = ([*map(int, sizes)] for sizes in (x.type.shape[:axis], x.type.shape[axis:]))
+    before = draw.rng.choice([before, [_numel(before)], [*before, 1]])
+    after = draw.rng.choice([after, [_numel(after)], [1, *after]])
+    return _part(draw, draw.add(ReshapeOp(shape=(*before, size, *after)), x), len(before))
+
+
+def _part_of_pooled(draw: Draw) -> Node:
+    x, axis = _product(draw, ConvOp)
+    return _part(draw, _pooling(draw, x, draw.rng.choice(["max", "mean"])), axis)
+
+
 def _chain(draw: Draw, *fns: str) -> Node:
     x = draw.leaf(*draw.shape())
     for fn in fns:
@@ -460,6 +509,16 @@ def _chain(draw: Draw, *fns: str) -> Node:
 
 
 BUILDERS: dict[str, Callable[[Draw], Node]] = {
+    "slice(f(x, y)) = f(slice(x), slice(y)),  f elementwise,  above a product": _part_of_function,
+    "slice(reduce(x)) = reduce(slice(x)) over other axes,  above a product": _part_of_reduction,
+    "slice(reshape(x)) = reshape(slice(x)) along an axis of both,  above a product": _part_of_reshaped,
+    "slice(pool(x)) = pool(slice(x)) over other axes,  above a product": _part_of_pooled,
+    "slice(conv(x, w)) = conv(x, slice(w)) of channels,  conv(slice(x), w) of samples": lambda d: _part(
+        d, *_product(d, ConvOp)
+    ),
+    "slice(matmul(x, w)) = matmul(x, slice(w)) of features,  matmul(slice(x), w) of rows": lambda d: _part(
+        d, *_product(d, MatmulOp)
+    ),
     "normalize(x) - mean(normalize(x)) = (x - mean(x)) rsqrt(var of all + eps) w": _centred_norm,
     "mean(normalize(x)) = (mean(x) - mean of all) rsqrt(var of all + eps) w + b": (_mean_of_norm),
     "mean(reshape(normalize(x))) = reshape(mean(normalize(x))),  the reshape mixes no axes with others": (
@@ -606,6 +665,8 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)
     monkeypatch.setattr(boxes, "unfit", lambda *_: None)
     monkeypatch.setattr(collapse, "_pays", lambda graph, conv, count: None)
+    monkeypatch.setattr(slices, "_is_cheap", lambda *_: True)
+    monkeypatch.setattr(slices, "_keeps_its_class", lambda *_: None)
     monkeypatch.setattr(moments, "WORTH", 1)
     if BUILDERS[identity] is _conv_over_an_axis:
         monkeypatch.setattr(collapse, "MAX_WINDOWS", 0)

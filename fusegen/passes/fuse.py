@@ -14,7 +14,6 @@ from fusegen.ir import (
     AdaptivePoolOp,
     AxisTapSumOp,
     AxisWindowSumOp,
-    ConstOp,
     ConvOp,
     DType,
     GetItemOp,
@@ -298,11 +297,17 @@ def _over_boxes(grouping: Grouping, conv: Node, free: set[str]) -> Group | None:
     return group
 
 
+def _is_part_of_parameter(graph: Graph, node: Node) -> bool:
+    """True for a view that lies like a parameter of its own."""
+    first = isinstance(node.op, SliceOp) and (node.op.axis, node.op.step) == (0, 1)
+    return first and isinstance(graph.node(node.inputs[0]).op, ParamOp)
+
+
 def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """%m = reduce.max(%x); %e = exp(%m)  ->  %e = region(%x) { the same nodes }."""
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
         return Outcome(graph)
-    free = {node.name for node in graph.nodes if not isinstance(node.op, (InputOp, ParamOp, ConstOp))}
+    free = {node.name for node in graph.nodes if not ops.is_leaf(node.op) and not _is_part_of_parameter(graph, node)}
     grouping = Grouping(graph)
     refused: dict[str, str] = {}
     for kind in _AXIS_SUMS:

@@ -133,7 +133,7 @@ def _is_slower(region: Region, node: Node, whole: bool) -> bool:
     """Whether Hopper's asynchronous tensor cores are expected to take longer than the portable kernel in full fp32."""
     rates = machine("sm_90")
     answers = {
-        "asynchronous": (False, hopper.conv_seconds(region.body, node, rates, True)),
+        "asynchronous": (False, contractions.asynchronous_seconds(region.body, node, rates)),
         "portable": (True, contractions.portable_seconds(region.body, node, whole, rates)),
     }
     return faster(f"{node.name} kernel", answers)

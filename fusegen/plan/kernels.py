@@ -149,9 +149,12 @@ def _channel_axis(region: Region) -> int | None:
     """The one axis that every broadcast operand varies along, when there is one of fixed length.
 
     Such a chain (a bias and an activation after a convolution) runs as rows over that axis: the
-    operand's index then costs no division.
+    operand's index then costs no division. Not beside other operands of all elements, which it would read one by one.
     """
-    space, found = region.space, set()
+    space, found, size = region.space, set(), dims.product(region.space.shape)
+    operands = [node for node in region.body.nodes if isinstance(node.op, InputOp) and node.name != space.source]
+    if any(dims.product(operand.type.shape) == size for operand in operands):
+        return None
     for node in region.body.nodes:
         axes = space.axes.get(node.name)
         if axes is None or node.name == space.source:

@@ -32,6 +32,11 @@ BODIES = {
     "pool_wide": "return F.avg_pool2d(F.pad(x, (30, 30, 30, 30)), 11, 5)",
     "pool_adaptive": "return F.adaptive_avg_pool2d(x, (3, 5)).exp() + F.adaptive_max_pool2d(x, (3, 5))",
     "pool_1d": "return F.max_pool1d(x.flatten(2), 3, 2) + 1, F.avg_pool1d(x.flatten(2), 2)",
+    "pool_long": "return F.adaptive_avg_pool1d(x.flatten(1), 2) * 2, F.adaptive_max_pool2d(x.exp(), (1, 2))",
+    "pool_long_padded": "return F.avg_pool2d(F.pad(x * self.channel, (0, 99, 0, 99)), (90, 60), (7, 60), (45, 20))",
+    "pool_long_line": "return F.max_pool1d(F.pad(x.flatten(1), (0, 5000)), 5000, 900, 2500) + 1",
+    "part_of_channels": "return (F.silu(self.convolution(x)) * 2)[:, 1:], self.convolution(x + 1).mean(3)[:, 5:20:3]",
+    "part_of_features": "return F.gelu(self.linear(x.mean((2, 3))))[:, 7:100] * 3",
     "joined": "y = self.channel.expand(x.shape[0], -1, *x.shape[2:])\nreturn torch.cat([x * 2, x.tanh(), y], 1) + 1",
     "padded": "return F.pad(x.exp(), (1, 2, 0, 3), value=0.5)[:, 1:, 2:] * 2",
     "grouped": "return x.view(x.shape[0], 2, 5, x.shape[2], x.shape[3]).transpose(1, 2).reshape(x.shape) * 2",
@@ -49,6 +54,8 @@ self.row = nn.Parameter(torch.randn(7))
 self.column = nn.Parameter(torch.randn(6, 1))
 self.channel = nn.Parameter(torch.randn(10, 1, 1))
 self.recurrent = nn.GRU(7, 5, 2)
+self.convolution = nn.Conv2d(10, 24, 3, padding=1)
+self.linear = nn.Linear(10, 130)
 """
 
 

@@ -1,0 +1,107 @@
+"""A part of a convolution or matrix product: the rest is never computed.
+
+A slice moves before what follows the product element by element, or along other axes, and then takes a part of the
+weights, of the samples or of the rows. Every value that is left is computed as it was. A part of a parameter is a view.
+"""
+
+from __future__ import annotations
+
+from fusegen import dims
+from fusegen.contractions import allows_tf32
+from fusegen.ir import ConvOp, Graph, MatmulOp, Node, ParamOp, PointwiseOp, PoolOp, ReduceOp, ReshapeOp, SliceOp
+from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, op
+
+SMALL = 4
+"""How many times larger a result is than an operand of which a part may be copied for it."""
+
+
+def _slice(m: Match) -> SliceOp:
+    assert isinstance(m.root.op, SliceOp)
+    return m.root.op
+
+
+def _operand_axes(graph: Graph, node: Node, axis: int) -> dict[int, int] | None:
+    """Of which operands, by number, and along which of their axes a part gives the part of ``node`` along ``axis``."""
+    operands, rank = [graph.node(name).type for name in node.inputs], node.type.rank
+    match node.op:
+        case PointwiseOp():
+            places = {number: axis - rank + type_.rank for number, type_ in enumerate(operands)}
+            return {number: at for number, at in places.items() if at >= 0 and operands[number].shape[at] != 1}
+        case ReduceOp(axes=reduced, keepdim=keepdim):
+            left = [at for at in range(operands[0].rank) if keepdim or at not in reduced]
+            return {0: left[axis]} if left[axis] not in reduced else None
+        case ReshapeOp(shape=shape):
+            (before,), size = [type_.shape for type_ in operands], (dims.product(shape[:axis]), shape[axis])
+            same = [at for at in range(len(before)) if (dims.product(before[:at]), before[at]) == size]
+            return {0: same[0]} if same and shape[axis] != 1 else None
+        case PoolOp():
+            return {0: axis} if axis < rank - node.op.rank else None
+        case ConvOp(groups=1, transposed=transposed) if len(operands) == 2 and axis < 2:
+            return {1: int(transposed)} if axis == 1 else {0: 0}
+        case MatmulOp() if len(operands) == 2:
+            w = operands[1]
+            if axis == rank - 1:
+                return {1: w.rank - 2 if node.op.transposed else w.rank - 1}
+            if axis == rank - 2:
+                return {0: rank - 1 if node.op.left_transposed else rank - 2}
+            return {0: axis} if w.rank == 2 else {0: axis, 1: axis}
+    return None
+
+
+def _is_cheap(graph: Graph, part: SliceOp, axis: int, operand: Node, result: Node) -> bool:
+    """True when a part of an operand is a view that lies like a tensor of its own, or a small copy."""
+    if axis == 0 and part.step == 1:
+        return True
+    return SMALL * dims.numel(operand.type.shape, graph.sizes) <= dims.numel(result.type.shape, graph.sizes)
+
+
+def _reaches_a_product(m: Match) -> str | None:
+    """None when only the slice reads what it would move before, down to a product that shrinks or to a parameter."""
+    graph, part, node, axis = m.graph, _slice(m), m["x"], _slice(m).axis
+    users = graph.users()
+    while not isinstance(node.op, ParamOp) and len(set(users[node.name])) == 1 and node.name not in graph.results:
+        operands, axes = [graph.node(name) for name in node.inputs], _operand_axes(graph, node, axis)
+        if not axes:
+            return ""
+        product = isinstance(node.op, (ConvOp, MatmulOp))
+        main = max(range(len(operands)), key=lambda i: dims.numel(operands[i].type.shape, graph.sizes))
+        if any(not _is_cheap(graph, part, at, operands[i], node) for i, at in axes.items() if product or i != main):
+            return ""
+        if product:
+            return _keeps_its_class(graph, node)
+        if main not in axes:
+            return ""
+        node, axis = operands[main], axes[main]
+    return None if isinstance(node.op, ParamOp) else ""
+
+
+def _keeps_its_class(graph: Graph, node: Node) -> str | None:
+    rounded = isinstance(node.op, ConvOp) and allows_tf32(graph, node)
+    return "cuDNN decides by all of its sizes whether the convolution runs in TF32" if rounded else None
+
+
+def _slice_operands(m: Match) -> Node:
+    part, operands = _slice(m), [m.graph.node(name) for name in m["x"].inputs]
+    axes = _operand_axes(m.graph, m["x"], part.axis)
+    assert axes
+    parts = {operands[i].name: m.add(part.replace(axis=at), operands[i]) for i, at in axes.items()}
+    inner = m["x"].op
+    if isinstance(inner, ReshapeOp):
+        inner = ReshapeOp(shape=m.root.type.shape)
+    return m.add(inner, *(parts[o.name] if i in axes else o for i, o in enumerate(operands)))
+
+
+def _rule(identity: str, inner: Pattern) -> Rule:
+    return Rule(identity, op(SliceOp, inner), _slice_operands, Numerics.EXACT, _reaches_a_product)
+
+
+RULES = (
+    _rule("slice(f(x, y)) = f(slice(x), slice(y)),  f elementwise,  above a product", op(PointwiseOp, name="x")),
+    _rule("slice(reduce(x)) = reduce(slice(x)) over other axes,  above a product", op(ReduceOp, name="x")),
+    _rule("slice(reshape(x)) = reshape(slice(x)) along an axis of both,  above a product", op(ReshapeOp, name="x")),
+    _rule("slice(pool(x)) = pool(slice(x)) over other axes,  above a product", op(PoolOp, name="x")),
+    _rule("slice(conv(x, w)) = conv(x, slice(w)) of channels,  conv(slice(x), w) of samples", op(ConvOp, name="x")),
+    _rule(
+        "slice(matmul(x, w)) = matmul(x, slice(w)) of features,  matmul(slice(x), w) of rows", op(MatmulOp, name="x")
+    ),
+)

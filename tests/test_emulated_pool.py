@@ -1,0 +1,62 @@
+"""Poolings over long windows, run on the CPU thread by thread, against float64."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import interpret
+from fusegen.compiler import compile_file
+from fusegen.plan.details import PoolPlan
+from tests.emulated import Kernel, operands_of, steps
+from tests.models import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
+
+MODELS = {
+    "halves": (
+        "F.adaptive_avg_pool1d((x * self.p).sin().flatten(2), 2) + 1",
+        [(2, 3, 4, 9), (1, 3, 99, 9), (2, 3, 1201, 9)],
+    ),
+    "parts_of_planes": (
+        "F.adaptive_avg_pool2d(x.abs() * self.p, (2, 3)) * 2",
+        [(5, 3, 7, 9), (1, 3, 41, 9), (1, 3, 1801, 9)],
+    ),
+    "peaks": ("F.adaptive_max_pool2d(x - self.p, (1, 2))", [(2, 3, 5, 9), (2, 3, 90, 9), (1, 3, 1001, 9)]),
+    "boxes": (
+        "F.avg_pool3d(x.unsqueeze(1) * x.shape[2], (2, 5, 4), (1, 3, 3), (1, 2, 0), True)",
+        [(2, 3, 11, 9), (40, 3, 13, 9)],
+    ),
+    "wide": (
+        "F.avg_pool2d(x * self.p, (300, 6), (97, 3), (150, 2), count_include_pad=False)",
+        [(2, 3, 299, 9), (1, 3, 400, 9)],
+    ),
+    "tall": ("F.max_pool2d(x * self.p, (2100, 3), (60, 1), (900, 1), (1, 2)).exp()", [(1, 3, 1700, 9)]),
+    "line": ("F.max_pool1d(x.flatten(2), 5000, 700, 2500)", [(1, 3, 1000, 9)]),
+}
+"""By name: what the forward returns, and shapes of ``x``: the first is the file's."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
+    body, shapes = MODELS[name]
+    path = write(tmp_path, f"return {body}", "self.p = nn.Parameter(torch.randn(3, 1, 9))", f"torch.rand{shapes[0]}")
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, PoolPlan)
+    kernel = Kernel(compiled, plan, tmp_path)
+    torch.manual_seed(0)
+    parameter = torch.randn(3, 1, 9)
+    known = operands_of(compiled, plan, {"p": parameter})
+    for shape in shapes:
+        x = torch.randn(shape) + 0.5
+        x[0, 0, 1, 3], x[0, 0, -1, 0], x[-1, 2, 2, 4] = torch.nan, torch.inf, -torch.inf
+        operands = [known.get(arg.name, x) for arg in plan.args]
+        (y,) = kernel(operands)
+        (r,) = interpret.run(kernel.body, [operand.double() for operand in operands], {})
+        finite = r.isfinite()
+        assert torch.equal(y.isnan(), r.isnan()), shape
+        assert torch.equal(y[~finite].nan_to_num(), r[~finite].float().nan_to_num()), shape
+        assert (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max(), shape
