@@ -125,7 +125,7 @@ def operand_seconds(body: Graph, node: Node, machine: Machine) -> float:
         dims.numel(node.type.shape, body.sizes),
         {name for n in body.nodes if n is not node for name in n.inputs},
     )
-    whole = [n for n in body.nodes if isinstance(n.op, InputOp) and n.name in read and n.name not in node.inputs]
+    whole = [n for n in body.nodes if isinstance(n.op, InputOp) and n.name in read]
     count = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole)
     products = ops.flops(body, node) / machine.tensor_flops * (1 if allows_tf32(body, node) else SPLIT)
     return max(0.0, count * (_OPERAND - 1) * 4 * size / machine.bandwidth - products)
@@ -167,7 +167,7 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     if node.op.transposed and node.op.rank == 3 and prod(ops.kernel_size(w)) > most:
         products *= times
     spread = node.op.transposed and max(node.op.stride) > 1
-    if prod(ops.kernel_size(w)) == 1 and not spread:  # a matrix product where the data lies
+    if prod(ops.kernel_size(w)) == node.op.groups == 1 and not spread:  # a matrix product where the data lies
         return products + moved + 2 * machine.launch
     return products + _LIBRARY_PASSES[tf32] * moved + _LIBRARY_LAUNCHES * machine.launch
 

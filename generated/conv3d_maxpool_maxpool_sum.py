@@ -1086,10 +1086,11 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     *to = finish(result, row, column);
 }
 
-// PARTS threads of a block share a window, or those of `blocks` blocks of a cluster: neighbours take neighbouring elements.
+// PARTS threads of a block share a window, or those of `blocks` blocks of a cluster: 2^shift of them lie side by side, the
+// others below. Each has several loads on their way: of rows, if the window is TALL for so many threads, or along a row.
 // What they come to is joined in fixed order: bitwise the same at every run.
-template <int PARTS>
-__global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(const __grid_constant__ Args args, int blocks) {
+template <int PARTS, bool TALL>
+__global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(const __grid_constant__ Args args, int blocks, int shift) {
     await_previous();
     constexpr int WINDOWS = PARTS < THREADS ? THREADS / PARTS : 1;   // of a block
     const int64_t index = int64_t(blockIdx.x) / blocks * WINDOWS + threadIdx.x / PARTS;
@@ -1104,25 +1105,45 @@ __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W;
     constexpr int layers = KERNEL_D, rows = KERNEL_H, columns = KERNEL_W;
     const float* const from = args.x0 + volume * args.in_depth * args.in_height * args.in_width;
-    // Where in the window the thread's first element is, and how far it is to the next: layers, rows and columns.
-    int k = part % columns, j = part / columns % rows, i = part / columns / rows;
-    const int next_k = parts % columns, next_j = parts / columns % rows, next_i = parts / columns / rows;
+    constexpr int DOWN = TALL ? 4 : 1, ACROSS = TALL ? 1 : 4;   // elements at a time
+    const int next = parts >> shift, columns_apart = 1 << shift;
     float result = NOTHING;
-#pragma unroll 4
-    for (int64_t n = part; n < int64_t(layers) * rows * columns; n += parts) {
-        const int64_t z = front + i * DILATION_D, y = top + j * DILATION_H;
-        const int c = left + k * DILATION_W;
-        const bool inside = true;
-        const float v = __ldg(from + (z * args.in_height + y) * args.in_width + c);
-        k += next_k, j += next_j, i += next_i;
-        if (k >= columns) k -= columns, ++j;
-        if (j >= rows) j -= rows, ++i;
-        // What the window gets of element v at position (z, y, x) of the volume.
-        auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
+    for (int j = part >> shift; j < layers * rows; j += DOWN * next) {
+        int64_t zs[DOWN], ys[DOWN];
+        const float* lines[DOWN];
+        bool in[DOWN];
+#pragma unroll
+        for (int u = 0; u < DOWN; ++u) {
+            const int n = j + u * next, i = layers == 1 ? 0 : n / rows;
+            zs[u] = front + i * DILATION_D, ys[u] = top + (n - i * rows) * DILATION_H;
+            lines[u] = from + (zs[u] * args.in_height + ys[u]) * args.in_width;
+            in[u] = n < layers * rows;
+        }
+        for (int k = part & (columns_apart - 1); k < columns; k += ACROSS * columns_apart) {
+            float v[DOWN][ACROSS];
+            bool read[DOWN][ACROSS];
+#pragma unroll
+            for (int u = 0; u < DOWN; ++u)
+#pragma unroll
+                for (int a = 0; a < ACROSS; ++a) {
+                    const int n = k + a * columns_apart, c = left + n * DILATION_W;
+                    read[u][a] = in[u] && n < columns;
+                    v[u][a] = read[u][a] ? __ldg(lines[u] + c) : 0.0f;
+                }
+#pragma unroll
+            for (int u = 0; u < DOWN; ++u) {
+                [[maybe_unused]] const int64_t z = zs[u], y = ys[u];
+                [[maybe_unused]] const bool inside = in[u];
+                // What the window gets of element v at position (z, y, x) of the volume.
+                auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
 
-            return v;
-        };
-        result = nan_max(result, element(v, inside, c));
+                    return v;
+                };
+#pragma unroll
+                for (int a = 0; a < ACROSS; ++a)
+                    if (read[u][a]) result = nan_max(result, element(v[u][a], true, left + (k + a * columns_apart) * DILATION_W));
+            }
+        }
     }
 #pragma unroll
     for (int d = WARP / 2; d; d /= 2) result = nan_max(result, __shfl_xor_sync(~0u, result, d));
@@ -1159,11 +1180,15 @@ int launch(Args& args, cudaStream_t stream) {
 }
 
 template <int PARTS>
-int launch_shared(const Args& args, int blocks, cudaStream_t stream) {
+int launch_shared(const Args& args, int blocks, int64_t rows, int64_t columns, cudaStream_t stream) {
     constexpr int WINDOWS = PARTS < THREADS ? THREADS / PARTS : 1;
     const int64_t needed = ((args.count - 1) / WINDOWS + 1) * blocks;
     if (needed > INT32_MAX) return cudaErrorInvalidValue;
-    enqueue_clusters(blocks, run_shared<PARTS>, static_cast<unsigned int>(needed), PARTS > THREADS ? PARTS : THREADS, 0, stream, args, blocks);
+    int shift = 0;
+    while (1 << shift < PARTS * blocks && 1 << shift < columns) ++shift;
+    const bool tall = rows > PARTS * blocks >> shift;
+    enqueue_clusters(blocks, tall ? run_shared<PARTS, true> : run_shared<PARTS, false>, static_cast<unsigned int>(needed), PARTS > THREADS ? PARTS : THREADS,
+                     0, stream, args, blocks, shift);
     return cudaGetLastError();
 }
 
@@ -1199,12 +1224,11 @@ extern "C" int k1_pool(const float* x0, float* y0, int64_t batch, int64_t depth,
     args.by_width = fast_divide(static_cast<unsigned int>(out_width));
     args.by_rows = fast_divide(static_cast<unsigned int>(out_height));
     args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    const int parts = sharing(args.count, int64_t(KERNEL_D) * KERNEL_H * KERNEL_W, STRIDE_W);
-    if (parts > 1) {
-        if (parts == WARP) return launch_shared<WARP>(args, 1, stream);
-        if (parts == THREADS) return launch_shared<THREADS>(args, 1, stream);
-        return launch_shared<BLOCK>(args, on_hopper() ? CLUSTER : 1, stream);
-    }
+    const int64_t rows = int64_t(KERNEL_D) * KERNEL_H, columns = KERNEL_W;
+    const int parts = sharing(args.count, rows * columns, STRIDE_W);
+    if (parts == WARP) return launch_shared<WARP>(args, 1, rows, columns, stream);
+    if (parts == THREADS) return launch_shared<THREADS>(args, 1, rows, columns, stream);
+    if (parts == BLOCK) return launch_shared<BLOCK>(args, on_hopper() ? CLUSTER : 1, rows, columns, stream);
     if (fits<4>(args)) return launch<4>(args, stream);
     if (fits<2>(args)) return launch<2>(args, stream);
     return launch<1>(args, stream);
@@ -1528,20 +1552,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_091c8e28f3017db5, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e7207fb1152d3eac, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_091c8e28f3017db5, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e7207fb1152d3eac, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_091c8e28f3017db5"
+_fusegen_NAMESPACE = "fusegen_e7207fb1152d3eac"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
