@@ -46,9 +46,14 @@ def widened(text: str, plan: KernelPlan, name: str) -> str:
     return f"{_WIDEN[dtype]}({text})" if dtype in _WIDEN else text
 
 
+def element_type(plan: KernelPlan, name: str) -> str:
+    """The CUDA C++ type of the elements of operand ``name``."""
+    return c_type(next(arg.type.dtype for arg in plan.args if arg.name == name))
+
+
 def absent(plan: KernelPlan, name: str) -> str:
     """What stands for an element that operand ``name`` does not have."""
-    return "false" if next(arg.type.dtype for arg in plan.args if arg.name == name) is DType.BOOL else "0.0f"
+    return "false" if element_type(plan, name) == c_type(DType.BOOL) else "0.0f"
 
 
 def narrowed(text: str, dtype: DType) -> str:

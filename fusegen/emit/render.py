@@ -77,6 +77,7 @@ def environment() -> jinja2.Environment:
         widest_bytes=kernels.widest_bytes,
         widened=kernels.widened,
         absent=kernels.absent,
+        element_type=kernels.element_type,
         narrowed=kernels.narrowed,
         fake_results=fake_results,
         mentioned=kernels.mentioned,

@@ -182,6 +182,8 @@ def _pointwise(region: Region, name: str) -> KernelPlan:
     if axis is not None and len(region.body.outputs) == 1:
         return _row_reduce(region, name, with_rows(region.space, (axis,)))
     source = region.args[region.space.source]
+    if len(region.body.outputs) == 1 and any(arg.type.shape != source.type.shape for arg in region.args.values()):
+        return views.plan(region, name)  # which reads operands that are spread by runs
     rows = region.lower(region.space, Style("{}", "{}", outer="index"), f"v_{source.name}")
     data = Operand(
         name=rows.source,

@@ -68,6 +68,8 @@ class Operand(Frozen):
     """Read at the offsets of the source, or at those of the row; ``""``: at offsets of its own."""
     guard: str = ""
     """C++ condition under which there is such an element; its value is not used elsewhere."""
+    step: str = ""
+    """C++ of the distance of two neighbours, where elements are read by runs of the result's."""
 
     @property
     def along_row(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from fusegen import dims, viewspace
 from fusegen.dims import Dim
@@ -16,12 +17,23 @@ from fusegen.plan.types import KernelPlan
 from fusegen.rowspace import RowSpace
 from fusegen.viewspace import Digit, Place, Places, Span
 
+WIDE = 4
+"""Elements of the accesses that runs are for, at least."""
+
+
+Joined: TypeAlias = list[tuple[Digit, Dim]]
+"""Digits of a place, and what each is multiplied by."""
+
 
 @dataclass
 class ViewLowering(RowLowering):
     """Statements for one element of the result, element number ``index``."""
 
     found: dict[tuple[str, Places, str], Value] = field(default_factory=dict)
+    digits: dict[str, Joined] = field(default_factory=dict)
+    """Of the place of every operand that is read."""
+    tested: list[Joined] = field(default_factory=list)
+    """Digits of the places that conditions compare."""
 
     # --- positions as text ----------------------------------------------------------------------
 
@@ -42,12 +54,12 @@ class ViewLowering(RowLowering):
         return self.named("i", text)
 
     def moved(self, moved: viewspace.Moved) -> str:
-        place = self.offset([(moved.place, moved.step)])
+        place = self.offset(self.joined([(moved.place, moved.step)]))
         start = "" if moved.start == 0 else self.text(moved.start)
         return self.named("j", " + ".join(filter(None, (place, start))).replace("+ -", "- ") or "0")
 
-    def offset(self, places: list[tuple[Place, Dim]]) -> str:
-        """C++ of the sum of places times strides; digits that lie side by side become one again."""
+    def joined(self, places: list[tuple[Place, Dim]]) -> Joined:
+        """Digits and their strides, the least first; those that lie side by side become one again."""
         parts: list[tuple[Digit, Dim]] = []
         for place, stride in places:
             for digit in reversed(place):
@@ -62,6 +74,10 @@ class ViewLowering(RowLowering):
                 joined[-1] = Digit(last.of, last.stride, dims.mul(last.size, digit.size), last.total), step
             else:
                 joined.append((digit, stride))
+        return joined
+
+    def offset(self, joined: Joined) -> str:
+        """C++ of the sum of digits times strides."""
         terms = [
             self.digit(d) if stride == 1 else f"{self.digit(d)} * {factor(self.text(stride))}"
             for d, stride in reversed(joined)
@@ -69,7 +85,8 @@ class ViewLowering(RowLowering):
         return " + ".join(terms)
 
     def inside(self, span: Span) -> str:
-        place = factor(self.offset([(span.place, 1)]) or "0")
+        self.tested.append(self.joined([(span.place, 1)]))
+        place = factor(self.offset(self.tested[-1]) or "0")
         bounds = [] if span.start is None else [f"{place} >= {self.text(span.start)}"]
         bounds += [] if span.stop is None else [f"{place} < {self.text(span.stop)}"]
         return " && ".join(bounds)
@@ -82,9 +99,11 @@ class ViewLowering(RowLowering):
         for size in reversed(node.type.shape):
             strides.insert(0, stride)
             stride = dims.mul(stride, size)
-        index = self.offset(list(zip(places, strides, strict=True))) or "0"
+        joined = self.joined(list(zip(places, strides, strict=True)))
+        index = self.offset(joined) or "0"
         key = (arg.name, f"{guard} ? {index}")
         if key not in self.operands:
+            self.digits[f"v{len(self.operands)}_{arg.name}"] = joined
             self.operands[key] = Operand(
                 name=f"v{len(self.operands)}_{arg.name}",
                 arg=arg.name,
@@ -135,12 +154,48 @@ class ViewLowering(RowLowering):
         value = self.reference(self.values[output.node])
         return Store(output=output.name, value=value, index="index", per_element=True, like_source=True)
 
+    # --- runs -----------------------------------------------------------------------------------
+
+    def run(self) -> Dim | None:
+        """The length of runs of the result whose elements differ in how far along the run they are, and in no more."""
+        last = [digit.size for joined in self.digits.values() for digit, _ in joined if _runs(digit)]
+        fixed = [digit for joined in self.digits.values() for digit, _ in joined if not _runs(digit)]
+        fixed += [digit for joined in self.tested for digit, _ in joined]
+        strides = set[Dim]()
+        while fixed:
+            digit = fixed.pop()
+            if digit.of is None:
+                strides.add(digit.stride)
+            else:
+                fixed += [own for own, _ in self.joined([(digit.of.place, 1)])]
+        lengths = {*last, *strides}
+        run = min(lengths, key=lambda size: dims.numel((size,), self.body.sizes), default=1)
+        whole = all(dims.exact_quotient(length, run) is not None for length in lengths)
+        return run if whole and not (isinstance(run, int) and run % WIDE) else None
+
+    def steps(self) -> dict[str, str]:
+        """By operand, C++ of the distance of neighbours in a run."""
+        found = dict.fromkeys(self.digits, "0")
+        for name, joined in self.digits.items():
+            found |= {name: self.text(stride) for digit, stride in joined if _runs(digit)}
+        return found
+
+
+def _runs(digit: Digit) -> bool:
+    """True for the digit that goes from one element of the result to the next."""
+    return digit.of is None and digit.stride == 1
+
 
 def plan(region: Region, name: str) -> KernelPlan:
     """The plan of a region that ``viewspace.takes``."""
     result = region.body.node(region.body.outputs[0])
     space = RowSpace(result.type.shape, result.name, (), {})
-    rows = region.lower(space, Style("{}", "{}", outer="index"), "index", ViewLowering)
+    lowering = ViewLowering(region.head, space, region.args, region.sizes, Style("{}", "{}", outer="index"), "index")
+    rows = lowering.program(region.outputs)
+    run = lowering.run()
+    if run is not None:
+        steps = lowering.steps()
+        rows = rows.replace(operands=tuple(o.replace(step=steps[o.name]) for o in rows.operands))
     elements = dims.product(result.type.shape)
     counts = {dims.product(arg.type.shape): arg.type.shape for arg in region.args.values()}
     more = [shape for count, shape in counts.items() if dims.exact_quotient(elements, count) is None]
@@ -148,6 +203,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         elements=region.sizes.product(result.type.shape),
         vector_args=tuple(o.arg for o in rows.operands if o.index == "index" and not o.guard),
         reach=tuple(map(region.sizes.product, more)),
+        run=None if run is None else region.sizes.local(run),
         rows=rows,
     )
     return region.plan(f"{name}_pointwise", detail)

@@ -23,6 +23,9 @@ class PointwisePlan(Frozen):
     vector_args: tuple[str, ...] = ()
     reach: tuple[Dim, ...] = ()
     """Element counts of operands that may have more than the result."""
+    run: Dim | None = None
+    """Elements of the result, from every multiple of it on, between which positions and conditions are the same and
+    operands lie ``step`` apart."""
     rows: RowProgram
 
 
