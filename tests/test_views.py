@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import dims, interpret
+from fusegen import contractions, dims, direct, interpret
 from fusegen.compiler import Compiled, compile_file
 from fusegen.plan.details import PointwisePlan
 from fusegen.plan.types import EagerStep, KernelStep
@@ -61,6 +61,46 @@ def test_what_a_heavy_kernel_can_do_stays_with_it(tmp_path: Path) -> None:
     """The activation belongs to the pooling's kernel; joining its results writes them once more at most."""
     body = "return torch.cat([torch.tanh(F.max_pool2d(x, 2)), F.avg_pool2d(x, 2)], 1)"
     assert kinds(compiled(tmp_path, body)) == ["pool", "pool", "torch"]
+
+
+def test_the_bias_of_a_librarys_convolution_goes_with_what_joins_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own, it would be a pass more: the library adds it after its products."""
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(direct, "takes", lambda *_: False)
+    path = write(
+        tmp_path,
+        "return torch.cat([self.a(x), self.b(x), x], 1)",
+        "self.a = nn.Conv2d(6, 32, 3, padding=1)\nself.b = nn.Conv2d(6, 32, 1)",
+        "torch.rand(4, 6, 10, 8)",
+    )
+    found = compile_file(path)
+    assert kinds(found) == ["torch", "torch", "pointwise"]
+    texts = [step.expr for step in found.program.steps if isinstance(step, EagerStep)]
+    assert all("bias" not in text for text in texts)
+
+
+def runs(found: Compiled) -> object:
+    (plan,) = steps(found, PointwisePlan)
+    assert isinstance(plan.detail, PointwisePlan)
+    return plan.detail.run
+
+
+@pytest.mark.parametrize(
+    ("body", "run"),
+    [
+        ("return torch.cat([x * 2, torch.tanh(x)], 1)", "height*width"),
+        ("return torch.cat([x * 2, (x[:, :, :1] * self.p).expand_as(x)], 1)", "width"),
+        ("return torch.cat([x, x * 2], 3)", None),  # where a part ends is no multiple of anything
+        ("return (x.relu() + x[:, :, :1, :1] * self.p) * x[:1, :1]", "height*width"),
+        ("return torch.cat([x.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1) * 2], 1)", "channels"),
+        ("return torch.cat([x[..., 1:], x[..., 1:] * 2], 1)", None),
+    ],
+)
+def test_runs(body: str, run: str | None, tmp_path: Path) -> None:
+    """Between their multiples, positions are computed once for several elements."""
+    assert runs(compiled(tmp_path, body)) == run
 
 
 def test_a_bias_behind_which_the_result_is_regrouped_goes_with_the_product(tmp_path: Path) -> None:

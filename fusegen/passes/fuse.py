@@ -126,7 +126,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         if more != unit:
             candidates.append(group.plus(more))
         for candidate in candidates:
-            reason = _refusal(grouping, candidate, machine) or _left_behind(grouping, candidate, unit, free)
+            reason = _refusal(grouping, candidate, machine) or _left_behind(grouping, candidate, unit, free, machine)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:
@@ -140,8 +140,11 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
     return _absorb(grouping, group, free, machine)
 
 
-def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]) -> str | None:
-    """Why elementwise work before a view stays out of the kernel behind it, or None: its data's kernel takes it."""
+def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine) -> str | None:
+    """Why elementwise work before a view stays out of the kernel behind it, or None: its data's kernel takes it.
+
+    The library adds a bias to a convolution in a pass of its own, and so takes none; to a product it does at once.
+    """
     heads = (ConvOp, MatmulOp, ReduceOp, SoftmaxOp, *_POOLS)
     if not viewspace.takes(grouping.body(group)[0]):
         return None
@@ -150,7 +153,10 @@ def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str
         for name in grouping.by_name[pending.pop()].inputs:
             if name not in free or name in seen or not set(grouping.users[name]) <= seen:
                 continue
-            if isinstance(grouping.by_name[name].op, heads):
+            if isinstance(grouping.by_name[name].op, ConvOp):
+                if _refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
+                    return f"the kernel of {name} takes it"
+            elif isinstance(grouping.by_name[name].op, heads):
                 return f"the kernel of {name} takes it"
             if isinstance(grouping.by_name[name].op, (PointwiseOp, ReshapeOp)):
                 seen.add(name)
