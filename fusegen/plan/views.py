@@ -175,10 +175,8 @@ class ViewLowering(RowLowering):
 
     def steps(self) -> dict[str, str]:
         """By operand, C++ of the distance of neighbours in a run."""
-        found = dict.fromkeys(self.digits, "0")
-        for name, joined in self.digits.items():
-            found |= {name: self.text(stride) for digit, stride in joined if _runs(digit)}
-        return found
+        along = {name: [stride for digit, stride in joined if _runs(digit)] for name, joined in self.digits.items()}
+        return {name: " + ".join(map(self.text, strides)) or "0" for name, strides in along.items()}
 
 
 def _runs(digit: Digit) -> bool:
