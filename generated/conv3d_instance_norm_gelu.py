@@ -1331,7 +1331,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -1394,7 +1394,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -1794,18 +1794,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_66f682a6a77a724c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_430b4df303a73d9b, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_66f682a6a77a724c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_430b4df303a73d9b, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_66f682a6a77a724c"
+_fusegen_NAMESPACE = "fusegen_430b4df303a73d9b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

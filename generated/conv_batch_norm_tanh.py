@@ -2876,7 +2876,7 @@ class _fusegen_Function(_fusegen_torch.autograd.Function):
     @staticmethod
     def forward(ctx, module, x0, p0, p1, p2, p3, p4, p5, p6):
         ctx.module = module
-        ctx.save_for_backward(x0, p0, p1, p2, p3, p4.clone(), p5.clone(), p6.clone())
+        ctx.save_for_backward(x0, p0, p1, p2, p3, p4.data, p5.data, p6.data)
         return _fusegen_fused(_fusegen_calls, x0, p0, p1, p2, p3, p4, p5, p6)
 
     @staticmethod

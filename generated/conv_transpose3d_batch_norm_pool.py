@@ -2386,7 +2386,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -2450,7 +2450,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -2514,7 +2514,7 @@ __device__ __forceinline__ void sweep_2(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -3096,18 +3096,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_288ae05104a29426, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ef1beace7e088152, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_288ae05104a29426, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ef1beace7e088152, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_288ae05104a29426"
+_fusegen_NAMESPACE = "fusegen_ef1beace7e088152"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -3503,7 +3503,7 @@ class _fusegen_Function(_fusegen_torch.autograd.Function):
     @staticmethod
     def forward(ctx, module, x0, p0, p1, p2, p3, p4, p5, p6):
         ctx.module = module
-        ctx.save_for_backward(x0, p0, p1, p2, p3, p4.clone(), p5.clone(), p6.clone())
+        ctx.save_for_backward(x0, p0, p1, p2, p3, p4.data, p5.data, p6.data)
         return _fusegen_fused(_fusegen_calls, x0, p0, p1, p2, p3, p4, p5, p6)
 
     @staticmethod

@@ -432,7 +432,6 @@ __device__ __forceinline__ bool meets(const int (&phase)[3], int tap, Tap& found
 }
 
 __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
-    await_previous();
     extern __shared__ float4 memory[];
     float* const shared = reinterpret_cast<float*>(memory);   // of a stage: weights [CHUNK][OUT_TILE], inputs [CHUNK][AT_TILE]
     __shared__ Tap taps[TAPS];
@@ -454,7 +453,6 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
     for (int a = 0; a < 3; ++a) count[a] = (args.out[a] - phase[a] + phases_of(a) - 1) / phases_of(a);
     const int positions = count[0] * count[1] * count[2];
-    if (tile * AT_TILE >= positions) return;
     Tap own;
     for (int k = 0; k < TAPS; ++k) {
         if (thread == k && meets(phase, k, own)) taps[tap_count] = own;
@@ -468,9 +466,9 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     };
     // What a thread copies: one column of either, every so many products.
     const int column = thread % AT_TILE, output = thread % OUT_TILE;
-    int at[3];
+    int at[3] = {};
     const bool any = tile * AT_TILE + column < positions;
-    place(any ? tile * AT_TILE + column : 0, at);
+    if (any) place(tile * AT_TILE + column, at);
     constexpr int STEP[3] = {TRANSPOSED ? 1 : stride_of(0), TRANSPOSED ? 1 : stride_of(1), TRANSPOSED ? 1 : stride_of(2)};
 #pragma unroll
     for (int a = 0; a < 3; ++a) at[a] *= STEP[a];
@@ -499,6 +497,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     };
     const int share = thread / SHARE, lane = thread % SHARE % (AT_TILE / ATS), quad = thread % SHARE / (AT_TILE / ATS);
     float sums[OUTS][ATS] = {};
+    await_previous();   // where everything is, is known by then
+    if (tile * AT_TILE >= positions) return;
     fetch(0, shared);
     for (int first = 0; first < INPUTS; first += CHANNELS) {
         const float* const weights = shared + first / CHANNELS % STAGES * STAGE + quad * OUTS;
@@ -702,18 +702,18 @@ Tensor call_k1_conv_plain(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_170368f2fadca26d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0e306a87f910684d, m) {
     m.def("k0_axis_sum(Tensor x0, Tensor p0) -> (Tensor, Tensor)");
     m.def("k1_conv_plain(Tensor p0, Tensor x0, Tensor x1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_170368f2fadca26d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0e306a87f910684d, CUDA, m) {
     m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
     m.impl("k1_conv_plain", TORCH_BOX(&call_k1_conv_plain));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_170368f2fadca26d"
+_fusegen_NAMESPACE = "fusegen_0e306a87f910684d"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

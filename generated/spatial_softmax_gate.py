@@ -522,7 +522,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -582,7 +582,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    constexpr bool IN_SHARED = !IN_MEMORY && !STRIDED && !P::RAGGED;
+    constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
     for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
         const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
         if (k + REACH < steps && at.whole(args, first, first + REACH)) {
@@ -943,16 +943,16 @@ Tensor call_k0_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7b2d3a862d7d5fe4, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bab22635b0a80b08, m) {
     m.def("k0_row_stream(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7b2d3a862d7d5fe4, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_bab22635b0a80b08, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7b2d3a862d7d5fe4"
+_fusegen_NAMESPACE = "fusegen_bab22635b0a80b08"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

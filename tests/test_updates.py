@@ -99,3 +99,25 @@ def test_the_kernels_own_text_updates_them(body: str, init: str, tmp_path: Path)
         with torch.no_grad():
             torch.testing.assert_close(played(x), reference(x), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(played.model.state_dict(), reference.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("body", "copies"),
+    [("return self.n(x).relu()", 0), ("y = self.n(x)\nreturn y * self.n.running_mean.sum()", 1)],
+)
+def test_what_no_result_depends_on_is_not_copied_for_the_gradient(body: str, copies: int, tmp_path: Path) -> None:
+    path = write(tmp_path, body, NORM)
+    compiled = compile_file(path)
+    (line,) = [line for line in compiled.source.splitlines() if "save_for_backward(" in line]
+    assert line.count(".clone()") == copies
+    torch.manual_seed(0)
+    reference, model = reference_from(path.read_text()).Model(), simulated(compiled).ModelNew()
+    model.load_state_dict(reference.state_dict())
+    for _ in range(2):
+        mine, theirs = (torch.ones(4, 3, 6, 5).cumsum(3).requires_grad_() for _ in range(2))
+        for module, own in ((model, mine), (reference, theirs)):
+            loss = module(own).square().sum()
+            module(own.detach())  # the state moves on before the gradient is asked for
+            loss.backward()
+        torch.testing.assert_close(mine.grad, theirs.grad)
+        torch.testing.assert_close(model.state_dict(), reference.state_dict())

@@ -21,7 +21,7 @@ from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
 from fusegen.interpret import bound_sizes, is_random
-from fusegen.ir import ConstOp, DType, Graph
+from fusegen.ir import ConstOp, DType, Graph, ParamOp
 from fusegen.literals import hex_float
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
@@ -215,6 +215,15 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     return [*sizes, *constants, *lines, *updates, f"return {results}{comma}"]
 
 
+def _paths_behind_outputs(graph: Graph) -> set[str]:
+    """The parameters and buffers that some output depends on: updates of the others have no part in a gradient."""
+    live = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        if node.name in live:
+            live |= set(node.inputs)
+    return {node.op.path for node in graph.params if isinstance(node.op, ParamOp) and node.name in live}
+
+
 def _split_parameters(carried: CarriedModel, count: int) -> tuple[list[str], list[ForwardParameter]]:
     """(expressions of the tensor inputs in ``forward``, its other parameters)."""
     plain = [p for p in _positional(carried) if p.given is None]
@@ -301,7 +310,9 @@ def render(
     named = {name for step in program.steps for name in step.inputs} | set(graph.results)
     read = {getattr(n.op, "path", None) for n in graph.params if n.name in named} | set(updated)
     fused = [o for o in operands if o.path is None or o.path in read]
-    saved = [f"{o.variable}.clone()" if o.path in updated else o.variable for o in operands]
+    reaching = _paths_behind_outputs(program.before)
+    kept = dict.fromkeys(updated, "data") | dict.fromkeys(reaching.intersection(updated), "clone()")
+    saved = [f"{o.variable}.{kept[o.path]}" if o.path in kept else o.variable for o in operands]
     body = _body(program, operands)
     called = {name for line in body for name in re.findall(r"\w+", line)}
     called |= {"_fusegen_tf32_conv"} if "_fusegen_rounds" in called else set()
