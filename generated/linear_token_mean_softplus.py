@@ -435,7 +435,7 @@ constexpr int CHUNKS = (INPUTS + CHUNK - 1) / CHUNK;
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP, COPIERS = THREADS;
 constexpr int PITCH = FEATURES + 4;             // of a staged row: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
-constexpr int AT_ONCE = 4;                      // rows whose parts a warp adds up side by side
+[[maybe_unused]] constexpr int AT_ONCE = 4;                      // rows whose parts a warp adds up side by side
 constexpr int RESIDENT = 2;                     // blocks of a multiprocessor
 constexpr int MOST_SPLITS = ROWS < 64 ? ROWS / WARPS : 8;   // blocks of a cluster
 constexpr int STAGES = 2, SUMS = ROWS / 2;
@@ -1249,18 +1249,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fa81ec152e017a86, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_89de14facb035365, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fa81ec152e017a86, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_89de14facb035365, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fa81ec152e017a86"
+_fusegen_NAMESPACE = "fusegen_89de14facb035365"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
