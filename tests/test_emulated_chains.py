@@ -13,6 +13,7 @@ from fusegen.compiler import compile_file
 from fusegen.trace import load_model_file
 from tests.chains import chain
 from tests.emulated.programs import OnTheCPU
+from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
 CHAINS, BATCHES = 48, 12
@@ -23,6 +24,14 @@ def test_kernels_agree_with_float64(batch: int, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("FUSEGEN_STRICT", "1")
     for seed in range(2000 + batch, 2000 + CHAINS, BATCHES):
         check(seed, tmp_path)
+
+
+def test_an_only_output_channel(tmp_path: Path) -> None:
+    body = "y = self.m(x)\nreturn y.mean((2, 3)) * self.p + 1, y.sum((2, 3)).prod(0)"
+    init = "self.m = nn.ConvTranspose2d(8, 1, 4, 1, 1)\nself.p = nn.Parameter(torch.randn(1, 1))"
+    path = write(tmp_path, body, init, "torch.rand(2, 8, 5, 6)")
+    y, total = OnTheCPU(compile_file(path), "generated_channel", tmp_path)(torch.rand(3, 8, 5, 6))
+    assert (y.shape, total.shape) == ((3, 1), (1,))
 
 
 def check(seed: int, folder: Path) -> None:

@@ -62,6 +62,7 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
     batch = region.sizes.local(x.type.shape[0])
     outer_windows = len(first.windows) * len(middle.windows)
     positions = (windows.output_size(conv, kernel, axis, present[axis].size) for axis in range(conv.rank))
+    own = "{}[j]" if outputs > 1 else "{}[0]"  # the only output of a sample is its row's value, too
     detail = WindowSumPlan(
         transposed=conv.transposed,
         mean=sums.op.mean,
@@ -77,7 +78,7 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
         threads=_THREADS,
         min_blocks=2 if outer_windows <= 2 else 1,  # 64 registers a thread hold two outer windows
         unroll=_unroll(region.body.shape(x.name)[2:]) if 2 < outer_windows <= 4 else 4,
-        rows=region.lower(with_rows(region.space, (1,)), Style("{}[j]", "{}", "{}[j]"), "v"),
+        rows=region.lower(with_rows(region.space, (1,)), Style(own, "{}", own), "v"),
     )
     return region.plan(f"{name}_window_sum", detail, counters=batch, workspace=True)
 
