@@ -30,13 +30,16 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
 SPLIT = 3
 """Tensor-core products of an fp32-accurate one (high by high, high by low, low by high)."""
 _RESIDENT = 2
-"""Blocks of the portable kernels on a multiprocessor."""
+"""Blocks of the portable kernels on a multiprocessor, with many outputs."""
 _BLOCK_SECONDS = 2e-6
 """Start and end of such a block, where nothing hides them."""
 _PLAIN = 0.85
 """Share of the rate that is left where an element of x takes part in few products."""
 _LOAD_SECONDS = 2e-6
 """What it takes in full fp32 for every load of its input but the first: to arrive and to be split."""
+_SLICE_SECONDS, _WORD_FLOPS = 5e-7, 25
+"""Of few outputs, whose products are no limit: a slice of weights, which all warps of a block wait for, and a word of x
+as operations of plain fp32."""
 _LIBRARY_PASSES = {True: 2.8, False: 1.2}
 """In TF32 or fp32: times over that cuDNN moves input and result (H200, NCHW). It transposes both for TF32."""
 _LIBRARY_FP32 = 0.65
@@ -61,30 +64,34 @@ LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
 
 
-def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
+def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine, merge: bool = True) -> float:
     """Expected time of the mma.sync kernel at the traced sizes, its epilogue for free. It must fit."""
     split = not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
-    shape, block_seconds = body.shape(node.name), _BLOCK_SECONDS
+    shape, block_seconds, resident, loaded = body.shape(node.name), _BLOCK_SECONDS, _RESIDENT, 0
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
         inputs, outputs = ops.group_channels(node.op, x, w)
-        tiling = tile_conv(node.op, ops.kernel_size(w), inputs, outputs, whole)
-        phases = tiling.grid_phases * tiling.interleaved
+        tiling = tile_conv(node.op, ops.kernel_size(w), inputs, outputs, whole, merge)
         blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
-        blocks *= ceil(prod(shape[2:]) / phases / tiling.positions(split))
+        blocks *= ceil(prod(shape[2:]) / tiling.grid_phases / tiling.phases / tiling.positions(split))
         block_flops = tiling.block_flops(split)
         block_seconds += (tiling.loads - 1) * _LOAD_SECONDS if split else 0.0
+        if not split and (outputs < LEAST_OUTPUTS or max(tiling.merged) > 1):
+            own = tiling.shape(split)
+            resident, loaded = own.resident, blocks * tiling.loads * tiling.chunk * own.plane
+            block_seconds += own.first_slices[-1] / tiling.grid_phases * _SLICE_SECONDS
     else:
         length, features = body.shape(node.inputs[0])[-1], shape[-1]
         rows, columns = tile_matmul(features, whole).tile
         batches = prod(shape[:-2]) if body.node(node.inputs[1]).type.rank > 2 else 1
         blocks = batches * ceil(prod(shape[:-1]) / batches / rows) * ceil(features / columns)
         block_flops = 6.0 * rows * columns * length
-    slots = machine.multiprocessors * _RESIDENT
+    slots = machine.multiprocessors * resident
     waves = ceil(blocks / slots)
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*node.inputs, node.name))
     rate = machine.mma_flops * (1.0 if split else _PLAIN)
-    return waves * (block_flops * slots / rate + block_seconds) + moved / machine.bandwidth
+    seconds = waves * (block_flops * slots / rate + block_seconds) + moved / machine.bandwidth
+    return seconds + loaded * _WORD_FLOPS / machine.flops
 
 
 def plain_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:

@@ -104,7 +104,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     except TooLarge as error:
         return str(error)
     result, pooled = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (conv, parts.pool))
-    portable = contractions.portable_seconds(body, conv, False, machine)
+    portable = contractions.portable_seconds(body, conv, False, machine, merge=False)
     if parts.by_phases:
         if channels[1] < contractions.LEAST_OUTPUTS:
             return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"

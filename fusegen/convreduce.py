@@ -147,7 +147,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     if dims.numel(conv.type.shape[2:], body.sizes) < LEAST_POSITIONS:
         return f"samples of fewer than {LEAST_POSITIONS} positions"
     result = 4 * dims.numel(conv.type.shape, body.sizes) / machine.bandwidth
-    portable = contractions.portable_seconds(body, conv, False, machine) + (_PORTABLE - 1) * result
+    portable = contractions.portable_seconds(body, conv, False, machine, merge=False) + (_PORTABLE - 1) * result
     asynchronous = contractions.asynchronous_seconds(body, conv, machine)
     here = min(portable, asynchronous + (_EPILOGUE[parts.moments] - hopper.STORE) * result) + machine.launch
     apart = contractions.kernel_seconds(body, conv, False, machine) + result + machine.launch

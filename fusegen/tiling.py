@@ -48,6 +48,8 @@ class ConvTiling(Frozen):
     """Blocks, warps and the order of products of the portable convolution kernel."""
 
     axes: tuple[TilingAxis, TilingAxis, TilingAxis]
+    merged: tuple[int, int, int]
+    """Output phases along each axis that are rows of the products beside the channels."""
     interleaved: int
     """Output phases along the width that one block computes."""
     width_origin: int
@@ -88,8 +90,13 @@ class ConvTiling(Frozen):
     def grid_phases(self) -> int:
         return len(self.plain.first_slices) - 1
 
+    @property
+    def phases(self) -> int:
+        """Outputs of a channel for each of a block's positions."""
+        return self.interleaved * prod(self.merged)
+
     def positions(self, split: bool) -> int:
-        """Output positions of a block, per phase of the width."""
+        """Output positions of a block, for each of its phases."""
         return self.warps_p * 8 * self.shape(split).tiles_p
 
     def block_flops(self, split: bool) -> float:
@@ -106,10 +113,12 @@ _WARPS = 4
 """Of a block; several share a multiprocessor, so that one computes while another loads or stores."""
 _WARP_TILES = 8
 """Fragments of eight positions in a warp, over all phases of a block."""
-_SPLIT_RESIDENT = {1: 4, 2: 3, 3: 3, 4: 2}
-"""Blocks of a multiprocessor in full fp32, by the fragments of outputs in a warp: as many as registers allow."""
+_RESIDENT = {False: {1: 4, 2: 3, 3: 2, 4: 2}, True: {1: 4, 2: 3, 3: 3, 4: 2}}
+"""Blocks of a multiprocessor, in full fp32 or not, by the fragments of outputs in a warp: as registers allow."""
 _OUTPUT_TILES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (4, 3), (4, 4))
 """(warps, fragments of 16 outputs in each) along the outputs."""
+_MOST_MERGED = 64
+"""Rows that channels and phases of a transposed convolution may make together."""
 _CANDIDATES = 3
 """Tiles along the outputs, and depths for each, that a measurement may choose from."""
 
@@ -139,6 +148,12 @@ class _Taps:
     def most(self) -> int:
         """Taps of the phase that has most."""
         return max(map(len, self.offsets))
+
+    def merged(self) -> _Taps:
+        """All that any phase meets, as the taps of a convolution of stride 1."""
+        every = sorted({offset for offsets in self.offsets for offset in offsets})
+        step = gcd(*(offset - every[0] for offset in every)) or 1
+        return _Taps((every[-1] - every[0]) // step + 1, 1, -every[0], step, False)
 
     def tiled(self, *, alone: bool = False, width: bool = False, interleaved: bool = False) -> TilingAxis:
         row = 1 if width else self.step if alone or self.most == 1 else gcd(self.step, self.spread)
@@ -206,53 +221,84 @@ def _k_steps(steps: list[int], affine: bool, tile: int, split: bool) -> int:
     if split:  # a product of halves takes two groups
         choices = range(2, max(2, min(12, 6144 // (8 * tile))) + 1, 2)
     else:
-        choices = range(1, max(1, min(8, 4096 // (8 * tile))) + 1)
+        choices = range(1, max(1, min(max(8, 256 // tile), 512 // tile)) + 1)
         if affine:
             common = gcd(*steps)
             return max(k for k in choices if common % k == 0)
     return min(choices, key=lambda k: sum(ceil(s / k) * (k + 0.5) for s in steps))
 
 
-def tile_conv(conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool) -> ConvTiling:
+def tile_conv(
+    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool, merge: bool = False
+) -> ConvTiling:
     """The tiling of a convolution with ``channels`` -> ``outputs`` per group. Raises ``TooLarge``.
 
-    ``whole``: a block holds every output channel of its positions, for a reduction over them.
+    ``whole``: a block holds every output channel of its positions, for a reduction over them. ``merge``: phases of a
+    transposed convolution may be rows of the products, as channels are.
     """
-    return _conv_tilings(conv, kernel, channels, outputs, whole, 1)[0]
+    return _conv_tilings(conv, kernel, channels, outputs, whole, merge, 1)[0]
 
 
 def conv_tilings(
-    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool
+    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool, merge: bool = False
 ) -> dict[str, ConvTiling]:
     """Candidates by what is particular to them, ``tile_conv``'s first. Raises ``TooLarge``."""
     found: dict[str, ConvTiling] = {}
-    for tiling in _conv_tilings(conv, kernel, channels, outputs, whole, _CANDIDATES):
+    for tiling in _conv_tilings(conv, kernel, channels, outputs, whole, merge, _CANDIDATES):
         found.setdefault(f"{tiling.output_tile} channels, {tiling.chunk} deep", tiling)
     return found
 
 
 def _conv_tilings(
-    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool, most: int
+    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool, merge: bool, most: int
 ) -> list[ConvTiling]:
     """Those that fit, best first, up to ``most`` for each of as many tiles. Raises ``TooLarge`` where none does."""
     axes = list(zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True))
     taps = tuple(_Taps(*axis, conv.transposed) for axis in [(1, 1, 0, 1)] * (3 - conv.rank) + axes)
+    phases = tuple(axis.phases for axis in taps)
+    if merge and not whole and _merges(taps, outputs):
+        together = tuple(axis.merged() for axis in taps)
+        tiles = _output_tiles(outputs * prod(phases), True)[:1]
+        if found := _fitting(together, conv.rank, channels, tiles, most, phases):
+            return found
+    found = _fitting(taps, conv.rank, channels, _output_tiles(outputs, whole)[:most], most)
+    if not found:
+        raise TooLarge("the input that a few output positions meet does not fit into shared memory")
+    return found
+
+
+def _merges(taps: tuple[_Taps, ...], outputs: int) -> bool:
+    """Whether the phases of a few ``outputs`` are computed together: no more products, padding included."""
+    phases = prod(axis.phases for axis in taps)
+    if phases == 1 or outputs * phases > _MOST_MERGED:
+        return False
+    apart = ceil(outputs / 16) * prod(sum(map(len, axis.offsets)) for axis in taps)
+    return ceil(outputs * phases / 16) * prod(axis.merged().kernel for axis in taps) <= apart
+
+
+def _fitting(
+    taps: tuple[_Taps, ...],
+    rank: int,
+    channels: int,
+    tiles: list[tuple[int, int]],
+    most: int,
+    merged: tuple[int, ...] = (1, 1, 1),
+) -> list[ConvTiling]:
+    """Tilings that fit, up to ``most`` for each of the ``tiles`` along the outputs."""
     # Taps far apart have a load of x each: rows between them are not read.
     apart = tuple(axis.most > 1 and axis.spread // gcd(axis.step, axis.spread) > _FAR for axis in taps[:2])
     candidates = list(_chunks(channels))
     found: list[ConvTiling] = []
-    for warps_o, tiles_o in _output_tiles(outputs, whole)[:most]:
+    for warps_o, tiles_o in tiles:
         for nominal, chunks in ((True, candidates), (False, candidates[::-1])):
             fitters = (
-                _Fitter(taps, (alone[0], alone[1]), conv.rank, channels, warps_o, tiles_o)
+                _Fitter(taps, (alone[0], alone[1]), rank, channels, warps_o, tiles_o, merged)
                 for alone in dict.fromkeys((apart, (True, True)))
             )
             fits = (fitter.fit(chunk, affine, nominal) for fitter in fitters for chunk, affine in chunks)
             if of_tile := list(islice(filter(None, fits), most)):
                 found += of_tile
                 break
-    if not found:
-        raise TooLarge("the input that a few output positions meet does not fit into shared memory")
     return found
 
 
@@ -266,6 +312,7 @@ class _Fitter:
     channels: int
     warps_o: int
     tiles_o: int
+    merged: tuple[int, ...]
 
     @property
     def interleaved(self) -> int:
@@ -323,6 +370,7 @@ class _Fitter:
             return None
         return ConvTiling(
             axes=self.axes,
+            merged=(self.merged[0], self.merged[1], self.merged[2]),
             interleaved=self.interleaved,
             width_origin=min(min(offsets) for offsets in self.taps[2].offsets if offsets),
             chunk=chunk,
@@ -339,7 +387,7 @@ class _Fitter:
         self, words: _Words, k_steps: int, first_slices: tuple[int, ...], split: bool, nominal: bool
     ) -> TilingShape | None:
         tiles_p = max(1, _WARP_TILES // self.interleaved)
-        choices = range(_SPLIT_RESIDENT[self.tiles_o] if split else 2, 1, -1)
+        choices = range(_RESIDENT[split][self.tiles_o], 1, -1)
         shapes = (self._fitted(words, k_steps, first_slices, tiles_p, resident, nominal) for resident in choices)
         return next((shape for shape in shapes if shape), None)
 

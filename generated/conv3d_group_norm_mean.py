@@ -407,10 +407,10 @@ struct Shape {
     static constexpr int TILES_P = SPLIT ? 8 : 8;   // fragments of 8 positions in a warp, per phase
     static constexpr int POSITIONS = WARPS_P * TILES_P * 8;   // of a block, per phase
     static constexpr int COLUMNS = POSITIONS * INTERLEAVED;   // outputs of a channel in a block
-    static constexpr int RESIDENT = SPLIT ? 3 : 2;   // blocks of a multiprocessor
+    static constexpr int RESIDENT = SPLIT ? 3 : 3;   // blocks of a multiprocessor
     static constexpr int STAGES = SPLIT ? 3 : 3;    // slices in flight
     static constexpr int SLOTS = SPLIT ? 2 : 2;     // loads of x in flight
-    static constexpr int PLANE = SPLIT ? 1080 : 1224;   // words, 8 modulo 16: fragments read without bank conflicts
+    static constexpr int PLANE = SPLIT ? 1080 : 1160;   // words, 8 modulo 16: fragments read without bank conflicts
     static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
     static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
     static constexpr int REDUCED_WORDS = 0, RESULT_WORDS = THREADS / WARP * 16 * (TILES_P + 1) * 8 * INTERLEAVED;
@@ -548,8 +548,8 @@ __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Arg
 
     // The weight of an output of the tile in a product of the slice.
     auto weight = [&](int line, int k) {
-        const int output = output_tile * OUTPUT_TILE + line, product = step * S::K_STEPS * 8 + k;
-        const int tap = product / CHUNK, channel = first_channel + product % CHUNK;
+        const int product = step * S::K_STEPS * 8 + k, tap = product / CHUNK, channel = first_channel + product % CHUNK;
+        const int output = output_tile * OUTPUT_TILE + line;
         if (tap >= taps || channel >= CHANNELS || output >= OUTPUTS) return 0.0f;
         const int kw = Width::tap(width, tap % width_taps);
         const int kh = Height::tap(phase.height, height_part + tap / width_taps % phase.height_taps);
@@ -659,7 +659,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
 
     // Where the v-th vector of a plane lies in x, or -1 for one outside it.
     const int vector = args.aligned ? 4 : 1;
-    const int vectors = args.extent[0] * args.extent[1] * args.extent[2] / vector;
+    const int words = args.extent[0] * args.extent[1] * args.extent[2], vectors = words / vector;
     auto locate = [&](int v, int part) {
         const int row = v * vector / args.extent[2], layer = row / args.extent[1];
         const int d = box_d * Depth::STEP + layer * Depth::PITCH +
@@ -679,47 +679,42 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     auto load_inputs = [&](int chunk) {
         const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
         float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
+        auto copy = [&](auto width) {
+            constexpr int VEC = decltype(width)::value, STEP = THREADS / WARP / PLANE_WARPS;   // planes at a time
 #pragma unroll 1
-        for (int c = warp / PLANE_WARPS; c < PLANES; c += THREADS / WARP / PLANE_WARPS) {
-            const bool live = c < CHUNK && first_channel + c < CHANNELS;
-            const float* const from = x + (live ? (first_channel + c) * plane : 0);
-            float* const to = slot + c * S::PLANE;
-            auto copy = [&](auto width) {
-                constexpr int VEC = decltype(width)::value;
-#pragma unroll 1
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    const int at = TAP_BY_TAP ? locate(v, part) : located[v];
-                    copy_words<VEC>(to + v * VEC, from + max(at, 0), live && at >= 0);
+            for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
+                const int at = TAP_BY_TAP ? locate(v, part) : located[v];
+                const float* from = x + (first_channel + warp / PLANE_WARPS) * plane + max(at, 0);
+#pragma unroll
+                for (int i = 0; i < (PLANES + STEP - 1) / STEP; ++i, from += STEP * plane) {
+                    const int c = warp / PLANE_WARPS + i * STEP;
+                    const bool live = (PLANES == CHUNK || c < CHUNK) && (CHANNELS % CHUNK == 0 || first_channel + c < CHANNELS);
+                    if (PLANES % STEP == 0 || c < PLANES) copy_words<VEC>(slot + c * S::PLANE + v * VEC, live ? from : x, live && at >= 0);
                 }
-            };
-            if (args.aligned) copy(std::integral_constant<int, 4>());
-            else copy(std::integral_constant<int, 1>());
-        }
+            }
+        };
+        if (args.aligned) copy(std::integral_constant<int, 4>());
+        else copy(std::integral_constant<int, 1>());
     };
-    // Applies `change` to every VEC words that this thread has copied, which it sees before the others do.
+    // Applies `change` to all that has been copied, four words at a time.
     auto for_copied = [&](int chunk, auto change) {
         float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
 #pragma unroll 1
-        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS) {
-            auto visit = [&](auto width) {
-                constexpr int VEC = decltype(width)::value;
+        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS)
 #pragma unroll 2
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    float values[VEC];
-                    load_vector<VEC>(values, slot + c * S::PLANE + v * VEC);
-                    bool store = false;
+            for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < words / 4; v += PLANE_WARPS * WARP) {
+                float values[4];
+                load_vector<4>(values, slot + c * S::PLANE + v * 4);
+                bool store = false;
 #pragma unroll
-                    for (int i = 0; i < VEC; ++i) store = change(values[i]);
-                    if (store) store_vector<VEC>(slot + c * S::PLANE + v * VEC, values);
-                }
-            };
-            if (args.aligned) visit(std::integral_constant<int, 4>());
-            else visit(std::integral_constant<int, 1>());
-        }
+                for (int i = 0; i < 4; ++i) store = change(values[i]);
+                if (store) store_vector<4>(slot + c * S::PLANE + v * 4, values);
+            }
     };
     [[maybe_unused]] float inverse_x = 1.0f;   // one over the scale of x, of the current chunk
     __shared__ unsigned peaks[THREADS / WARP];
     auto convert_inputs = [&](int chunk) {
+        if (!args.aligned) __syncthreads();   // else a thread has copied itself what it changes
         if constexpr (SPLIT) {
             unsigned peak = 0;
             for_copied(chunk, [&](float v) { return peak = max(peak, finite_magnitude(v)), false; });
@@ -2032,7 +2027,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d3268c7876d091ad, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_23ab1e02b3275f3c, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -2040,7 +2035,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d3268c7876d091ad, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d3268c7876d091ad, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_23ab1e02b3275f3c, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2049,7 +2044,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_d3268c7876d091ad, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d3268c7876d091ad"
+_fusegen_NAMESPACE = "fusegen_23ab1e02b3275f3c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

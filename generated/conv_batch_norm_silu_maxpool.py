@@ -1426,8 +1426,8 @@ __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Arg
 
     // The weight of an output of the tile in a product of the slice.
     auto weight = [&](int line, int k) {
-        const int output = output_tile * OUTPUT_TILE + line, product = step * S::K_STEPS * 8 + k;
-        const int tap = product / CHUNK, channel = first_channel + product % CHUNK;
+        const int product = step * S::K_STEPS * 8 + k, tap = product / CHUNK, channel = first_channel + product % CHUNK;
+        const int output = output_tile * OUTPUT_TILE + line;
         if (tap >= taps || channel >= CHANNELS || output >= OUTPUTS) return 0.0f;
         const int kw = Width::tap(width, tap % width_taps);
         const int kh = Height::tap(phase.height, height_part + tap / width_taps % phase.height_taps);
@@ -1537,7 +1537,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
 
     // Where the v-th vector of a plane lies in x, or -1 for one outside it.
     const int vector = args.aligned ? 4 : 1;
-    const int vectors = args.extent[0] * args.extent[1] * args.extent[2] / vector;
+    const int words = args.extent[0] * args.extent[1] * args.extent[2], vectors = words / vector;
     auto locate = [&](int v, int part) {
         const int row = v * vector / args.extent[2], layer = row / args.extent[1];
         const int d = box_d * Depth::STEP + layer * Depth::PITCH +
@@ -1557,47 +1557,42 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     auto load_inputs = [&](int chunk) {
         const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
         float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
+        auto copy = [&](auto width) {
+            constexpr int VEC = decltype(width)::value, STEP = THREADS / WARP / PLANE_WARPS;   // planes at a time
 #pragma unroll 1
-        for (int c = warp / PLANE_WARPS; c < PLANES; c += THREADS / WARP / PLANE_WARPS) {
-            const bool live = c < CHUNK && first_channel + c < CHANNELS;
-            const float* const from = x + (live ? (first_channel + c) * plane : 0);
-            float* const to = slot + c * S::PLANE;
-            auto copy = [&](auto width) {
-                constexpr int VEC = decltype(width)::value;
-#pragma unroll 1
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    const int at = TAP_BY_TAP ? locate(v, part) : located[v];
-                    copy_words<VEC>(to + v * VEC, from + max(at, 0), live && at >= 0);
+            for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
+                const int at = TAP_BY_TAP ? locate(v, part) : located[v];
+                const float* from = x + (first_channel + warp / PLANE_WARPS) * plane + max(at, 0);
+#pragma unroll
+                for (int i = 0; i < (PLANES + STEP - 1) / STEP; ++i, from += STEP * plane) {
+                    const int c = warp / PLANE_WARPS + i * STEP;
+                    const bool live = (PLANES == CHUNK || c < CHUNK) && (CHANNELS % CHUNK == 0 || first_channel + c < CHANNELS);
+                    if (PLANES % STEP == 0 || c < PLANES) copy_words<VEC>(slot + c * S::PLANE + v * VEC, live ? from : x, live && at >= 0);
                 }
-            };
-            if (args.aligned) copy(std::integral_constant<int, 4>());
-            else copy(std::integral_constant<int, 1>());
-        }
+            }
+        };
+        if (args.aligned) copy(std::integral_constant<int, 4>());
+        else copy(std::integral_constant<int, 1>());
     };
-    // Applies `change` to every VEC words that this thread has copied, which it sees before the others do.
+    // Applies `change` to all that has been copied, four words at a time.
     auto for_copied = [&](int chunk, auto change) {
         float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
 #pragma unroll 1
-        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS) {
-            auto visit = [&](auto width) {
-                constexpr int VEC = decltype(width)::value;
+        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS)
 #pragma unroll 2
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    float values[VEC];
-                    load_vector<VEC>(values, slot + c * S::PLANE + v * VEC);
-                    bool store = false;
+            for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < words / 4; v += PLANE_WARPS * WARP) {
+                float values[4];
+                load_vector<4>(values, slot + c * S::PLANE + v * 4);
+                bool store = false;
 #pragma unroll
-                    for (int i = 0; i < VEC; ++i) store = change(values[i]);
-                    if (store) store_vector<VEC>(slot + c * S::PLANE + v * VEC, values);
-                }
-            };
-            if (args.aligned) visit(std::integral_constant<int, 4>());
-            else visit(std::integral_constant<int, 1>());
-        }
+                for (int i = 0; i < 4; ++i) store = change(values[i]);
+                if (store) store_vector<4>(slot + c * S::PLANE + v * 4, values);
+            }
     };
     [[maybe_unused]] float inverse_x = 1.0f;   // one over the scale of x, of the current chunk
     __shared__ unsigned peaks[THREADS / WARP];
     auto convert_inputs = [&](int chunk) {
+        if (!args.aligned) __syncthreads();   // else a thread has copied itself what it changes
         if constexpr (SPLIT) {
             unsigned peak = 0;
             for_copied(chunk, [&](float v) { return peak = max(peak, finite_magnitude(v)), false; });
@@ -2443,18 +2438,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_14d452cce8b7aafe, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_30427c2eba59faae, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_14d452cce8b7aafe, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_30427c2eba59faae, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_14d452cce8b7aafe"
+_fusegen_NAMESPACE = "fusegen_30427c2eba59faae"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

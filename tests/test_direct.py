@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import direct
+from fusegen import direct_tiles
 from fusegen.compiler import Compiled, compile_file
 from fusegen.ir import ConvOp
 from fusegen.plan.details import DirectConvPlan
@@ -115,10 +115,10 @@ def test_tiles_span_exactly_what_their_windows_read() -> None:
         op, kernel, lengths = random_conv(rng)
         outputs = rng.randint(1, 7)
         try:
-            found = direct.tiles(op, kernel, (rng.randint(1, 40), outputs), lengths, rng.choice((1, 1000)))
+            found = direct_tiles.tiles(op, kernel, (rng.randint(1, 40), outputs), lengths, rng.choice((1, 1000)))
         except NotFusable:
             continue
-        assert all(prod(tile.results) * tile.outputs <= direct.MAX_RESULTS for tile in found)
+        assert all(prod(tile.results) * tile.outputs <= direct_tiles.MAX_RESULTS for tile in found)
         assert all(1 <= tile.outputs <= outputs for tile in found)
         assert len({tile.ahead for tile in found}) == 1 or prod(kernel[:-1]) == 1  # the same bits by any access
         for tile, axis in product(found, range(op.rank)):
@@ -136,7 +136,7 @@ def test_tiles_span_exactly_what_their_windows_read() -> None:
                         reads |= set() if rest else {place}
                     else:
                         reads.add(r * op.stride[axis] + k * op.dilation[axis])
-                spanned = direct.Along.of(op, kernel, axis, phased).lines(results)
+                spanned = direct_tiles.Along.of(op, kernel, axis, phased).lines(results)
                 assert not reads or max(reads) - min(reads) < spanned
                 if not op.transposed:
                     assert max(reads) + 1 == spanned

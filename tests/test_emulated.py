@@ -50,6 +50,18 @@ MODELS = {
         "F.max_pool2d(self.m(x).abs(), 2)",
         (16, 6, 7),
     ),
+    "merged": ("nn.ConvTranspose2d(20, 3, 5, 2)", "self.m(x) * 2 + 1", (20, 6, 9)),
+    "merged_by_three": ("nn.ConvTranspose2d(16, 3, 3, 3, 2, 2, dilation=2)", "self.m(x).tanh()", (16, 5, 12)),
+    "merged_volume": ("nn.ConvTranspose3d(16, 3, 3, 2)", "F.hardswish(self.m(x))", (16, 3, 4, 5)),
+    "merged_groups": ("nn.ConvTranspose2d(32, 16, (3, 4), (3, 2), groups=2)", "self.m(x).abs() - 1", (32, 4, 5)),
+    "merged_idle_phases": (
+        "nn.ConvTranspose2d(16, 3, (2, 3), 2, (0, 1), 1, dilation=2)",
+        "self.m(x).relu()",
+        (16, 6, 8),
+    ),
+    "merged_far_taps": ("nn.ConvTranspose2d(16, 2, 3, 2, dilation=(20, 1))", "self.m(x).abs()", (16, 6, 7)),
+    "merged_of_places": ("nn.ConvTranspose2d(16, 3, 4, 2, 1, (0, 1))", "self.m(x) * self.p", (16, 9, 14)),
+    "merged_line": ("nn.ConvTranspose1d(3, 4, 7, 4, 2)", "self.m(x) * 3", (3, 37)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
 
@@ -73,6 +85,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert bool(kernel.detail.reduced) == name.startswith(("sums", "moments"))
     assert kernel.detail.moments == name.startswith("moments")
     assert (kernel.detail.pool is not None) == name.startswith("pooled")
+    assert (max(kernel.detail.tiling.merged) > 1) == name.startswith("merged")
 
     grown = (shape[0], *(size + 3 for size in shape[1:]))
     calls = [(shape, True), (shape, False)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import contractions
+from fusegen import contractions, direct, direct_tiles
 from fusegen.compiler import compile_file
 from fusegen.plan.details import DirectConvPlan
 from fusegen.trace import load_model_file
@@ -84,9 +84,30 @@ def test_random_transposed_convolutions_agree_with_float64(seed: int, tmp_path: 
 
 @pytest.mark.parametrize(
     ("module", "shape"),
-    [("nn.Conv1d(16, 16, 2, 3)", (16, 40)), ("nn.ConvTranspose2d(12, 3, 1, 3, 0, 2)", (12, 7, 9))],
+    [
+        ("nn.Conv1d(16, 16, 2, 3)", (16, 40)),
+        ("nn.ConvTranspose2d(12, 3, 1, 3, 0, 2)", (12, 7, 9)),
+        ("nn.Conv2d(130, 3, 3, 2, 1)", (130, 5, 8)),  # weights of several chunks, channels of several threads
+        ("nn.ConvTranspose3d(20, 3, 3, 2, 1, 1)", (20, 3, 4, 6)),
+        ("nn.ConvTranspose1d(40, 1, 9, 16, 1, 3)", (40, 21)),
+    ],
 )
 def test_small_convolutions_of_one_group_agree_with_float64(
     module: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     agrees(module, "self.m(x).tanh()", shape, tmp_path)
+
+
+@pytest.mark.parametrize("module", ["nn.Conv2d(100, 3, 3, padding=1)", "nn.ConvTranspose2d(40, 5, 3, 2, 1)"])
+@pytest.mark.parametrize("filled", [1, 10**6])
+def test_weights_in_shared_memory_agree_with_float64(
+    module: str, filled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of channels, by a thread for each tile and by several."""
+    monkeypatch.setattr(direct_tiles, "_FILLED", filled)
+    monkeypatch.setattr(direct_tiles, "_KEPT", 16 * 60)
+    monkeypatch.setattr(direct, "is_small", lambda *_: True)
+    detail = agrees(module, "self.m(x).tanh()", (int(module.split("(")[1].split(",")[0]), 5, 8), tmp_path).detail
+    assert isinstance(detail, DirectConvPlan)
+    assert (detail.tiles[0].shares > 1) == (filled > 1)
+    assert 0 < detail.chunk < detail.inputs

@@ -102,7 +102,7 @@ def test_compiles_without_spills(spec: str, architecture: str, tmp_path: Path) -
     # and so are those of boxes while sums of products wait.
     limits = {
         "_sm90_": 96,
-        "runILb1E": 56,
+        "runILb1E": 72,
         "residentILi1E": 160,
         "residentILi4E": 24,
         "_conv_boxes_": 48,

@@ -63,6 +63,30 @@ def structures(count: int) -> list[tuple[ConvOp, ConvTiling, int]]:
 STRUCTURES = structures(300)
 
 
+def test_merged_phases_meet_what_each_phase_meets() -> None:
+    """Every tap of the transposed convolution is one of a phase at an offset that the products have, and only once."""
+    merged = 0
+    for seed in range(600):
+        conv, kernel, channels, outputs = random_structure(seed)
+        try:
+            tiling = tile_conv(conv, kernel, channels, min(outputs, 6), False, merge=True)
+        except TooLarge:
+            continue
+        if max(tiling.merged) == 1:
+            continue
+        merged += 1
+        assert conv.transposed
+        assert tiling.grid_phases == tiling.interleaved == 1
+        assert min(outputs, 6) * tiling.phases <= tiling.output_tile
+        assert tiling.merged == (1,) * (3 - conv.rank) + conv.stride
+        structure = zip(tiling.axes[3 - conv.rank :], kernel, conv.stride, conv.padding, conv.dilation, strict=True)
+        for axis, size, stride, padding, dilation in structure:
+            offsets = [offset for _, offset in taps(axis, False, 0)]
+            places = Counter(phase + padding - offset * stride for phase in range(stride) for offset in offsets)
+            assert all(places[k * dilation] == 1 for k in range(size))
+    assert merged > 20
+
+
 def test_the_taps_of_a_phase_are_those_that_the_definition_gives() -> None:
     for conv, tiling, _ in STRUCTURES:
         for axis in tiling.axes:

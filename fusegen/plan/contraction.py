@@ -105,15 +105,16 @@ def portable_conv(
     rows: RowProgram,
     whole: bool = False,
     alone: bool = False,
+    merge: bool = False,
 ) -> ContractionPlan:
     """A convolution by mma.sync, with ``rows`` after it; ``whole``: a block has all channels of its positions.
 
-    ``alone``: no other kernel computes it on any device.
+    ``alone``: no other kernel computes it on any device. ``merge``: as for ``tile_conv``.
     """
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
     inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
-    structure = (node.op, ops.kernel_size(w.type), *ops.group_channels(node.op, x.type, w.type), whole)
+    structure = (node.op, ops.kernel_size(w.type), *ops.group_channels(node.op, x.type, w.type), whole, merge)
     return ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,
@@ -198,7 +199,8 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
         reduces = bool(region.space.row_axes)
         asynchronous = hopper_conv(region, node, axes, lower, reduces=reduces, statistics=statistics, reduced=reduced)
     hopper_plan = None if isinstance(asynchronous, str) else asynchronous
-    detail = portable_conv(region, node, axes, rows, whole, alone=not portable and hopper_plan is None)
+    alone = not portable and hopper_plan is None
+    detail = portable_conv(region, node, axes, rows, whole, alone, merge=not reduced)
     return region.plan(
         f"{name}_conv_reduce" if reduced else f"{name}_contraction",
         detail.replace(statistics=statistics, reduced=reduced),

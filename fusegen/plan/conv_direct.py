@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import contractions, direct, ops
+from fusegen import contractions, direct, direct_tiles, ops
 from fusegen.ir import Graph
 from fusegen.plan.contraction import axes_of
 from fusegen.plan.details import ABSENT_AXIS, DirectConvPlan
@@ -36,6 +36,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     present = axes_of(region, parts.op, conv, x, w)
     first, second, third = [*[ABSENT_AXIS] * (3 - parts.op.rank), *present]
     inputs, outputs = ops.group_channels(parts.op, x.type, w.type)
+    tiles = direct.region_tiles(region.body, conv)
     detail = DirectConvPlan(
         transposed=parts.op.transposed,
         rank=parts.op.rank,
@@ -47,7 +48,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         source=region.args[parts.before_space.source].name,
         weight=region.args[conv.inputs[1]].name,
         precise=not contractions.allows_tf32(region.body, conv),
-        tiles=direct.region_tiles(region.body, conv),
+        tiles=tiles,
+        chunk=direct_tiles.weights_kept(tiles[0], ops.kernel_size(w.type), inputs, outputs),
         before=_lower(region, parts.before, parts.before_space, "v"),
         after=_lower(region, parts.after, parts.after_space, "sum"),
     )

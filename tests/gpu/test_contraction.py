@@ -36,6 +36,13 @@ MODELS = {
     ),
     "transposed_volume": ("nn.ConvTranspose3d(16, 20, 3, 2, 1)", "return F.mish(self.m(x))", (16, 4, 6, 9)),
     "transposed_rows": ("nn.ConvTranspose2d(40, 130, 4, 2, 1)", "return self.m(x).logsumexp(1) * 3", (40, 12, 11)),
+    "merged": ("nn.ConvTranspose2d(40, 3, 5, 2)", "return self.m(x).tanh() * 2", (40, 13, 22)),
+    "merged_volume": ("nn.ConvTranspose3d(32, 3, 3, 2)", "return F.hardswish(self.m(x))", (32, 5, 6, 9)),
+    "merged_by_three": (
+        "nn.ConvTranspose2d(64, 3, 3, 3, 2, 2, dilation=2)",
+        "return self.m(x).abs() - 1",
+        (64, 13, 21),
+    ),
     "residual": ("nn.Conv2d(20, 20, 3, padding=1, bias=False)", "return self.m(x) * self.s + x", (20, 19, 28)),
 }
 """By name: the module ``self.m``, the forward, the shape of one sample."""
@@ -78,12 +85,15 @@ def test_as_accurate_as_eager_in_full_precision(name: str, tmp_path: Path) -> No
     agrees(reference, model, torch.randn(2, shape[0], *(size + 5 for size in shape[1:]), device="cuda"))
 
 
+TF32 = ["conv", "strided", "pixels", "transposed", "transposed_volume", "transposed_rows", "merged", "merged_volume"]
+
+
 def rounded(t: torch.Tensor) -> torch.Tensor:
     """To TF32: nearest, ties away from zero."""
     return ((t.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
-@pytest.mark.parametrize("name", ["conv", "strided", "pixels", "transposed", "transposed_volume", "transposed_rows"])
+@pytest.mark.parametrize("name", TF32)
 def test_tf32_rounds_both_operands_to_nearest(name: str, tmp_path: Path) -> None:
     reference, model, shape = pair(name, tmp_path)
     x = torch.randn(3, *shape, device="cuda") + 0.5
@@ -99,7 +109,7 @@ def test_tf32_rounds_both_operands_to_nearest(name: str, tmp_path: Path) -> None
     assert (y - r).square().mean().sqrt() <= 0.1 * (unrounded - r).square().mean().sqrt()
 
 
-@pytest.mark.parametrize("name", ["conv", "strided", "pixels", "transposed", "transposed_volume", "transposed_rows"])
+@pytest.mark.parametrize("name", TF32)
 def test_tf32_only_where_cudnn_chooses_it(name: str, tmp_path: Path) -> None:
     reference, model, shape = pair(name, tmp_path)
     for batch, grown in ((1, 0), (3, 0), (16, 7), (64, 40)):
@@ -110,7 +120,7 @@ def test_tf32_only_where_cudnn_chooses_it(name: str, tmp_path: Path) -> None:
         assert ours <= 2 * eager + 2.0**-23 * r.square().mean().sqrt().item(), (batch, grown)
 
 
-@pytest.mark.parametrize("name", ["conv", "transposed", "transposed_volume", "transposed_far", "transposed_rows"])
+@pytest.mark.parametrize("name", ["conv", "transposed_volume", "transposed_far", "transposed_rows", "merged"])
 def test_special_values_reach_the_same_outputs(name: str, tmp_path: Path) -> None:
     reference, model, shape = pair(name, tmp_path)
     x = torch.randn(2, *shape, device="cuda")

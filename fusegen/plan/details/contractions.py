@@ -6,7 +6,7 @@ from typing import Literal
 
 from fusegen.convreduce import PositionFn, has_moments
 from fusegen.dims import Dim
-from fusegen.direct import Tile
+from fusegen.direct_tiles import Tile
 from fusegen.ir import Frozen
 from fusegen.matmul_tiling import MatmulTiling
 from fusegen.plan.rowprogram import RowProgram
@@ -119,6 +119,8 @@ class DirectConvPlan(Frozen):
     """As in ``ContractionPlan``."""
     tiles: tuple[Tile, ...]
     """One for each width of an access, the widest first."""
+    chunk: int
+    """Channels of the input whose weights are in shared memory at a time; 0: weights are read as they lie."""
     before: RowProgram
     after: RowProgram
 
