@@ -25,14 +25,15 @@ from torch import nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fusegen import contractions, timing  # noqa: E402
 from fusegen.compiler import optimise  # noqa: E402
+from fusegen.costs import contractions  # noqa: E402
 from fusegen.emit import kernels  # noqa: E402
 from fusegen.emit.render import environment  # noqa: E402
 from fusegen.ir import Graph, Node, RegionOp  # noqa: E402
 from fusegen.machines import machine  # noqa: E402
 from fusegen.plan.types import KernelStep, Program  # noqa: E402
 from fusegen.trace import trace  # noqa: E402
+from fusegen.verdict import timing  # noqa: E402
 
 COMMAND = ("nvcc", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a")
 LIBRARY = ("-Xcompiler", "-fPIC", "-shared", "-cudart", "shared")

@@ -19,12 +19,13 @@ from unittest import mock
 import torch
 from convolutions import SOURCE, Case, build, rounded
 
-from fusegen import contractions, direct, timing
 from fusegen.compiler import optimise
+from fusegen.costs import contractions, direct
 from fusegen.emit import kernels
 from fusegen.emit.render import environment
 from fusegen.plan.types import KernelPlan, KernelStep
 from fusegen.trace import trace
+from fusegen.verdict import timing
 
 CASES = (
     Case(8, 128, (137, 81), 3, 3, 3, 2, True, 2, dilation=2),

@@ -21,13 +21,15 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fusegen import dims, hopper, timing  # noqa: E402
+from fusegen import dims  # noqa: E402
 from fusegen.compiler import compile_file  # noqa: E402
+from fusegen.costs import hopper  # noqa: E402
 from fusegen.emit import kernels  # noqa: E402
 from fusegen.emit.render import environment  # noqa: E402
 from fusegen.ir import Graph  # noqa: E402
 from fusegen.plan.details import HopperConvPlan  # noqa: E402
 from fusegen.plan.types import KernelPlan, KernelStep  # noqa: E402
+from fusegen.verdict import timing  # noqa: E402
 
 COMMAND = ("nvcc", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC", "-shared")
 HEADERS = ("cuda.h", "cuda_runtime.h", "cstdint", "type_traits")

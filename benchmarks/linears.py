@@ -26,12 +26,12 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from fusegen.check import compare  # noqa: E402
 from fusegen.doctor import use_environment_tools  # noqa: E402
-from fusegen.probes import Probe  # noqa: E402
-from fusegen.subject import call, load_generated  # noqa: E402
-from fusegen.timing import interleaved  # noqa: E402
 from fusegen.trace import load_model_file  # noqa: E402
+from fusegen.verdict.check import compare  # noqa: E402
+from fusegen.verdict.probes import Probe  # noqa: E402
+from fusegen.verdict.subject import call, load_generated  # noqa: E402
+from fusegen.verdict.timing import interleaved  # noqa: E402
 
 ROUNDS = 25
 MODEL = """import torch

@@ -3,7 +3,7 @@
 ``python benchmarks/product_sizes.py OUT.json [--kernels FOLDER] [--build] [--rounds N]``: a grid of rows, features and
 inputs, of weights stored [features, inputs] and of batches. A way is a choice of ``fusegen``'s planner that is pinned:
 one library of kernels each, for sizes known only at the call. ``--build`` compiles them into FOLDER and measures
-nothing. What ``fusegen/gemm.py`` expects of times is fitted to these.
+nothing. What ``fusegen/costs/gemm.py`` expects of times is fitted to these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from products import Case  # noqa: E402
 from fusegen.compiler import Compiled, compile_file  # noqa: E402
 from fusegen.doctor import use_environment_tools  # noqa: E402
 from fusegen.plan.types import KernelPlan, KernelStep  # noqa: E402
-from fusegen.timing import interleaved  # noqa: E402
+from fusegen.verdict.timing import interleaved  # noqa: E402
 
 MOST_FLOPS = 1.2e10
 ODD = [(1, 1, 1, 1), (1, 33, 129, 65), (1, 100, 77, 203), (1, 203, 300, 1001)]

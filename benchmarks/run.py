@@ -24,12 +24,12 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from fusegen import report  # noqa: E402
-from fusegen.bench import BenchReport, bench  # noqa: E402
-from fusegen.check import CheckReport, check  # noqa: E402
 from fusegen.compiler import compile_file  # noqa: E402
 from fusegen.doctor import diagnose, use_environment_tools  # noqa: E402
 from fusegen.errors import FusegenError  # noqa: E402
 from fusegen.outputs import generated_file  # noqa: E402
+from fusegen.verdict.bench import BenchReport, bench  # noqa: E402
+from fusegen.verdict.check import CheckReport, check  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:

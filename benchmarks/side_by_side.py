@@ -24,12 +24,12 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from fusegen.check import run_set  # noqa: E402
 from fusegen.compiler import compile_file  # noqa: E402
 from fusegen.doctor import use_environment_tools  # noqa: E402
-from fusegen.probes import Probe  # noqa: E402
-from fusegen.subject import call, model_subject  # noqa: E402
-from fusegen.timing import interleaved  # noqa: E402
+from fusegen.verdict.check import run_set  # noqa: E402
+from fusegen.verdict.probes import Probe  # noqa: E402
+from fusegen.verdict.subject import call, model_subject  # noqa: E402
+from fusegen.verdict.timing import interleaved  # noqa: E402
 
 ROUNDS = 21
 AT_ONCE = 16

@@ -115,8 +115,8 @@ def check(
     """Prove the rewrites; with a GPU, hold the generated module to float64 on three input sets."""
     with reporting(model):
         from fusegen import outputs, report
-        from fusegen.check import check as run_check
         from fusegen.compiler import compile_file
+        from fusegen.verdict.check import check as run_check
 
         compiled = compile_file(model, target=target, evaluation=evaluation)
         with outputs.generated_file(compiled, model, generated) as path:
@@ -141,15 +141,15 @@ def bench(
     """Time eager, torch.compile and the generated module side by side against the roofline. Needs a GPU."""
     with reporting(model):
         from fusegen import outputs, report
-        from fusegen.bench import bench as run_bench
         from fusegen.compiler import compile_file
         from fusegen.emit import write_atomic
         from fusegen.tuning import pins_path
+        from fusegen.verdict.bench import bench as run_bench
 
         if out:
             outputs.require_writable(out, model)
         if tune:
-            from fusegen.tune import tune as run_tune
+            from fusegen.verdict.tune import tune as run_tune
 
             outputs.require_writable(pins_path(model), model)
             report.print_tune(run_tune(model, target=target, evaluation=evaluation, seconds=seconds))

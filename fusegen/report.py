@@ -18,12 +18,12 @@ from fusegen.plan.types import EagerStep, KernelStep, Program
 from fusegen.printer import format_graph
 
 if TYPE_CHECKING:
-    from fusegen.bench import BenchReport
-    from fusegen.check import CheckReport
     from fusegen.compiler import Compiled
     from fusegen.doctor import Diagnosis
     from fusegen.errors import FusegenError
-    from fusegen.tune import TuneReport
+    from fusegen.verdict.bench import BenchReport
+    from fusegen.verdict.check import CheckReport
+    from fusegen.verdict.tune import TuneReport
 
 VIEWS = ("reshape", "permute", "expand", "getitem")
 """Ops that launch nothing."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import contractions, interpret
+from fusegen import interpret
 from fusegen.compiler import Compiled, compile_file
+from fusegen.costs import contractions
 from fusegen.ir import Frozen
 from fusegen.passes.algebra import axes
 from fusegen.plan import contraction

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import boxes
 from fusegen.compiler import Compiled, compile_file
+from fusegen.costs import boxes
 from fusegen.passes.algebra import boxes as rule
 from fusegen.plan.details import ConvBoxesPlan
 from fusegen.plan.types import KernelStep

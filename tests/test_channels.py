@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fusegen import channels
 from fusegen.compiler import optimise
 from fusegen.interpret import input_shapes, run
 from fusegen.ir import Graph, ReduceOp, RegionOp
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep, Program
+from fusegen.spaces import channels
 from fusegen.trace import trace
 from fusegen.tuning import choices
 

@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import check, report
-from fusegen.check import EPS, CheckReport, ProofResult, check_numerics, compare, copied, oracle
+from fusegen import report
 from fusegen.compiler import compile_file, compile_graph
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import Graph
-from fusegen.subject import Subject, model_subject, part_subject
 from fusegen.trace import load_model_file
-from fusegen.truncate import before_flattening
+from fusegen.verdict import check
+from fusegen.verdict.check import EPS, CheckReport, ProofResult, check_numerics, compare, copied, oracle
+from fusegen.verdict.subject import Subject, model_subject, part_subject
+from fusegen.verdict.truncate import before_flattening
 from tests.models import traced, write
 
 PROOF = ProofResult(rounds=3, worst=1e-15)

@@ -14,9 +14,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fusegen import check, compiler, doctor
+from fusegen import compiler, doctor
 from fusegen.cli import app
 from fusegen.errors import MismatchError
+from fusegen.verdict import check
 from fusegen.verify import from_json
 from tests.variants import ROOT, small
 

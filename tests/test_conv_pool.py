@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import hopper
 from fusegen.compiler import Compiled, compile_file
-from fusegen.hopper import Taps, Windows
+from fusegen.costs import hopper
+from fusegen.costs.hopper import Taps, Windows
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 from tests.models import write

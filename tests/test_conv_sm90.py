@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import contractions
 from fusegen.compiler import optimise
+from fusegen.costs import contractions
+from fusegen.costs.hopper import Taps
 from fusegen.emit import kernels
 from fusegen.emit.render import environment
-from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_sm90
 from fusegen.plan.details import ContractionAxis, HopperConvPlan, InPlacePlan, TapResidue

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import direct_tiles
 from fusegen.compiler import Compiled, compile_file
+from fusegen.costs import direct_tiles
 from fusegen.ir import ConvOp
 from fusegen.plan.details import DirectConvPlan
 from fusegen.plan.types import KernelStep
-from fusegen.rowspace import NotFusable
+from fusegen.spaces.rowspace import NotFusable
 from tests.models import write
 
 DEPTHWISE = "\n".join(f"self.{name} = nn.Conv2d(16, 16, 3, padding=1, groups=16)" for name in "cd")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import contractions, convpool, convreduce, direct
 from fusegen.compiler import compile_file
+from fusegen.costs import contractions, direct
 from fusegen.plan import contraction
+from fusegen.spaces import convpool, convreduce
 from fusegen.trace import load_model_file
 from tests.emulated import Emulated
 from tests.models import write

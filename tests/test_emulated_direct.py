@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import contractions, direct, direct_tiles
 from fusegen.compiler import compile_file
+from fusegen.costs import contractions, direct, direct_tiles
 from fusegen.plan.details import DirectConvPlan
 from fusegen.trace import load_model_file
 from tests.emulated import Emulated

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import gemm, narrow
 from fusegen.compiler import Compiled, compile_file
+from fusegen.costs import gemm, narrow
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, GemmPlan, NarrowPlan
 from fusegen.plan.types import EagerStep, KernelStep

@@ -10,7 +10,6 @@ import torch
 from fusegen import interpret, proof
 from fusegen.compiler import compile_file
 from fusegen.errors import GraphError, MismatchError
-from fusegen.generalise import generalise
 from fusegen.ir import (
     ConstOp,
     ConvOp,
@@ -27,6 +26,7 @@ from fusegen.ir import (
 )
 from fusegen.passes import decompose
 from fusegen.passes.rewrite import Rule
+from fusegen.proof.generalise import generalise
 from tests.models import traced, write
 
 LINEAR = "self.l = nn.Linear(96, 128)"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import gemm
 from fusegen.compiler import Compiled, compile_file
+from fusegen.costs import gemm
 from fusegen.plan.types import KernelStep
 from tests.models import write
 

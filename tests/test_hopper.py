@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import hopper
+from fusegen.costs import hopper
 from fusegen.ir import ConvOp
 from fusegen.machines import machine
 from fusegen.trace import trace

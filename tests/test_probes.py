@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.doctor import find_nvcc
-from fusegen.probes import SOURCE
+from fusegen.verdict.probes import SOURCE
 
 
 @pytest.mark.skipif(find_nvcc() is None or shutil.which("c++") is None, reason="needs nvcc and a host compiler")

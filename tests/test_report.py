@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fusegen import report
-from fusegen.bench import BenchReport, KernelTime
 from fusegen.doctor import Diagnosis, Finding
 from fusegen.errors import TraceError
-from fusegen.timing import Timing, summarise
+from fusegen.verdict.bench import BenchReport, KernelTime
+from fusegen.verdict.timing import Timing, summarise
 
 
 def timing(ms: float) -> Timing:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import boxes, ops, windows
+from fusegen import ops, windows
+from fusegen.costs import boxes
 from fusegen.interpret import run
 from fusegen.ir import (
     AdaptivePoolOp,

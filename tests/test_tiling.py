@@ -9,9 +9,9 @@ from math import ceil
 
 import pytest
 
+from fusegen.costs.matmul_tiling import matmul_tilings, tile_matmul
+from fusegen.costs.tiling import ConvTiling, TilingAxis, TilingShape, TooLarge, conv_tilings, tile_conv
 from fusegen.ir import ConvOp
-from fusegen.matmul_tiling import matmul_tilings, tile_matmul
-from fusegen.tiling import ConvTiling, TilingAxis, TilingShape, TooLarge, conv_tilings, tile_conv
 
 SHARED_BYTES = 99 * 1024
 """The least that a block may have on any device from sm_80 on."""

@@ -8,8 +8,8 @@ import pytest
 
 from fusegen.compiler import Compiled, compile_file
 from fusegen.errors import ModelFileError, TargetError
-from fusegen.tune import search
 from fusegen.tuning import Pins, choices, choose, pins_path
+from fusegen.verdict.tune import search
 from tests.models import write
 
 POINT = "conv2d_r2 by"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import contractions, dims, direct, interpret
+from fusegen import dims, interpret
 from fusegen.compiler import Compiled, compile_file
+from fusegen.costs import contractions, direct
 from fusegen.plan.details import PointwisePlan
 from fusegen.plan.types import EagerStep, KernelStep
 from tests.chains import Chain, operand, reshaping, scalar, unary

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import boxes, channels, contractions, convpool, convreduce, direct, ops, poolspace, viewspace
+from fusegen import ops
+from fusegen.costs import boxes, contractions, direct
 from fusegen.ir import (
     AdaptivePoolOp,
     AxisTapSumOp,
@@ -36,7 +37,8 @@ from fusegen.ir import (
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
-from fusegen.rowspace import NotFusable, analyze
+from fusegen.spaces import channels, convpool, convreduce, poolspace, viewspace
+from fusegen.spaces.rowspace import NotFusable, analyze
 
 Template = Literal[
     "window_sum",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from fusegen import contractions, convreduce, hopper, ops, tiling, windows
+from fusegen import ops, windows
+from fusegen.costs import contractions, hopper, tiling
 from fusegen.ir import ConvOp, Node, ReduceOp, RegionOp
 from fusegen.machines import machine
 from fusegen.plan import conv_sm90, gemm
@@ -23,7 +24,8 @@ from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import Style
 from fusegen.plan.types import KernelPlan
-from fusegen.rowspace import feature_axis, with_rows
+from fusegen.spaces import convreduce
+from fusegen.spaces.rowspace import feature_axis, with_rows
 from fusegen.tuning import choose, faster
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusegen import boxes, contractions, dims, ops, windows
+from fusegen import dims, ops, windows
+from fusegen.costs import boxes, contractions
 from fusegen.ir import ReduceOp
 from fusegen.plan.details import ContractionAxis, ConvBoxesPlan
 from fusegen.plan.region import Region

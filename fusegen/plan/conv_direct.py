@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import contractions, direct, direct_tiles, ops
+from fusegen import ops
+from fusegen.costs import contractions, direct, direct_tiles
 from fusegen.ir import Graph
 from fusegen.plan.contraction import axes_of
 from fusegen.plan.details import ABSENT_AXIS, DirectConvPlan
@@ -12,7 +13,7 @@ from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
-from fusegen.rowspace import RowSpace
+from fusegen.spaces.rowspace import RowSpace
 
 
 class _Lowering(RowLowering):

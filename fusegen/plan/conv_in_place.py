@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-from fusegen.hopper import Taps, in_place_patch, in_place_refusal
+from fusegen.costs.hopper import Taps, in_place_patch, in_place_refusal
 from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, round_up
 from fusegen.plan.details import HopperConvPlan, InPlacePlan, Product, ProductGroup
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusegen import convpool
-from fusegen.convpool import ConvPool
 from fusegen.ir import ConvOp, Graph
 from fusegen.plan import contraction, pool
 from fusegen.plan.conv_apart import apart, composed
@@ -17,8 +15,10 @@ from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import KernelPlan
-from fusegen.poolspace import output_size
-from fusegen.rowspace import RowSpace
+from fusegen.spaces import convpool
+from fusegen.spaces.convpool import ConvPool
+from fusegen.spaces.poolspace import output_size
+from fusegen.spaces.rowspace import RowSpace
 
 _STYLE = Style("{}", "{}", moves_rows=True, quick=True)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from fusegen import dims, hopper
-from fusegen.convreduce import has_moments
+from fusegen import dims
+from fusegen.costs import hopper
+from fusegen.costs.hopper import Taps
 from fusegen.dims import Dim
-from fusegen.hopper import Taps
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_in_place
 from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, round_up, triple
@@ -23,6 +23,7 @@ from fusegen.plan.details import (
     TapResidue,
 )
 from fusegen.plan.rowprogram import RowProgram
+from fusegen.spaces.convreduce import has_moments
 from fusegen.tuning import choose
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fusegen import dims, gemm, ops
-from fusegen.contractions import SPLIT
+from fusegen import dims, ops
+from fusegen.costs import gemm
+from fusegen.costs.contractions import SPLIT
 from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, MatmulOp, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import contractions, dims, gemm, matmul_tiling, narrow
+from fusegen import dims
+from fusegen.costs import contractions, gemm, matmul_tiling, narrow
 from fusegen.ir import HALVES, MatmulOp
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
-from fusegen.rowspace import feature_axes, feature_axis, with_rows
+from fusegen.spaces.rowspace import feature_axes, feature_axis, with_rows
 from fusegen.tuning import choose
 
 _CUT_TILES = 512  # counters: fewer tiles than this are ever cut, two for each cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from fusegen import dims, ops, viewspace, windows
+from fusegen import dims, ops, windows
 from fusegen.ir import (
     HALVES,
     ConstOp,
@@ -28,7 +28,8 @@ from fusegen.plan.rowprogram import Operand
 from fusegen.plan.rows import Style
 from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import DOUBLE
-from fusegen.rowspace import RowSpace, with_rows
+from fusegen.spaces import viewspace
+from fusegen.spaces.rowspace import RowSpace, with_rows
 
 _THREADS = 512
 """Of a block that finds window sums."""

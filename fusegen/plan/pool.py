@@ -13,7 +13,7 @@ from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import OutputArg, RowProgram
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
-from fusegen.poolspace import PlaneSpace, PoolRegion, output_size, split
+from fusegen.spaces.poolspace import PlaneSpace, PoolRegion, output_size, split
 
 MAX_WINDOW = 32
 """Elements of a window that a thread reads at once, without a loop."""

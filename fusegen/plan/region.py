@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal
 
-from fusegen import channels, convreduce
 from fusegen.dims import Dim
 from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, RegionOp
 from fusegen.plan.details import Detail
@@ -14,7 +13,8 @@ from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.sizes import Sizes
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
-from fusegen.rowspace import RowSpace, analyze
+from fusegen.spaces import channels, convreduce
+from fusegen.spaces.rowspace import RowSpace, analyze
 
 
 class Region:

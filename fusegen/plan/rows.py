@@ -41,7 +41,7 @@ from fusegen.plan.rowprogram import (
 from fusegen.plan.sizes import Sizes
 from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
-from fusegen.rowspace import AxisMap, RowSpace
+from fusegen.spaces.rowspace import AxisMap, RowSpace
 
 _Reduction = Literal["sum", "max", "min", "prod", "var", "exponentials"]
 _LOG2E = hex_float(1.4426950408889634)

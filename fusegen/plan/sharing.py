@@ -5,13 +5,13 @@ from __future__ import annotations
 from fusegen import dims, tuning
 from fusegen.dims import Dim
 from fusegen.errors import GraphError
-from fusegen.generalise import generalise
 from fusegen.ir import ConstOp, Graph, Node, ReduceOp, RegionOp
 from fusegen.plan import updates
 from fusegen.plan.kernels import plan_region
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import KernelPlan
-from fusegen.rowspace import NotFusable
+from fusegen.proof.generalise import generalise
+from fusegen.spaces.rowspace import NotFusable
 
 _ANY_SIZE = ("row_stream",)
 """Templates whose kernels are as fast with sizes of the call as with constants."""

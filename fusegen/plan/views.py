@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from fusegen import dims, viewspace
+from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import ConstOp, DType, InputOp, Node, PadOp, PointwiseOp
 from fusegen.literals import hex_float
@@ -14,8 +14,9 @@ from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand, OutputArg, Position, Store
 from fusegen.plan.rows import RowLowering, Style, Value, factor
 from fusegen.plan.types import KernelPlan
-from fusegen.rowspace import RowSpace
-from fusegen.viewspace import Digit, Place, Places, Span
+from fusegen.spaces import viewspace
+from fusegen.spaces.rowspace import RowSpace
+from fusegen.spaces.viewspace import Digit, Place, Places, Span
 
 WIDE = 4
 """Elements of the accesses that runs are for, at least."""

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusegen.check import compare
 from fusegen.compiler import Compiled, compile_file
 from fusegen.dims import Dim
 from fusegen.emit import write_atomic
-from fusegen.subject import Subject, call, load_generated
-from fusegen.tf32 import tf32_results
 from fusegen.trace import LoadedModel, instantiate, load_model_file, trace
+from fusegen.verdict.check import compare
+from fusegen.verdict.subject import Subject, call, load_generated
+from fusegen.verdict.tf32 import tf32_results
 from tests.variants import ROOT
 
 SPATIAL = {0: (), 1: (131,), 2: (33, 29), 3: (9, 12, 11)}

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from fusegen import interpret
-from fusegen.check import EPS, compare, has_convolution
 from fusegen.compiler import compile_file
 from fusegen.emit import write_atomic
 from fusegen.guards import all_hold
 from fusegen.interpret import input_shapes
 from fusegen.ir import Graph
-from fusegen.subject import call, call_generated, load_generated
-from fusegen.tf32 import tf32_convolutions, tf32_results
 from fusegen.trace import load_model_file
+from fusegen.verdict.check import EPS, compare, has_convolution
+from fusegen.verdict.subject import call, call_generated, load_generated
+from fusegen.verdict.tf32 import tf32_convolutions, tf32_results
 from tests.chains import chain
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import channels, contractions, direct
-from fusegen.check import compare
-from fusegen.tf32 import tf32_results
+from fusegen.costs import contractions, direct
+from fusegen.spaces import channels
+from fusegen.verdict.check import compare
+from fusegen.verdict.tf32 import tf32_results
 from tests.gpu.cases import built
 from tests.models import write
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.check import CheckReport, check
 from fusegen.compiler import compile_file
 from fusegen.emit import write_atomic
 from fusegen.ir import to_json
+from fusegen.verdict.check import CheckReport, check
 from tests.gpu.cases import COLLAPSED, STRIDED, TAIL
 from tests.variants import variant
 

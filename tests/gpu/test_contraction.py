@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import contractions, direct, hopper
+from fusegen.costs import contractions, direct, hopper
 from fusegen.plan.details import HopperConvPlan
 from tests.gpu.cases import agrees, built
 from tests.models import write

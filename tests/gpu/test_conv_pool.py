@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import convpool, direct, hopper
+from fusegen.costs import direct, hopper
+from fusegen.spaces import convpool
 from tests.gpu.cases import agrees, built
 from tests.gpu.test_contraction import full_precision, rounded
 from tests.models import write

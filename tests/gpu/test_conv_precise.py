@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import channels, contractions, direct, hopper
+from fusegen.costs import contractions, direct, hopper
 from fusegen.plan import contraction
 from fusegen.plan.details import HopperConvPlan
 from fusegen.plan.types import KernelStep
+from fusegen.spaces import channels
 from tests.gpu.cases import agrees, built
 from tests.gpu.test_contraction import full_precision
 from tests.models import write

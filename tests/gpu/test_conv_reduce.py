@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import contractions, convreduce, direct
+from fusegen.costs import contractions, direct
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
+from fusegen.spaces import convreduce
 from tests.gpu.cases import agrees, built
 from tests.models import write
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import contractions
+from fusegen.costs import contractions
 from tests.gpu.cases import agrees, built
 from tests.gpu.test_contraction import full_precision
 from tests.models import write

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import contractions, gemm, narrow
 from fusegen.compiler import compile_file
+from fusegen.costs import contractions, gemm, narrow
 from fusegen.emit import write_atomic
-from fusegen.subject import load_generated
 from fusegen.trace import load_model_file
+from fusegen.verdict.subject import load_generated
 from tests.gpu.cases import agrees
 from tests.models import write
 

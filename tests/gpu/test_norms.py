@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.check import compare
 from fusegen.compiler import compile_file
 from fusegen.emit import write_atomic
-from fusegen.subject import load_generated
 from fusegen.trace import load_model_file
+from fusegen.verdict.check import compare
+from fusegen.verdict.subject import load_generated
 from tests.gpu.cases import built
 from tests.models import write
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fusegen import compile_file
-from fusegen.check import ProofResult, check_numerics, compare
 from fusegen.emit import write_atomic
-from fusegen.subject import call, load_generated
+from fusegen.verdict.check import ProofResult, check_numerics, compare
+from fusegen.verdict.subject import call, load_generated
 from tests.gpu.cases import COLLAPSED, FEW, SPATIAL, TAIL, VOLUME, WINDOWED, agrees, case
 from tests.variants import SPECS, small
 

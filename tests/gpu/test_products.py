@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen import gemm
+from fusegen.costs import gemm
 from fusegen.plan.details import GemmPlan
 from fusegen.plan.types import KernelStep
 from tests.gpu.cases import agrees, built

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fusegen.compiler import compile_file
-from fusegen.tune import tune
 from fusegen.tuning import pins_path
+from fusegen.verdict.tune import tune
 from tests.models import write
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from fusegen import dims, ops, windows
-from fusegen.contractions import SPLIT, allows_tf32
+from fusegen.costs.contractions import SPLIT, allows_tf32
 from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, ConvOp, DType, Node, ReduceOp, ReshapeOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import collapse

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from math import inf
 
-from fusegen import boxes, contractions, dims, ops
+from fusegen import dims, ops
+from fusegen.costs import boxes, contractions
+from fusegen.costs.tiling import TooLarge
 from fusegen.errors import GraphError
 from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, TensorType
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.algebra.collapse import LINEAR
 from fusegen.passes.algebra.pools import CONV, is_plain, merged_conv, merged_taps
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
-from fusegen.tiling import TooLarge
 from fusegen.tuning import faster
 
 

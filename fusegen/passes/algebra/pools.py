@@ -22,7 +22,7 @@ from fusegen.ir import (
 )
 from fusegen.passes.algebra.collapse import conv_below
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
-from fusegen.tf32 import in_tf32
+from fusegen.verdict.tf32 import in_tf32
 
 # --- poolings that compose ----------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen.boxes import BoxTiling, Total
+from fusegen.costs.boxes import BoxTiling, Total
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.details.contractions import ABSENT_AXIS, ContractionAxis

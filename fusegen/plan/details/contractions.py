@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen.convreduce import PositionFn, has_moments
+from fusegen.costs.direct_tiles import Tile
+from fusegen.costs.matmul_tiling import MatmulTiling
+from fusegen.costs.tiling import ConvTiling
 from fusegen.dims import Dim
-from fusegen.direct_tiles import Tile
 from fusegen.ir import Frozen
-from fusegen.matmul_tiling import MatmulTiling
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.tiling import ConvTiling
+from fusegen.spaces.convreduce import PositionFn, has_moments
 
 
 class ContractionAxis(Frozen):

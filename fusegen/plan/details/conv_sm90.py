@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen.convreduce import has_moments
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.details.contractions import PositionResult, StatisticsPlan
 from fusegen.plan.rowprogram import RowProgram
+from fusegen.spaces.convreduce import has_moments
 
 
 class TapStep(Frozen):

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fusegen import channels, contractions, dims, hopper
+from fusegen import dims
+from fusegen.costs import contractions, hopper
 from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.machines import Machine
-from fusegen.rowspace import RowSpace, analyze
+from fusegen.spaces import channels
+from fusegen.spaces.rowspace import RowSpace, analyze
 from fusegen.tuning import faster
 
 PositionFn = Literal["mean", "sum", "var", "rest"]

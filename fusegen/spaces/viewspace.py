@@ -27,7 +27,7 @@ from fusegen.ir import (
     ReshapeOp,
     SliceOp,
 )
-from fusegen.rowspace import NotFusable, aligned, analyze
+from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
 VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp)
 ELSEWHERE = (CatOp, PadOp, ExpandOp)

@@ -19,7 +19,7 @@ from torch import nn
 
 from fusegen.errors import ToolchainError
 from fusegen.ir import Frozen
-from fusegen.subject import SEED
+from fusegen.verdict.subject import SEED
 
 FLUSH_BYTES = 256 << 20
 """Written between timed calls: several times the L2 of any GPU."""

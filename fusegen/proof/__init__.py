@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
-from fusegen import dims, interpret, miter
+from fusegen import dims, interpret
 from fusegen.errors import FusegenError, GraphError, MismatchError
-from fusegen.generalise import generalise
 from fusegen.guards import all_hold, positive, smallest_sizes
 from fusegen.ir import EagerOp, Graph, InputOp
+from fusegen.proof import miter
+from fusegen.proof.generalise import generalise
 
 ROUNDS = 4
 SPREAD = 9

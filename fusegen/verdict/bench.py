@@ -15,10 +15,18 @@ from torch import nn
 from fusegen.errors import ToolchainError
 from fusegen.ir import Frozen
 from fusegen.plan.types import KernelStep, Program
-from fusegen.probes import Probe
-from fusegen.subject import Subject, call, call_generated, open_subject, strict
-from fusegen.timing import FirstUse, Timing, choose_rounds, first_use, host_microseconds, interleaved, kernel_times
-from fusegen.timing import traffic as compulsory_traffic
+from fusegen.verdict.probes import Probe
+from fusegen.verdict.subject import Subject, call, call_generated, open_subject, strict
+from fusegen.verdict.timing import (
+    FirstUse,
+    Timing,
+    choose_rounds,
+    first_use,
+    host_microseconds,
+    interleaved,
+    kernel_times,
+)
+from fusegen.verdict.timing import traffic as compulsory_traffic
 
 if TYPE_CHECKING:
     from fusegen.compiler import Compiled

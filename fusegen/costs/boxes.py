@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from math import ceil, inf, prod
 from typing import Literal, TypeAlias
 
-from fusegen import channels, contractions, dims, ops
+from fusegen import dims, ops
+from fusegen.costs import contractions
 from fusegen.ir import ConvOp, DType, Frozen, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp
 from fusegen.machines import Machine
-from fusegen.poolspace import along_channels, around
-from fusegen.rowspace import NotFusable, RowSpace
-from fusegen.tf32 import in_tf32
+from fusegen.spaces import channels
+from fusegen.spaces.poolspace import along_channels, around
+from fusegen.spaces.rowspace import NotFusable, RowSpace
+from fusegen.verdict.tf32 import in_tf32
 
 POSITIONS = 128
 """Results of a block, of every channel of a slice."""

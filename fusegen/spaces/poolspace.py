@@ -9,7 +9,7 @@ from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import AdaptivePoolOp, ConstOp, DType, Graph, InputOp, Node, PointwiseOp, PoolOp
 from fusegen.pointwise import POINTWISE
-from fusegen.rowspace import AxisMap, NotFusable, RowSpace, analyze, with_rows
+from fusegen.spaces.rowspace import AxisMap, NotFusable, RowSpace, analyze, with_rows
 
 MAX_REPEATED = 64
 """Operations per element that overlapping windows may repeat: about what writing and reading it again costs."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, gcd, prod
 
-from fusegen.contractions import LEAST_OUTPUTS
+from fusegen.costs.contractions import LEAST_OUTPUTS
 from fusegen.ir import ConvOp, Frozen
-from fusegen.rowspace import NotFusable
+from fusegen.spaces.rowspace import NotFusable
 
 MAX_POSITIONS, MAX_RESULTS = 16, 32
 """Of a thread: more threads at once read faster than larger tiles do, and sums are in registers."""

@@ -26,9 +26,9 @@ from fusegen.compiler import Compiled, compile_graph
 from fusegen.emit import write_atomic
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import ConvOp, Frozen, Graph, RegionOp
-from fusegen.subject import Subject, call, call_generated, open_subject, part_subject, strict
-from fusegen.tf32 import tf32_convolutions, tf32_results
-from fusegen.truncate import before_flattening
+from fusegen.verdict.subject import Subject, call, call_generated, open_subject, part_subject, strict
+from fusegen.verdict.tf32 import tf32_convolutions, tf32_results
+from fusegen.verdict.truncate import before_flattening
 
 EPS = 2.0**-24
 CHUNK = 1 << 26

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from fusegen import contractions, dims, ops
-from fusegen.direct_tiles import CHAIN, Tile, along_axes, chain, lines_read, tiles, weights_kept
+from fusegen import dims, ops
+from fusegen.costs import contractions
+from fusegen.costs.direct_tiles import CHAIN, Tile, along_axes, chain, lines_read, tiles, weights_kept
+from fusegen.costs.tiling import TooLarge
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node, ReduceOp, SoftmaxOp
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
-from fusegen.poolspace import along_channels, around, operations
-from fusegen.rowspace import NotFusable, RowSpace
-from fusegen.tiling import TooLarge
+from fusegen.spaces.poolspace import along_channels, around, operations
+from fusegen.spaces.rowspace import NotFusable, RowSpace
 from fusegen.tuning import kernel_or_library
 
 _BANDWIDTH, _FLOPS = 0.75, 0.33

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen import contractions, dims, hopper, ops
+from fusegen import dims, ops
+from fusegen.costs import contractions, hopper
+from fusegen.costs.tiling import TooLarge, tile_conv
 from fusegen.ir import ConvOp, DType, Graph, Node, PoolOp
 from fusegen.machines import Machine
-from fusegen.poolspace import CHANNELS, along_channels, cut
-from fusegen.rowspace import NotFusable, RowSpace
-from fusegen.tiling import TooLarge, tile_conv
+from fusegen.spaces.poolspace import CHANNELS, along_channels, cut
+from fusegen.spaces.rowspace import NotFusable, RowSpace
 from fusegen.tuning import faster
 
 _PORTABLE = 1.5

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from math import ceil, inf, prod
 
-from fusegen import dims, gemm, hopper, ops
+from fusegen import dims, ops
+from fusegen.costs import gemm, hopper
+from fusegen.costs.matmul_tiling import tile_matmul
+from fusegen.costs.tiling import TooLarge, tile_conv
 from fusegen.ir import HALVES, ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
-from fusegen.matmul_tiling import tile_matmul
-from fusegen.rowspace import RowSpace, feature_axis
-from fusegen.tf32 import in_tf32
-from fusegen.tiling import TooLarge, tile_conv
+from fusegen.spaces.rowspace import RowSpace, feature_axis
 from fusegen.tuning import kernel_or_library
+from fusegen.verdict.tf32 import in_tf32
 
 
 def allows_tf32(graph: Graph, node: Node) -> bool:

@@ -13,7 +13,7 @@ import torch
 from fusegen.doctor import find_nvcc
 from fusegen.errors import ToolchainError
 
-SOURCE = Path(__file__).parent / "templates" / "probes.cu"
+SOURCE = Path(__file__).parent.parent / "templates" / "probes.cu"
 
 
 @lru_cache(maxsize=1)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from fusegen.check import run_set
 from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import write_atomic
 from fusegen.errors import FusegenError, MismatchError, ToolchainError
 from fusegen.ir import Frozen
-from fusegen.subject import Subject, model_subject, strict
-from fusegen.timing import choose_rounds, interleaved
 from fusegen.tuning import Pins, pins_path
+from fusegen.verdict.check import run_set
+from fusegen.verdict.subject import Subject, model_subject, strict
+from fusegen.verdict.timing import choose_rounds, interleaved
 
 GAIN = 0.02
 """Share of the time by which a candidate must beat the best so far: less is noise."""

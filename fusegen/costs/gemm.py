@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen import dims, narrow
+from fusegen import dims
+from fusegen.costs import narrow
 from fusegen.dims import Dim, Dims
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
-from fusegen.rowspace import RowSpace, feature_axes
+from fusegen.spaces.rowspace import RowSpace, feature_axes
 from fusegen.tuning import faster, kernel_or_library
 
 FEATURES = 128

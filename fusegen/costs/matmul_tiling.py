@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
+from fusegen.costs.tiling import TooLarge
 from fusegen.ir import Frozen
-from fusegen.tiling import TooLarge
 
 
 class MatmulTiling(Frozen):

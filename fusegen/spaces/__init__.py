@@ -1,0 +1,1 @@
+"""Which nodes can share a kernel, and how their axes line up."""

@@ -1,0 +1,1 @@
+"""The generated module against the reference: numerics, times, tuning."""
