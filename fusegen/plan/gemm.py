@@ -95,7 +95,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         matrices, sizes = factors.traced(region.body)
         widths = choose(f"{node.name} tile", gemm.tiles(*sizes, matrices))
         instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
-    style = Style("{}[i]", "{}", moves_rows=True, parts=True)
+    own = "{}[0]" if factors.outputs == 1 else "{}[i]"  # an only feature is its row's value, too
+    style = Style(own, "{}", moves_rows=True, parts=True)
     detail = GemmPlan(
         source=region.args[x.name].name,
         source_transposed=node.op.left_transposed,
