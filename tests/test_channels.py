@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -38,9 +40,11 @@ class _Chain(nn.Module):
         return torch.tanh(y)
 
 
-def _program(model: nn.Module, shape: tuple[int, ...] = IMAGES, **pins: str) -> Program:
+def _program(
+    model: nn.Module, shape: tuple[int, ...] = IMAGES, pins: Mapping[str, str] = MappingProxyType({})
+) -> Program:
     graph = trace(model, (torch.empty(shape, device="meta"),), Path(__file__)).graph
-    with choices({name.replace("_", " "): label for name, label in pins.items()}):
+    with choices(pins):
         return optimise(graph, "sm_90", False, lambda stage: None)[0]
 
 
@@ -132,7 +136,7 @@ class _Pooled(nn.Module):
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_kernel_pools_its_results_or_finds_their_statistics(beside: bool) -> None:
     with torch.device("meta"):
-        program = _program(_Pooled(beside))
+        program = _program(_Pooled(beside), pins={"max_pool2d in": "the convolution's kernel"})
     assert bool(_found(program)) == beside
     pooled = [step for step in _kernels(program) if isinstance(step.plan.detail, ConvApartPlan)]
     assert bool(pooled) != beside
@@ -143,12 +147,12 @@ def test_a_kernel_pools_its_results_or_finds_their_statistics(beside: bool) -> N
 
 def test_a_pooling_of_normalised_results_stays_apart() -> None:
     """Whoever finds the statistics: the norm needs results that a pooling in the epilogue would not store."""
-    program = _program(_chain("pool"), statistics_of_conv2d_by="a pass of their own")
+    program = _program(_chain("pool"), pins={"statistics of conv2d by": "a pass of their own"})
     assert not any(isinstance(step.plan.detail, ConvApartPlan) for step in _kernels(program))
 
 
 def test_a_pinned_choice_wins() -> None:
-    assert not _found(_program(_chain("act"), statistics_of_conv2d_by="a pass of their own"))
+    assert not _found(_program(_chain("act"), pins={"statistics of conv2d by": "a pass of their own"}))
 
 
 def _body(program: Program) -> Graph:

@@ -272,7 +272,8 @@ def tiles(
     fewest lines are read, as long as there are threads enough.
     """
     inputs, outputs = channels
-    if op.groups == 1 and outputs < LEAST_OUTPUTS and (shared := _shared_tiles(op, kernel, channels, lengths, groups)):
+    few = op.groups == 1 and outputs < LEAST_OUTPUTS and inputs > 1  # of one input, weights are few, too
+    if few and (shared := _shared_tiles(op, kernel, channels, lengths, groups)):
         return shared
     found = []
     for vector, across in _vectors(op):
