@@ -16,7 +16,7 @@ from fusegen.compiler import Compiled, compile_file
 from fusegen.emit.kernels import render_sources
 from fusegen.emit.render import environment
 from fusegen.trace import load_model_file
-from tests.chains import Chain, chain
+from tests.chains import LARGE, SMALL, Chain, chain
 from tests.emitted import simulated
 
 CHAINS, BATCHES, SAMPLE = 300, 12, 4
@@ -72,10 +72,11 @@ def test_models_are_what_they_say() -> None:
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("batch", range(SAMPLE))
 def test_kernels_of_a_sample_compile(batch: int, tmp_path: Path) -> None:
-    """Ten programs in one file, each in a namespace."""
+    """Ten programs in one file, each in a namespace: small models and large ones, which other kernels compute."""
     parts = []
+    sizes, target = ((SMALL, "80"), (LARGE, "90a"))[batch % 2]
     for seed in range(1000 + batch, 1000 + 10 * SAMPLE, SAMPLE):
-        sources = render_sources(compiled(chain(random.Random(seed)), tmp_path).program, environment())
+        sources = render_sources(compiled(chain(random.Random(seed), sizes), tmp_path).program, environment())
         if sources is not None:
             name, text = f"program{seed}", sources.cuda
             heads = [line for line in text.splitlines() if line.startswith("#include")]
@@ -84,8 +85,8 @@ def test_kernels_of_a_sample_compile(batch: int, tmp_path: Path) -> None:
             parts.append("\n".join([*heads, f"namespace {name} {{", body, "}"]))
     source = tmp_path / "kernels.cu"
     source.write_text("\n".join(parts))
-    target = "-gencode=arch=compute_80,code=sm_80"
-    command = [str(NVCC), "-std=c++17", "-O1", target, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
+    code = f"-gencode=arch=compute_{target},code=sm_{target}"
+    command = [str(NVCC), "-std=c++17", "-O1", code, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[:4000]
     assert "warning" not in run.stderr, run.stderr[:4000]
