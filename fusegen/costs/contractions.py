@@ -129,10 +129,8 @@ def operand_seconds(body: Graph, node: Node, machine: Machine) -> float:
     """
     if not isinstance(node.op, ConvOp):
         return 0.0
-    size, read = (
-        dims.numel(node.type.shape, body.sizes),
-        {name for n in body.nodes if n is not node for name in n.inputs},
-    )
+    size = dims.numel(node.type.shape, body.sizes)
+    read = {name for n in body.nodes if n is not node for name in n.inputs}
     whole = [n for n in body.nodes if isinstance(n.op, InputOp) and n.name in read]
     count = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole)
     products = ops.flops(body, node) / machine.tensor_flops * (1 if allows_tf32(body, node) else SPLIT)

@@ -66,11 +66,15 @@ def glue_type(dtype: DType) -> str:
     return "uint16_t" if dtype in _HEADERS else c_type(dtype)
 
 
+def _const(plan: KernelPlan, name: str) -> str:
+    """What stands before the element type of operand ``name``: counts alone are written through their own pointer."""
+    return "" if any(count.arg == name for count in plan.counts) else "const "
+
+
 def parameters(plan: KernelPlan, glue: bool = False) -> list[str]:
     """The launcher's parameters, in the order of the kernel contract."""
     name = glue_type if glue else c_type
-    counts = {count.arg for count in plan.counts}
-    found = [f"{'' if a.name in counts else 'const '}{name(a.type.dtype)}* {a.name}" for a in plan.args]
+    found = [f"{_const(plan, a.name)}{name(a.type.dtype)}* {a.name}" for a in plan.args]
     found += [f"{name(o.dtype)}* {o.name}" for o in plan.outputs]
     found += ["void* workspace"] if plan.workspace else []
     found += ["unsigned int* counters"] if plan.counters else []
@@ -119,8 +123,7 @@ def sizes_text(plans: tuple[KernelPlan, ...]) -> str:
 
 def arguments(plan: KernelPlan) -> list[str]:
     """What the glue hands to the launcher, given tensors of the operands' names."""
-    counts = {count.arg for count in plan.counts}
-    found = [f"data<{'' if a.name in counts else 'const '}{glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
+    found = [f"data<{_const(plan, a.name)}{glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
     found += [f"data<{glue_type(o.dtype)}>({o.name})" for o in plan.outputs]
     found += ["memory.workspace()"] if plan.workspace else []
     found += ["memory.counters()"] if plan.counters else []

@@ -10,7 +10,7 @@ from fusegen.ir import HALVES, MatmulOp
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan
 from fusegen.plan.region import Region
-from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.rows import RowLowering, Style, indexed
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces.rowspace import feature_axes, feature_axis, with_rows
 from fusegen.tuning import choose
@@ -95,8 +95,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         matrices, sizes = factors.traced(region.body)
         widths = choose(f"{node.name} tile", gemm.tiles(*sizes, matrices))
         instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
-    own = "{}[0]" if factors.outputs == 1 else "{}[i]"  # an only feature is its row's value, too
-    style = Style(own, "{}", moves_rows=True, parts=True)
+    style = Style(indexed("i", factors.outputs), "{}", moves_rows=True, parts=True)
     detail = GemmPlan(
         source=region.args[x.name].name,
         source_transposed=node.op.left_transposed,

@@ -25,7 +25,7 @@ from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Operand
-from fusegen.plan.rows import Style
+from fusegen.plan.rows import Style, indexed
 from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import DOUBLE
 from fusegen.spaces import viewspace
@@ -63,7 +63,7 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
     batch = region.sizes.local(x.type.shape[0])
     outer_windows = len(first.windows) * len(middle.windows)
     positions = (windows.output_size(conv, kernel, axis, present[axis].size) for axis in range(conv.rank))
-    own = "{}[j]" if outputs > 1 else "{}[0]"  # the only output of a sample is its row's value, too
+    own = indexed("j", outputs)
     detail = WindowSumPlan(
         transposed=conv.transposed,
         mean=sums.op.mean,

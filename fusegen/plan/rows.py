@@ -466,6 +466,11 @@ class RowLowering:
         )
 
 
+def indexed(letter: str, length: Dim) -> str:
+    """A ``Style.array`` of the elements of a row of ``length``: an only one is its row's value, outside of loops."""
+    return "{}[0]" if length == 1 else f"{{}}[{letter}]"
+
+
 def factor(text: str) -> str:
     """``text`` ready to stand in a product."""
     return f"({text})" if any(symbol in text for symbol in "+-*/% ") else text

@@ -26,7 +26,7 @@ from fusegen import interpret
 from fusegen.carry import carry_model
 from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import render, snapshot_modules
-from fusegen.ir import GetItemOp, Graph, RegionOp
+from fusegen.ir import GetItemOp, Graph, Node, RegionOp
 from fusegen.plan.sharing import at_any_size
 from fusegen.plan.types import KernelPlan, Program
 from fusegen.trace import instantiate, load_model_file
@@ -105,13 +105,17 @@ def reference_from(source: str) -> types.ModuleType:
     return module_from(textwrap.dedent(source), "reference_model")
 
 
+def region_of(program: Program, plan: KernelPlan) -> Node:
+    """The region that a kernel was planned for."""
+    node = program.after.node(plan.node)
+    return program.after.node(node.inputs[0]) if isinstance(node.op, GetItemOp) else node
+
+
 def bodies(program: Program) -> list[Graph]:
     """What every kernel computes, in the order of the operators."""
     found = []
     for plan in program.kernels:
-        region = program.after.node(plan.node)
-        if isinstance(region.op, GetItemOp):
-            region = program.after.node(region.inputs[0])
+        region = region_of(program, plan)
         op = (at_any_size(region) if plan.again else region).op
         assert isinstance(op, RegionOp)
         found.append(op.body)

@@ -12,9 +12,10 @@ import torch
 
 from fusegen import dims, interpret
 from fusegen.compiler import Compiled
-from fusegen.ir import Frozen, GetItemOp, ParamOp, RegionOp
+from fusegen.ir import Frozen, ParamOp, RegionOp
 from fusegen.plan.details import ContractionPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
+from tests.emitted import region_of
 
 _HEADER = Path(__file__).with_name("cuda.h")
 _DYNAMIC = r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
@@ -57,9 +58,7 @@ class Kernel:
 
     def __init__(self, compiled: Compiled, plan: KernelPlan, folder: Path):
         self.plan = plan
-        region = compiled.program.after.node(plan.node)
-        if isinstance(region.op, GetItemOp):
-            region = compiled.program.after.node(region.inputs[0])
+        region = region_of(compiled.program, plan)
         assert isinstance(region.op, RegionOp)
         self.body = region.op.body
         self.name = f"{plan.name}_sm80" if plan.hopper else plan.name
