@@ -2252,17 +2252,19 @@ extern "C" int k1_pool(const float* p0, const float* p1, const float* x0, const 
 }  // namespace k1_pool_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k0_contraction: by the device's compute capability.
+// k0_contraction: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
-    const int64_t sm90 = on_hopper() ? k0_contraction_sm90_kernel::k0_contraction_sm90_workspace(batch, height, width) : 0, sm80 = k0_contraction_sm80_kernel::k0_contraction_sm80_workspace(batch, height, width);
-    return sm90 > sm80 ? sm90 : sm80;
+    int64_t most = k0_contraction_sm80_kernel::k0_contraction_sm80_workspace(batch, height, width);
+    if (!on_hopper()) return most;
+    if (const int64_t bytes = k0_contraction_sm90_kernel::k0_contraction_sm90_workspace(batch, height, width); bytes > most) most = bytes;
+    return most;
 }
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+        int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
     }
     return k0_contraction_sm80_kernel::k0_contraction_sm80(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
 }
@@ -2438,18 +2440,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_30427c2eba59faae, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_00840ab47756d64a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_30427c2eba59faae, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_00840ab47756d64a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_30427c2eba59faae"
+_fusegen_NAMESPACE = "fusegen_00840ab47756d64a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

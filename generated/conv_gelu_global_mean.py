@@ -1850,17 +1850,19 @@ extern "C" int k0_conv_reduce_sm80(const float* p0, const float* x0, const float
 }  // namespace k0_conv_reduce_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k0_conv_reduce: by the device's compute capability.
+// k0_conv_reduce: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
 extern "C" int64_t k0_conv_reduce_workspace(int64_t batch, int64_t height, int64_t width) {
-    const int64_t sm90 = on_hopper() ? k0_conv_reduce_sm90_kernel::k0_conv_reduce_sm90_workspace(batch, height, width) : 0, sm80 = k0_conv_reduce_sm80_kernel::k0_conv_reduce_sm80_workspace(batch, height, width);
-    return sm90 > sm80 ? sm90 : sm80;
+    int64_t most = k0_conv_reduce_sm80_kernel::k0_conv_reduce_sm80_workspace(batch, height, width);
+    if (!on_hopper()) return most;
+    if (const int64_t bytes = k0_conv_reduce_sm90_kernel::k0_conv_reduce_sm90_workspace(batch, height, width); bytes > most) most = bytes;
+    return most;
 }
 
 extern "C" int k0_conv_reduce(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k0_conv_reduce_sm90_kernel::k0_conv_reduce_sm90(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+        int status = k0_conv_reduce_sm90_kernel::k0_conv_reduce_sm90(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
     }
     return k0_conv_reduce_sm80_kernel::k0_conv_reduce_sm80(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
 }
@@ -1980,16 +1982,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_31a87b238bcdce90, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c09c448be4f78a8a, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_31a87b238bcdce90, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c09c448be4f78a8a, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_31a87b238bcdce90"
+_fusegen_NAMESPACE = "fusegen_c09c448be4f78a8a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

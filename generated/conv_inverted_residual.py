@@ -2374,21 +2374,22 @@ extern "C" int k1_contraction_sm80(const float* p0, const float* x0, const float
 }  // namespace k1_contraction_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_contraction: by the device's compute capability, and by whether a tensor copy can read the input.
+// k1_contraction: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
 extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
-    const int64_t in_place = on_hopper() ? k1_contraction_in_place_kernel::k1_contraction_in_place_workspace(batch, height, width) : 0;
-    const int64_t sm90 = on_hopper() ? k1_contraction_sm90_kernel::k1_contraction_sm90_workspace(batch, height, width) : 0, sm80 = k1_contraction_sm80_kernel::k1_contraction_sm80_workspace(batch, height, width);
-    const int64_t most = sm90 > in_place ? sm90 : in_place;
-    return most > sm80 ? most : sm80;
+    int64_t most = k1_contraction_sm80_kernel::k1_contraction_sm80_workspace(batch, height, width);
+    if (!on_hopper()) return most;
+    if (const int64_t bytes = k1_contraction_in_place_kernel::k1_contraction_in_place_workspace(batch, height, width); bytes > most) most = bytes;
+    if (const int64_t bytes = k1_contraction_sm90_kernel::k1_contraction_sm90_workspace(batch, height, width); bytes > most) most = bytes;
+    return most;
 }
 
 extern "C" int k1_contraction(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int aligned = k1_contraction_in_place_kernel::k1_contraction_in_place(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
-        if (aligned != cudaErrorNotSupported) return aligned;   // else it leaves the call to the kernel that prepares its input
-        const int status = k1_contraction_sm90_kernel::k1_contraction_sm90(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+        int status = k1_contraction_in_place_kernel::k1_contraction_in_place(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
+        status = k1_contraction_sm90_kernel::k1_contraction_sm90(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
     }
     return k1_contraction_sm80_kernel::k1_contraction_sm80(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
 }
@@ -2537,18 +2538,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_12b06599df51031a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_20450b283108f955, m) {
     m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_12b06599df51031a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_20450b283108f955, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_12b06599df51031a"
+_fusegen_NAMESPACE = "fusegen_20450b283108f955"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -992,6 +992,768 @@ extern "C" int k0_contraction_sm90(const float* x0, const float* p0, float* y0, 
 }  // namespace k0_contraction_sm90_kernel
 
 // ------------------------------------------------------------------------------------------------
+// k0_contraction_fp32
+//   %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))
+
+namespace k0_contraction_fp32_kernel {
+
+// Implicit GEMM in full fp32. A kernel writes the input padded and channel-quad-major, a grid of slots
+// [quad of channels][sample, z, y, x][4], one grid for each residue of the stride. Zero slots at the
+// end of a row serve as those before the next one. Then every tap of every phase is a constant shift along
+// the flattened slots: the product is a plain GEMM over linear base slots, its tiles arrive by bulk copy, and
+// a tap costs nothing but another start address. A thread ends up with all of its channels of a few pixels,
+// so the epilogue runs in registers.
+//
+// Powers of two bring every sample and the weights of every output channel into fp16's range; a high and a low half
+// then hold 22 bits of a value. A slot is [high 4, low 4], and a weight meets both: columns of the product with the
+// high halves of the weights, [high 4, high 4], lie beside columns with the low ones, so that all four products are
+// one instruction, and small terms add up apart from large ones. A value that halves cannot hold, be it infinite,
+// NaN or huge, leaves no finite result, and what is not finite is computed again in fp32.
+constexpr bool TRANSPOSED = true;
+constexpr int GROUPS = 1, IN = 32, OUT = 48;   // channels of a group
+// Along z, y, x; absent axes have one position.
+__host__ __device__ constexpr int along(int axis, int z, int y, int x) { return axis == 0 ? z : axis == 1 ? y : x; }
+__host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 3, 3, 3); }
+__host__ __device__ constexpr int stride(int axis) { return along(axis, 2, 2, 2); }
+__host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int padding(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int reach(int axis) { return along(axis, 1, 1, 1); }             // largest shift of a tap
+__host__ __device__ constexpr int lead(int axis) { return along(axis, 1, 1, 1); }              // zero slots before the first input position
+__host__ __device__ constexpr int in_step(int axis) { return along(axis, 1, 1, 1); }        // slot -> input position
+__host__ __device__ constexpr int in_origin(int axis) { return along(axis, -1, -1, -1); }
+__host__ __device__ constexpr int out_step(int axis) { return along(axis, 2, 2, 2); }      // base -> output position, of phase 0
+__host__ __device__ constexpr int out_origin(int axis) { return along(axis, -1, -1, -1); }
+
+constexpr int RESIDUES = 1;       // input grids: residues of a convolution's stride that some tap reads
+constexpr int ROWS = 4;           // tap rows: taps that differ along x alone
+constexpr int MAX_TAPS = 2;       // taps of a row at most
+// Phases of a transposed convolution: PHASES_Y * PHASES_X of them share a block, the others are kinds of tile.
+constexpr int PHASES_Y = 2, PHASES_X = 2, PHASES = PHASES_Y * PHASES_X;
+constexpr int OUTER_PHASES = 2;
+constexpr int CHANNELS = 16;       // output channels of a block
+constexpr int SPLIT = 1;            // blocks of a cluster that share the channels of a row
+constexpr int CHANNEL_TILES = 3;    // tiles along the channels
+constexpr int CLUSTER = 1;
+constexpr int SHARE = CLUSTER / SPLIT;  // tiles that a cluster works on at a time
+constexpr int COLUMNS = PHASES * CHANNELS;                       // results of a base slot
+constexpr int WIDTH = 2 * COLUMNS;      // with high and with low halves of the weights
+constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over the same base slots
+
+constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
+constexpr int TILE = 64 * WARPGROUPS;
+constexpr int THREADS = 128 * (WARPGROUPS + 1);
+[[maybe_unused]] constexpr int CHAIN = 9;           // products one after the other into the same sums: tensor cores truncate what they add
+constexpr int CHUNK = 16;           // input channels of a stage
+constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
+constexpr int RINGS = 3;           // of stages: one that all warpgroups read, or one for each
+constexpr int STAGES = 5;          // of a ring
+constexpr int SLOTS = 65;          // slots of a stage
+constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
+constexpr int RING = 0;            // weight slots of that ring
+constexpr int TAP_BYTES = CHUNK * WIDTH * 4;
+constexpr int STAGE_BYTES = QUADS * SLOTS * 16;
+constexpr int KIND_BYTES = 8 * CHUNKS * TAP_BYTES;     // weights of a kind
+constexpr int WEIGHT_BYTES = STREAM ? RING * MAX_TAPS * TAP_BYTES : KIND_BYTES;
+constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neighbouring channels, per base slot
+[[maybe_unused]] constexpr int VALUES = 2 * PAIRS;                   // its values per base slot
+constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
+
+// Staging of the results, so that a warp stores whole runs of an output row.
+constexpr int SLICE = 4;                    // channels at a time
+constexpr int BUFFERS = 2;
+constexpr int ROW_PITCH = 64 * PHASES_X + (PHASES_Y == 1 ? 0 : PHASES_X == 2 ? 16 : 8);   // of an output row; free of bank conflicts
+constexpr int CHANNEL_PITCH = PHASES == 4 ? PHASES_Y * ROW_PITCH : PHASES == 2 ? PHASES_Y * ROW_PITCH | 8 : 68;
+[[maybe_unused]] constexpr int WINDOWS = 2 * PHASES_X;               // 32 neighbouring results each
+
+// Shared memory, in order.
+constexpr int AT_STAGES = WEIGHT_BYTES;
+constexpr int AT_STAGING = AT_STAGES + RINGS * STAGES * STAGE_BYTES;
+constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_PITCH * 4;
+constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
+constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
+constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 1 * ROW_FLOATS * 4;
+constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
+constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
+static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
+
+struct Args {
+    const float *x, *w;
+    float* y0;
+    float *weights, *grid;        // workspace
+    unsigned int* peaks;          // bits of the largest magnitudes, of every output channel's weights and every sample
+    int64_t plane;                // slots of a channel quad
+    int batch, first_sample;      // samples of this launch
+    unsigned int weight_rows;     // rows of the preparation's blocks that write weights
+    int base_slots, steps;        // slots of the grid; groups of SHARE tiles that cover it
+    bool whole, turns;            // a stage holds all tap rows of a residue; the stages hold a whole item
+    int in[3], out[3];
+    FastDivide by_x, by_y, by_z;  // pitches of the grid
+    struct { int shift, offset, length; } row[ROWS];   // tap row: shift in slots; offset in its stage; length of the stage that it opens, or 0
+};
+
+// ---- Hopper instructions -----------------------------------------------------------------------------------
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ void barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
+__device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_expect(uint32_t bar, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
+__device__ __forceinline__ void barrier_wait(uint32_t bar, int phase) {
+    // The hint lets the hardware suspend a waiting thread instead of spinning.
+    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar), "r"(phase), "r"(0x989680) : "memory");
+}
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void bulk_multicast(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"(static_cast<uint16_t>((1 << CLUSTER) - 1)) : "memory");
+}
+__device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// ---- Preparation: weights in core-matrix order, the input as a grid ----------------------------------------
+struct Residue { int at[3], first_row, rows, taps, tap[MAX_TAPS]; };   // its rows, and the taps of a row along x
+__constant__ constexpr Residue RESIDUE[RESIDUES] = {
+    {{0, 0, 0}, 0, 4, 2, {0, 1}},
+};
+__constant__ constexpr int ROW_TAP[ROWS][2] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};   // shifts along z and y
+__constant__ constexpr int OUTER_PHASE[OUTER_PHASES][3] = {{0, 0, 0}, {1, 0, 0}};
+
+// Kernel position whose tap has this shift, or -1.
+__device__ __forceinline__ int kernel_position(int axis, int phase, int shift, int residue) {
+    const int distance = TRANSPOSED ? phase + stride(axis) * (reach(axis) - shift) : stride(axis) * shift + residue;
+    const int k = distance / dilation(axis);
+    return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
+}
+
+// ---- Peaks -------------------------------------------------------------------------------------------------
+// Places among the peaks: first comes whether there are values that halves may not hold.
+constexpr int WEIGHT_PEAKS = 1, SAMPLE_PEAKS = WEIGHT_PEAKS + GROUPS * OUT;
+constexpr unsigned int HUGE_BITS = 0x71800000u;   // of 2^100: a sum scaled back to there is finite
+constexpr int PEAK_THREADS = 256, PEAK_SPAN = PEAK_THREADS * 32;   // elements of a block
+constexpr int PEAK_WARPS = PEAK_THREADS / 32, WEIGHT_BLOCKS = (GROUPS * OUT + PEAK_WARPS - 1) / PEAK_WARPS;
+
+struct Peak {
+    unsigned int bits = 0;
+    bool other = false;
+
+    __device__ __forceinline__ void add(float v) {
+        const unsigned int magnitude = __float_as_uint(v) & 0x7fffffffu;   // ordered as numbers are
+        if (magnitude < HUGE_BITS) bits = max(bits, magnitude);
+        else other = true;
+    }
+};
+
+// First blocks: a warp for the weights of an output channel. Then `parts` blocks for a sample, the last sample first: the
+// preparation begins with what was read last.
+__global__ void __launch_bounds__(PEAK_THREADS) find_peaks(const __grid_constant__ Args args, int64_t elements, int parts) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Peak peak;
+    if (blockIdx.x < WEIGHT_BLOCKS) {
+        constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
+        const int channel = blockIdx.x * PEAK_WARPS + warp;
+        if (channel >= GROUPS * OUT) return;
+        for (int i = lane; i < IN * TAPS; i += 32)
+            peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
+        peak.bits = __reduce_max_sync(~0u, peak.bits);
+        if (lane == 0) args.peaks[WEIGHT_PEAKS + channel] = peak.bits;
+        if (peak.other) args.peaks[0] = 1;
+        return;
+    }
+    const unsigned int index = gridDim.x - 1 - blockIdx.x, sample = index / parts;
+    const int64_t begin = int64_t(index % parts) * PEAK_SPAN;
+    const float* from = args.x + sample * elements + begin;
+    const int count = elements - begin < PEAK_SPAN ? static_cast<int>(elements - begin) : PEAK_SPAN;
+    if (reinterpret_cast<uintptr_t>(from) % 16 == 0 && count % 4 == 0) {
+#pragma unroll
+        for (int n = 0; n < PEAK_SPAN / (4 * PEAK_THREADS); ++n) {
+            const int i = n * PEAK_THREADS + threadIdx.x;
+            const float4 v = 4 * i < count ? __ldg(reinterpret_cast<const float4*>(from) + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            peak.add(v.x), peak.add(v.y), peak.add(v.z), peak.add(v.w);
+        }
+    } else {
+#pragma unroll 8
+        for (int i = threadIdx.x; i < count; i += PEAK_THREADS) peak.add(__ldg(from + i));
+    }
+    __shared__ unsigned int warps[PEAK_WARPS];
+    peak.bits = __reduce_max_sync(~0u, peak.bits);
+    if (lane == 0) warps[warp] = peak.bits;
+    __syncthreads();
+    if (warp == 0) {
+        const unsigned int found = __reduce_max_sync(~0u, warps[lane % PEAK_WARPS]);
+        if (lane == 0) atomicMax(args.peaks + SAMPLE_PEAKS + sample, found);
+    }
+    if (peak.other) args.peaks[0] = 1;
+#endif
+}
+
+__device__ __forceinline__ float sample_inverse(const Args& args, int sample) { return half_inverse(__ldg(args.peaks + SAMPLE_PEAKS + args.first_sample + sample)); }
+
+// [kind][chunk of a residue][tap row][tap][quad][half][column][4]. Column 8j + 2c + e ends up in lane c of four:
+// its phase is c % PHASES, so that a lane's columns belong to one pixel.
+__device__ void prepare_weights(const Args& args, int index, int count) {
+    constexpr int KIND_QUADS = KIND_BYTES / 16;
+    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
+        const int kind = i / KIND_QUADS;
+        int t = i % KIND_QUADS, r = 0;
+        while (RESIDUES > 1) {
+            const int span = RESIDUE[r].rows * RESIDUE[r].taps * CHUNKS * QUADS * WIDTH;
+            if (t < span) break;
+            t -= span, ++r;
+        }
+        const Residue& residue = RESIDUE[r];
+        const int column = t % COLUMNS, quad = t / WIDTH % QUADS, tap = t / (WIDTH * QUADS) % residue.taps;
+        const int row = t / (WIDTH * QUADS * residue.taps) % residue.rows + residue.first_row;
+        const int chunk = t / (WIDTH * QUADS * residue.taps * residue.rows);
+        const int lane = column % 8 / 2, phase = lane % PHASES;
+        const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
+        const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[row][0], residue.at[0]);
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[row][1], residue.at[1]);
+        const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
+        const float scale = channel < OUT ? half_scale(args.peaks[WEIGHT_PEAKS + group * OUT + channel]) : 0.0f;
+        uint32_t v[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            const int c = chunk * CHUNK + quad * 4 + u;
+            const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
+            const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
+            v[u] = in ? split_halves(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx] * scale) : 0u;
+        }
+        const bool low = t / COLUMNS % 2;
+        const uint32_t near = low ? low_halves(v[0], v[1]) : high_halves(v[0], v[1]), far = low ? low_halves(v[2], v[3]) : high_halves(v[2], v[3]);
+        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(near, far, near, far);
+    }
+}
+
+constexpr int PREPARE_THREADS = 256;
+constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
+
+__global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
+    if (blockIdx.y < args.weight_rows) {
+        prepare_weights(args, (blockIdx.y * gridDim.x + blockIdx.x) * PREPARE_THREADS + threadIdx.x, args.weight_rows * gridDim.x * PREPARE_THREADS);
+        return;
+    }
+    const int64_t slot = int64_t(blockIdx.x) * PREPARE_THREADS + threadIdx.x;
+    if (slot >= args.plane) return;
+    const int quads = blockIdx.y - args.weight_rows, part = quads % (GROUP_QUADS / PREPARE_QUADS), group = quads / (GROUP_QUADS / PREPARE_QUADS);
+    const unsigned int in_grid = slot < args.base_slots ? static_cast<unsigned int>(slot) : 0u;
+    const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
+    const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
+    const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
+    const float scale = half_scale(args.peaks[SAMPLE_PEAKS + args.first_sample + sample]);
+#pragma unroll
+    for (int r = 0; r < RESIDUES; ++r) {
+        bool in = slot < args.base_slots;
+        int64_t offset = 0;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const int i = at[axis] * in_step(axis) + in_origin(axis) + RESIDUE[r].at[axis];
+            in = in && i >= 0 && i < args.in[axis];
+            offset = offset * args.in[axis] + i;
+        }
+        const int channel = part * PREPARE_QUADS * 4;
+        const float* p = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image + offset;
+        float v[PREPARE_QUADS][4];
+#pragma unroll
+        for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
+        uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t(r * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
+#pragma unroll
+        for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) {
+            uint32_t s[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[e] = split_halves(v[u][e] * scale);
+            *q = make_uint4(high_halves(s[0], s[1]), high_halves(s[2], s[3]), low_halves(s[0], s[1]), low_halves(s[2], s[3]));
+        }
+    }
+#endif
+}
+
+// ---- The product ---------------------------------------------------------------------------------------------
+struct Pixel { int sample, base[3]; bool in; };   // a base slot, taken apart
+
+__device__ __forceinline__ Pixel pixel_of(const Args& args, int slot) {
+    Pixel p;
+    p.in = slot < args.base_slots;
+    const unsigned int s = p.in ? slot : 0, line = args.by_x.quotient(s), slice = args.by_y.quotient(line);
+    p.sample = args.by_z.quotient(slice);
+    p.base[0] = slice - p.sample * args.by_z.divisor;
+    p.base[1] = line - slice * args.by_y.divisor;
+    p.base[2] = s - line * args.by_x.divisor;
+    return p;
+}
+
+__device__ __forceinline__ int output_position(const Pixel& p, int axis, int phase) {
+    return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
+}
+
+// A result by its definition, in fp32, of the values that halves cannot hold.
+// Kernel position k meets input position (origin - k * dilation) / stride.
+__device__ __forceinline__ float plain_result(const Args& args, int sample, const int (&origin)[3], int channel) {
+    constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
+    const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
+    const int group = channel / OUT;
+    const float* x = args.x + ((int64_t(args.first_sample) + sample) * GROUPS + group) * IN * image;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int tap = 0; tap < TAPS; ++tap) {
+        const int k[3] = {tap / kernel_size(2) / kernel_size(1), tap / kernel_size(2) % kernel_size(1), tap % kernel_size(2)};
+        bool in = true;
+        int64_t at = 0;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const int reached = origin[axis] - k[axis] * dilation(axis), i = reached / stride(axis);
+            in = in && reached >= 0 && reached % stride(axis) == 0 && i < args.in[axis];
+            at = at * args.in[axis] + i;
+        }
+        if (!in) continue;
+#pragma unroll 1
+        for (int c = 0; c < IN; ++c)
+            sum = fmaf(__ldg(x + c * image + at), __ldg(args.w + (int64_t(group * IN + c) * OUT + channel % OUT) * TAPS + tap), sum);
+    }
+    return sum;
+}
+
+// Computes a lane's results that are not finite again: compute(i, j) is result j of its pixel i.
+template <typename Compute>
+__device__ __forceinline__ void mend(float (&v)[2][VALUES], Compute compute) {
+    float total[4] = {};
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) total[n % 4] += v[n / VALUES][n % VALUES];
+    if (isfinite((total[0] + total[1]) + (total[2] + total[3]))) return;
+    float cell[2 * VALUES];   // in memory: registers have no run-time index
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) cell[n] = v[n / VALUES][n % VALUES];
+#pragma unroll 1
+    for (int n = 0; n < 2 * VALUES; ++n)
+        if (!isfinite(cell[n])) cell[n] = compute(n / VALUES, n % VALUES);
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) v[n / VALUES][n % VALUES] = cell[n];
+}
+
+__global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t base = shared_address(shared);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
+    const int rank = blockIdx.x % CLUSTER;
+    const uint32_t stage_full = base + AT_BARRIERS, stage_free = stage_full + RINGS * STAGES * 8;
+    const uint32_t ring_full = stage_free + RINGS * STAGES * 8, ring_free = ring_full + RING * 8;
+    const uint32_t kind_full = ring_free + RING * 8, kind_free = kind_full + 8, mail = kind_free + 8;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RINGS * STAGES; ++i) barrier_init(stage_full + i * 8, 1), barrier_init(stage_free + i * 8, WARPGROUPS * 4 / RINGS);
+        for (int i = 0; i < RING; ++i) barrier_init(ring_full + i * 8, 1), barrier_init(ring_free + i * 8, SHARE * WARPGROUPS * 4);
+        barrier_init(kind_full, 1), barrier_init(kind_free, WARPGROUPS * 4);
+        for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    float* inverse_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // one over the scales of the weights
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) inverse_row[l] = l < GROUPS * OUT ? half_inverse(__ldg(args.peaks + WEIGHT_PEAKS + l)) : 0.0f;
+    const bool suspect = __ldg(args.peaks);
+    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+
+    // A cluster's share of the work: a run of neighbouring tiles, kind after kind.
+    const int clusters = gridDim.x / CLUSTER, cluster = blockIdx.x / CLUSTER;
+    constexpr int RUN_KINDS = KINDS / SPLIT;
+    const int64_t items = int64_t(RUN_KINDS) * args.steps;
+    const int begin = static_cast<int>(items * cluster / clusters), end = static_cast<int>(items * (cluster + 1) / clusters);
+    int kind = begin / args.steps * SPLIT + (SPLIT > 1 ? rank : 0), step = begin % args.steps;
+    auto advance_item = [&] { if (++step == args.steps) step = 0, kind += SPLIT; };
+    auto first_of = [&] { return (step * SHARE + (SPLIT > 1 ? 0 : rank)) * TILE; };   // first base slot of the tile
+
+    if (warpgroup == WARPGROUPS) {
+        // ---- producers: one thread for each ring of stages, one for streamed weights
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (warp % 4 < RINGS && lane == 0) {
+            const int ring = warp % 4;
+            int stage = 0, phase = 1, held = -1, kind_phase = 0;
+            for (int item = begin; item < end; ++item, advance_item()) {
+                const int group = kind / (CHANNEL_TILES * OUTER_PHASES);
+                if (!STREAM && ring == 0 && kind != held) {
+                    if (held >= 0) barrier_wait(kind_free, kind_phase), kind_phase ^= 1;
+                    held = kind;
+                    barrier_expect(kind_full, KIND_BYTES);
+                    const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
+                    for (int at = 0; at < KIND_BYTES; at += TAP_BYTES) bulk_load(base + at, from + at, TAP_BYTES, kind_full);
+                }
+                const int first = first_of() + ring * 64;
+#pragma unroll 1
+                for (int r = 0; r < RESIDUES; ++r)
+#pragma unroll 1
+                    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                        const float* from = args.grid + ((int64_t(r * GROUPS + group) * GROUP_QUADS + chunk * QUADS) * args.plane + first) * 4;
+#pragma unroll 1
+                        for (int row = RESIDUE[r].first_row; row < RESIDUE[r].first_row + RESIDUE[r].rows; ++row) {
+                            const int length = args.row[row].length;
+                            if (length == 0) continue;
+                            const int at = ring * STAGES + stage;
+                            barrier_wait(stage_free + at * 8, phase);
+                            barrier_expect(stage_full + at * 8, QUADS * length * 16);
+                            for (int q = 0; q < QUADS; ++q)
+                                bulk_load(base + AT_STAGES + at * STAGE_BYTES + q * (SLOTS * 16), from + (q * args.plane + args.row[row].shift) * 4, length * 16, stage_full + at * 8);
+                            if (++stage == STAGES) stage = 0, phase ^= 1;
+                        }
+                    }
+            }
+        }
+        if (STREAM && warp % 4 == 3 && lane == 0) {
+            int slot = 0, phase = 1;
+            for (int item = begin; item < end; ++item, advance_item()) {
+                const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
+#pragma unroll 1
+                for (int r = 0; r < RESIDUES; ++r) {
+                    const int bytes = RESIDUE[r].taps * TAP_BYTES;
+#pragma unroll 1
+                    for (int i = 0; i < CHUNKS * RESIDUE[r].rows; ++i, from += bytes) {
+                        barrier_wait(ring_free + slot * 8, phase);
+                        barrier_expect(ring_full + slot * 8, bytes);
+                        const uint32_t to = base + slot * (MAX_TAPS * TAP_BYTES);
+                        if (SHARE > 1) {   // every block brings its part to all
+                            const int part = bytes / SHARE;
+                            bulk_multicast(to + rank * part, from + rank * part, part, ring_full + slot * 8);
+                        } else {
+                            bulk_load(to, from, bytes, ring_full + slot * 8);
+                        }
+                        if (++slot == RING) slot = 0, phase ^= 1;
+                    }
+                }
+            }
+        }
+    } else {
+        // ---- consumers
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int ring = RINGS > 1 ? warpgroup : 0;
+        // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
+        const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
+        constexpr uint64_t A_LAYOUT = uint64_t(8) << 32 | uint64_t(SLOTS) << 16, B_LAYOUT = uint64_t(8) << 32 | uint64_t(WIDTH) << 16;
+        // Promotions leave gaps between products, which those of other warpgroups fill.
+        constexpr bool turns = false;
+        int stage = 0, phase = 0, slot = 0, ring_phase = 0, held = -1, kind_phase = 0;
+        auto free_stage = [&](int i) { if (lane == 0) barrier_arrive(stage_free + (ring * STAGES + i) * 8); };
+        auto free_slot = [&](int i) {
+            if (STREAM && SHARE == 1 && lane == 0) barrier_arrive(ring_free + i * 8);
+            if (STREAM && SHARE > 1 && lane < SHARE) barrier_arrive_remote(remote(ring_free + i * 8, lane));
+        };
+        if (turns && warpgroup == WARPGROUPS - 1) named_arrive(1, 256);
+
+        for (int item = begin; item < end; ++item, advance_item()) {
+            float d[64] = {};
+            float sums[COLUMNS / 2] = {};
+            int terms = 0;   // products in d
+            auto promote = [&] {
+                asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+                for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(d[i])::"memory");
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 2; ++i) sums[i] += d[i] + d[COLUMNS / 2 + i];
+            };
+            if (turns) named_sync(1 + warpgroup, 256);
+            if (!STREAM && kind != held) barrier_wait(kind_full, kind_phase), kind_phase ^= 1, held = kind;
+            uint32_t b = b_base;
+            int accumulate = 0, old_stage = -1, old_slot = -1;
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+#pragma unroll 1
+                for (int row = 0; row < 4;) {
+                    barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
+                    const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    bool last;
+                    do {
+                        if (STREAM) {
+                            barrier_wait(ring_full + slot * 8, ring_phase);
+                            b = b_base + slot * (MAX_TAPS * TAP_BYTES / 16);
+                        }
+                        const uint32_t a = a_stage + args.row[row].offset;
+                        ++row;
+                        last = row == 4 || args.row[row].length != 0;
+                        if (terms > 0 && terms + 4 > CHAIN) promote(), terms = accumulate = 0;
+                        terms += 4;
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * WIDTH), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * WIDTH), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * WIDTH), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * WIDTH), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        if (!STREAM) b += 2 * (TAP_BYTES / 16);
+                        if (STREAM) {   // what the group before this one has read is free
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            if (old_slot >= 0) free_slot(old_slot);
+                            if (old_stage >= 0) free_stage(old_stage), old_stage = -1;
+                            old_slot = slot;
+                            if (++slot == RING) slot = 0, ring_phase ^= 1;
+                        }
+                    } while (!last);
+                    if (!STREAM) {
+                        if (old_stage >= 0) {
+                            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                            free_stage(old_stage);
+                        }
+                    }
+                    old_stage = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+            const bool final = item + 1 == end;
+            if (turns && !(final && warpgroup == WARPGROUPS - 1)) named_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+            for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(d[i])::"memory");
+            if (STREAM) free_slot(old_slot);
+            free_stage(old_stage);
+            if (!STREAM && !final && step + 1 == args.steps && lane == 0) barrier_arrive(kind_free);
+
+            // ---- epilogue: v[i][j] is value j of this lane's pixel i
+            const int outer_phase = kind / CHANNEL_TILES % OUTER_PHASES;
+            const int first_channel = kind / (CHANNEL_TILES * OUTER_PHASES) * OUT + kind % CHANNEL_TILES * CHANNELS;
+            const int first_slot = first_of() + warpgroup * 64;
+            auto position = [&](int j) { return j / 2 * (2 * LANES) + c / PHASES * 2 + j % 2; };
+            [[maybe_unused]] auto live = [&](int j) { return OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + position(j) < OUT; };
+            float v[2][VALUES];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i).sample);
+#pragma unroll
+                for (int j = 0; j < VALUES; ++j)
+                    v[i][j] = (sums[j / 2 * 4 + 2 * i + j % 2] + (d[j / 2 * 4 + 2 * i + j % 2] + d[COLUMNS / 2 + j / 2 * 4 + 2 * i + j % 2])) * inverse * inverse_row[first_channel + position(j)];
+            }
+            // A tap that its phase lacks has a weight of zero, which makes a NaN of an Inf or a NaN there.
+            if (suspect) mend(v, [&](int i, int j) {
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                if (!p.in || !live(j)) return 0.0f;
+                const int phase[3] = {OUTER_PHASE[outer_phase][0], OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X};
+                int origin[3];
+#pragma unroll
+                for (int axis = 0; axis < 3; ++axis) origin[axis] = output_position(p, axis, phase[axis]) + padding(axis);
+                return plain_result(args, p.sample, origin, first_channel + position(j));
+            });
+            int64_t outers[2], inners[2];
+            [[maybe_unused]] bool in[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
+                const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
+                in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
+                outers[i] = args.first_sample + p.sample;
+                inners[i] = (int64_t(z) * args.out[1] + y) * args.out[2] + x;
+            }
+#pragma unroll
+            for (int j = 0; j < VALUES; ++j) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                [[maybe_unused]] const int64_t outer = outers[i];
+                [[maybe_unused]] const int64_t inner = inners[i];
+                    v[i][j] = v[i][j];
+                }
+            }
+            {
+                // Through shared memory, a few channels at a time: a warp stores runs of an output row.
+                // Offsets are 32-bit, from a base that all lanes share.
+                const int64_t positions = int64_t(args.out[0]) * args.out[1] * args.out[2];
+                const int sample = pixel_of(args, first_slot).sample;
+                char* to = reinterpret_cast<char*>(args.y0 + (int64_t(args.first_sample + sample) * (GROUPS * OUT) + first_channel + quarter) * positions);
+                const int64_t sample_bytes = GROUPS * OUT * 4 * positions;
+                uint32_t offset[PHASES_Y][WINDOWS];
+                uint32_t stored = 0;   // bit PHASES_Y * k + u: window k of phase u exists
+#pragma unroll
+                for (int k = 0; k < WINDOWS; ++k) {
+                    const Pixel p = pixel_of(args, first_slot + (32 * k + lane) / PHASES_X);
+                    const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]), y = output_position(p, 1, OUTER_PHASE[outer_phase][1]);
+                    const int x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + lane % PHASES_X);
+                    const bool in = p.in && z >= 0 && z < args.out[0] && x >= 0 && x < args.out[2];
+#pragma unroll
+                    for (int u = 0; u < PHASES_Y; ++u) {
+                        if (in && y + u >= 0 && y + u < args.out[1]) stored |= 1u << (PHASES_Y * k + u);
+                        offset[u][k] = static_cast<uint32_t>((p.sample - sample) * sample_bytes) + static_cast<uint32_t>((z * args.out[1] + y + u) * args.out[2] + x) * 4u;
+                    }
+                }
+                const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
+#pragma unroll
+                for (int s = 0; s < CHANNELS / SLICE; ++s) {
+                    const uint32_t buffer = s % BUFFERS * (SLICE * CHANNEL_PITCH * 4);
+                    constexpr int SLICE_VALUES = SLICE / LANES;
+                    if (BUFFERS == 1) named_sync(8 + warpgroup, 128);
+#pragma unroll
+                    for (int j = 0; j < SLICE_VALUES; ++j)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i)
+                            asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 8 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
+                    named_sync(8 + warpgroup, 128);
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
+                        float t[PHASES_Y][WINDOWS];
+#pragma unroll
+                        for (int u = 0; u < PHASES_Y; ++u)
+#pragma unroll
+                            for (int k = 0; k < WINDOWS; ++k)
+                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                        const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
+#pragma unroll
+                        for (int u = 0; u < PHASES_Y; ++u)
+#pragma unroll
+                            for (int k = 0; k < WINDOWS; ++k)
+                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[u][k];
+                        to += 16 * positions;
+                    }
+                }
+            }
+        }
+    }
+    __syncwarp();
+    if (CLUSTER > 1) cluster_sync();
+#endif
+}
+
+// ---- Host ------------------------------------------------------------------------------------------------------
+// Slots along an axis: the base positions of `out` results, and room for the shifts that the zeros of the
+// next row cannot serve.
+static int64_t axis_slots(int axis, int64_t in, int64_t out) {
+    const int64_t bases = (out - 1 - out_origin(axis)) / out_step(axis) + 1;
+    const int64_t filled = (in - 1 - in_origin(axis)) / in_step(axis) + 1;   // slots up to the last input position, of any residue
+    const int64_t trail = bases + reach(axis) - filled;
+    const int64_t shared = trail < 0 ? 0 : trail < lead(axis) ? trail : lead(axis);
+    return bases + reach(axis) - shared;
+}
+
+struct Layout { int64_t sample_slots, samples, plane, steps, weight_bytes, bytes; int64_t slots[3]; };
+
+// The workspace holds the weights and the grid of as many samples as fit the limits.
+static Layout layout(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
+    constexpr int64_t SLOT_BYTES = int64_t(RESIDUES) * GROUPS * GROUP_QUADS * 16, MAX_BYTES = int64_t(1) << 33, MAX_SLOTS = int64_t(1) << 30;
+    Layout l = {};
+    for (int axis = 0; axis < 3; ++axis) l.slots[axis] = axis_slots(axis, in[axis], out[axis]);
+    l.sample_slots = l.slots[0] * l.slots[1] * l.slots[2];
+    const int64_t most = MAX_BYTES / SLOT_BYTES < MAX_SLOTS ? MAX_BYTES / SLOT_BYTES : MAX_SLOTS;
+    l.samples = most / l.sample_slots < 1 ? 1 : most / l.sample_slots < batch ? most / l.sample_slots : batch;
+    l.steps = (l.samples * l.sample_slots + TILE * SHARE - 1) / (TILE * SHARE);
+    l.plane = l.steps * SHARE * TILE + (reach(0) * l.slots[1] + reach(1)) * l.slots[2] + reach(2);
+    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + (SAMPLE_PEAKS + batch) * 4 + 255) / 256 * 256;   // the peaks lie behind them
+    l.bytes = l.weight_bytes + SLOT_BYTES * l.plane;
+    return l;
+}
+
+// Whether the sizes are within the range of the 32-bit offsets.
+static bool fits(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
+    if (batch == 0 || out[0] <= 0 || out[1] <= 0 || out[2] <= 0) return false;
+    return layout(batch, in, out).sample_slots < int64_t(1) << 30 && out[0] * out[1] * out[2] * GROUPS * OUT < int64_t(1) << 28;
+}
+
+static cudaLaunchAttribute cluster_attribute() {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = CLUSTER, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    return attribute;
+}
+
+static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3], void* workspace, cudaStream_t stream) {
+    static int known[64] = {};   // clusters that run side by side, by device
+    int device = 0;
+    cudaGetDevice(&device);
+    int& clusters = known[device % 64];
+    if (clusters == 0) {
+        if (cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES)) return error;
+        cudaLaunchConfig_t probe = {};
+        cudaLaunchAttribute together = cluster_attribute();
+        probe.gridDim = multiprocessors() / CLUSTER * CLUSTER, probe.blockDim = THREADS, probe.dynamicSmemBytes = SHARED_BYTES;
+        probe.attrs = &together, probe.numAttrs = 1;
+        int found = 0;
+        if (CLUSTER > 1 && cudaOccupancyMaxActiveClusters(&found, run, &probe) != cudaSuccess) return cudaGetLastError();
+        clusters = CLUSTER > 1 && found < multiprocessors() / CLUSTER ? found : multiprocessors() / CLUSTER;
+        if (clusters < 1) return clusters = 0, cudaErrorInvalidConfiguration;
+    }
+    const Layout l = layout(batch, in, out);
+    args.weights = static_cast<float*>(workspace);
+    args.grid = args.weights + l.weight_bytes / 4;
+    args.peaks = reinterpret_cast<unsigned int*>(args.weights + int64_t(KINDS) * KIND_BYTES / 4);
+    args.plane = l.plane;
+    for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
+    args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
+    args.by_y = fast_divide(static_cast<unsigned int>(l.slots[1]));
+    args.by_z = fast_divide(static_cast<unsigned int>(l.slots[0]));
+    constexpr int ROW_SHIFT[ROWS][2] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
+    constexpr int FIRST_ROW[RESIDUES + 1] = {0, ROWS};
+    constexpr int LAST_TAP[RESIDUES] = {1};
+    int openings = 0;
+    for (int r = 0; r < RESIDUES; ++r)
+        for (int row = FIRST_ROW[r], first = row; row < FIRST_ROW[r + 1]; ++row) {
+            auto shift = [&](int i) { return (ROW_SHIFT[i][0] * l.slots[1] + ROW_SHIFT[i][1]) * l.slots[2]; };
+            auto length = [&](int i) { return shift(i) - shift(first) + LAST_TAP[r] + TILE / RINGS; };
+            const bool opens = row == FIRST_ROW[r] || length(FIRST_ROW[r + 1] - 1) > SLOTS;   // all rows in one stage, or one each
+            if (opens) first = row, ++openings;
+            args.row[row].shift = static_cast<int>(shift(row));
+            args.row[row].offset = static_cast<int>(shift(row) - shift(first));
+            args.row[row].length = opens ? static_cast<int>(length(FIRST_ROW[r + 1] - 1) > SLOTS ? length(row) : length(FIRST_ROW[r + 1] - 1)) : 0;
+        }
+    args.whole = openings == RESIDUES;
+    args.turns = openings * CHUNKS <= STAGES;
+    const int64_t elements = int64_t(GROUPS) * IN * in[0] * in[1] * in[2], parts = (elements + PEAK_SPAN - 1) / PEAK_SPAN;
+    if (cudaError_t error = cudaMemsetAsync(args.peaks, 0, (SAMPLE_PEAKS + batch) * 4, stream)) return error;
+    enqueue(find_peaks, static_cast<unsigned int>(WEIGHT_BLOCKS + batch * parts), PEAK_THREADS, 0, stream, args, elements, static_cast<int>(parts));
+    if (cudaError_t error = cudaGetLastError()) return error;
+    for (int64_t sample = 0; sample < batch; sample += l.samples) {
+        args.first_sample = static_cast<int>(sample);
+        args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
+        args.base_slots = static_cast<int>(args.batch * l.sample_slots);
+        args.steps = static_cast<int>((args.base_slots + TILE * SHARE - 1) / (TILE * SHARE));
+        const int64_t reached = int64_t(args.steps) * SHARE * TILE + l.plane - l.steps * SHARE * TILE;
+        const unsigned int blocks = static_cast<unsigned int>((reached + PREPARE_THREADS - 1) / PREPARE_THREADS);
+        const unsigned int rows = KINDS * (KIND_BYTES / 16) / (4 * PREPARE_THREADS) / blocks + 1;   // about four quads of a thread
+        args.weight_rows = rows < 64 ? rows : 64;
+        enqueue(prepare, dim3(blocks, args.weight_rows + GROUPS * GROUP_QUADS / PREPARE_QUADS), PREPARE_THREADS, 0, stream, args);
+        if (cudaError_t error = cudaGetLastError()) return error;
+        // The kernel starts while the preparation ends, and waits for it where it reads.
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, clusters * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
+    }
+    return cudaSuccess;
+}
+
+extern "C" int64_t k0_contraction_fp32_workspace(int64_t batch, int64_t depth, int64_t height) {
+    const int64_t in[3] = {depth, height, 24};
+    const int64_t out[3] = {2*depth, 2*height, 48};
+    return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
+}
+
+extern "C" int k0_contraction_fp32(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
+    const int64_t in[3] = {depth, height, 24};
+    const int64_t out[3] = {2*depth, 2*height, 48};
+    if (!fits(batch, in, out)) return cudaErrorNotSupported;
+    Args args = {};
+    args.x = x0, args.w = p0;
+    args.y0 = y0;
+    return launch(args, batch, in, out, workspace, stream);
+}
+
+}  // namespace k0_contraction_fp32_kernel
+
+// ------------------------------------------------------------------------------------------------
 // k0_contraction_sm80
 //   %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))
 
@@ -2075,17 +2837,22 @@ extern "C" int k2_pool(const float* p0, const float* x0, const float* p1, const 
 }  // namespace k2_pool_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k0_contraction: by the device's compute capability.
+// k0_contraction: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_t height) {
-    const int64_t sm90 = on_hopper() ? k0_contraction_sm90_kernel::k0_contraction_sm90_workspace(batch, depth, height) : 0, sm80 = k0_contraction_sm80_kernel::k0_contraction_sm80_workspace(batch, depth, height);
-    return sm90 > sm80 ? sm90 : sm80;
+    int64_t most = k0_contraction_sm80_kernel::k0_contraction_sm80_workspace(batch, depth, height);
+    if (!on_hopper()) return most;
+    if (const int64_t bytes = k0_contraction_sm90_kernel::k0_contraction_sm90_workspace(batch, depth, height); bytes > most) most = bytes;
+    if (const int64_t bytes = k0_contraction_fp32_kernel::k0_contraction_fp32_workspace(batch, depth, height); bytes > most) most = bytes;
+    return most;
 }
 
 extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k0_contraction_sm90_kernel::k0_contraction_sm90(x0, p0, y0, workspace, batch, depth, height, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+        int status = k0_contraction_sm90_kernel::k0_contraction_sm90(x0, p0, y0, workspace, batch, depth, height, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
+        status = k0_contraction_fp32_kernel::k0_contraction_fp32(x0, p0, y0, workspace, batch, depth, height, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
     }
     return k0_contraction_sm80_kernel::k0_contraction_sm80(x0, p0, y0, workspace, batch, depth, height, tf32, stream);
 }
@@ -2271,20 +3038,20 @@ Tensor call_k2_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2d2a218b04f38e61, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_45742f2d08e709bc, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> (Tensor, Tensor)");
     m.def("k2_pool(Tensor p0, Tensor x0, Tensor p1, Tensor x1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_2d2a218b04f38e61, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_45742f2d08e709bc, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_2d2a218b04f38e61"
+_fusegen_NAMESPACE = "fusegen_45742f2d08e709bc"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1729,17 +1729,19 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
 }  // namespace k0_contraction_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k0_contraction: by the device's compute capability.
+// k0_contraction: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
-    const int64_t sm90 = on_hopper() ? k0_contraction_sm90_kernel::k0_contraction_sm90_workspace(batch, height, width) : 0, sm80 = k0_contraction_sm80_kernel::k0_contraction_sm80_workspace(batch, height, width);
-    return sm90 > sm80 ? sm90 : sm80;
+    int64_t most = k0_contraction_sm80_kernel::k0_contraction_sm80_workspace(batch, height, width);
+    if (!on_hopper()) return most;
+    if (const int64_t bytes = k0_contraction_sm90_kernel::k0_contraction_sm90_workspace(batch, height, width); bytes > most) most = bytes;
+    return most;
 }
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, y0, workspace, batch, height, width, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+        int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, y0, workspace, batch, height, width, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
     }
     return k0_contraction_sm80_kernel::k0_contraction_sm80(p0, x0, p1, p2, y0, workspace, batch, height, width, tf32, stream);
 }
@@ -1864,16 +1866,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_11f891b8b232e4cc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e8e9df0b06ad632b, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_11f891b8b232e4cc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e8e9df0b06ad632b, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_11f891b8b232e4cc"
+_fusegen_NAMESPACE = "fusegen_e8e9df0b06ad632b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1570,17 +1570,19 @@ extern "C" int k1_row_reduce(const float* x0, const float* p0, const float* p1, 
 }  // namespace k1_row_reduce_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k0_gemm: by the device's compute capability.
+// k0_gemm: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
 extern "C" int64_t k0_gemm_workspace(int64_t batch) {
-    const int64_t sm90 = on_hopper() ? k0_gemm_sm90_kernel::k0_gemm_sm90_workspace(batch) : 0, sm80 = k0_gemm_sm80_kernel::k0_gemm_sm80_workspace(batch);
-    return sm90 > sm80 ? sm90 : sm80;
+    int64_t most = k0_gemm_sm80_kernel::k0_gemm_sm80_workspace(batch);
+    if (!on_hopper()) return most;
+    if (const int64_t bytes = k0_gemm_sm90_kernel::k0_gemm_sm90_workspace(batch); bytes > most) most = bytes;
+    return most;
 }
 
 extern "C" int k0_gemm(const float* x0, const float* p0, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k0_gemm_sm90_kernel::k0_gemm_sm90(x0, p0, y0, workspace, counters, batch, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+        int status = k0_gemm_sm90_kernel::k0_gemm_sm90(x0, p0, y0, workspace, counters, batch, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
     }
     return k0_gemm_sm80_kernel::k0_gemm_sm80(x0, p0, y0, workspace, counters, batch, tf32, stream);
 }
@@ -1742,18 +1744,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5020757522d7dbc9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1e89828ac1112057, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5020757522d7dbc9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1e89828ac1112057, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5020757522d7dbc9"
+_fusegen_NAMESPACE = "fusegen_1e89828ac1112057"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

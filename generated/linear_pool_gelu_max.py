@@ -1685,17 +1685,19 @@ extern "C" int k2_gemm_sm80(const float* x0, const float* x1, const float* x2, f
 }  // namespace k2_gemm_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k2_gemm: by the device's compute capability.
+// k2_gemm: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
 extern "C" int64_t k2_gemm_workspace(int64_t batch) {
-    const int64_t sm90 = on_hopper() ? k2_gemm_sm90_kernel::k2_gemm_sm90_workspace(batch) : 0, sm80 = k2_gemm_sm80_kernel::k2_gemm_sm80_workspace(batch);
-    return sm90 > sm80 ? sm90 : sm80;
+    int64_t most = k2_gemm_sm80_kernel::k2_gemm_sm80_workspace(batch);
+    if (!on_hopper()) return most;
+    if (const int64_t bytes = k2_gemm_sm90_kernel::k2_gemm_sm90_workspace(batch); bytes > most) most = bytes;
+    return most;
 }
 
 extern "C" int k2_gemm(const float* x0, const float* x1, const float* x2, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k2_gemm_sm90_kernel::k2_gemm_sm90(x0, x1, x2, y0, workspace, counters, batch, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+        int status = k2_gemm_sm90_kernel::k2_gemm_sm90(x0, x1, x2, y0, workspace, counters, batch, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
     }
     return k2_gemm_sm80_kernel::k2_gemm_sm80(x0, x1, x2, y0, workspace, counters, batch, tf32, stream);
 }
@@ -1866,20 +1868,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_01a0f900dd43dbe9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cef39ea3ea7794a8, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_01a0f900dd43dbe9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cef39ea3ea7794a8, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_01a0f900dd43dbe9"
+_fusegen_NAMESPACE = "fusegen_cef39ea3ea7794a8"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

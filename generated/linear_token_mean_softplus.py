@@ -1123,12 +1123,12 @@ extern "C" int k1_gemm_sm80(const float* x0, const float* p0, const float* p1, f
 }  // namespace k1_gemm_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_gemm: by the device's compute capability.
+// k1_gemm: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
 extern "C" int k1_gemm(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        const int status = k1_gemm_sm90_kernel::k1_gemm_sm90(x0, p0, p1, y0, batch, tf32, stream);
-        if (status != cudaErrorNotSupported) return status;   // else it leaves the call to the portable kernel
+        int status = k1_gemm_sm90_kernel::k1_gemm_sm90(x0, p0, p1, y0, batch, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
     }
     return k1_gemm_sm80_kernel::k1_gemm_sm80(x0, p0, p1, y0, batch, tf32, stream);
 }
@@ -1249,18 +1249,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_89de14facb035365, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cb730f9beb9372ba, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_89de14facb035365, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cb730f9beb9372ba, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_89de14facb035365"
+_fusegen_NAMESPACE = "fusegen_cb730f9beb9372ba"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

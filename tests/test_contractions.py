@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fusegen.compiler import optimise
+from fusegen.plan.details import HopperConvPlan
 from fusegen.plan.types import KernelStep
 from fusegen.trace import trace
 
@@ -65,6 +66,40 @@ def test_full_fp32_runs_where_it_is_faster(inputs: int, outputs: int, kernel: in
     with torch.device("meta"):
         model = nn.Sequential(nn.Conv2d(inputs, outputs, kernel), nn.Mish())
         graph = trace(model, (torch.empty(64, inputs, 192, 192),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    (step,) = program.steps
+    assert isinstance(step, KernelStep)
+    assert (step.plan.hopper is not None) == asynchronous
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "both"),
+    [
+        (24, 64, 5, True),
+        (96, 64, 5, False),  # cuDNN is in TF32 whatever the other sizes
+        (32, 16, 1, False),  # few outputs leave the time of the input's grid and scales
+    ],
+)
+def test_a_file_has_both_classes_where_cudnn_may_choose(inputs: int, outputs: int, kernel: int, both: bool) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=2), nn.Mish())
+        graph = trace(model, (torch.empty(16, inputs, 94, 96),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    (step,) = program.steps
+    assert isinstance(step, KernelStep)
+    hopper = step.plan.hopper
+    assert isinstance(hopper, HopperConvPlan)
+    assert not hopper.precise
+    assert (hopper.in_fp32 is not None) == both
+    assert hopper.in_fp32 is None or hopper.in_fp32.precise
+
+
+@pytest.mark.parametrize(("stride", "asynchronous"), [(2, True), (3, False)])
+def test_phases_that_lie_side_by_side_are_stored_together(stride: int, asynchronous: bool) -> None:
+    """Three phases along a row are of three blocks of the asynchronous kernel, of one of the portable one."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.ConvTranspose2d(8, 128, 3, stride=stride), nn.Mish())
+        graph = trace(model, (torch.empty(8, 8, 26, 37),), Path(__file__)).graph
     program, _ = optimise(graph, "sm_90", False, lambda stage: None)
     (step,) = program.steps
     assert isinstance(step, KernelStep)

@@ -61,13 +61,23 @@ _PLAIN_FLOPS, _PLAIN_SECONDS = 0.3, 4e-6
 """The share of the fp32 rate that it reaches, and the time of a block that has little to do."""
 _OPERAND = 10
 """Times over that the traffic of such an operand counts: 60 MB took 138 us in the prepared kernel."""
+_TF32_INPUTS = 64
+"""Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions)."""
+_PORTABLE_PHASES, _PORTABLE_TF32 = 3, 2.0
+"""Phases along x that the portable kernel stores side by side, and the asynchronous one does not; the times over that
+the portable kernel took in TF32 of what was expected."""
 LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
 
 
-def portable_seconds(body: Graph, node: Node, whole: bool, machine: Machine, merge: bool = True) -> float:
-    """Expected time of the mma.sync kernel at the traced sizes, its epilogue for free. It must fit."""
-    split = not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
+def portable_seconds(
+    body: Graph, node: Node, whole: bool, machine: Machine, merge: bool = True, precise: bool = False
+) -> float:
+    """Expected time of the mma.sync kernel at the traced sizes, its epilogue for free. It must fit.
+
+    ``precise``: in full fp32, also where TF32 may be permitted.
+    """
+    split = precise or not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
     shape, block_seconds, resident, loaded = body.shape(node.name), _BLOCK_SECONDS, _RESIDENT, 0
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
@@ -109,17 +119,36 @@ def plain_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> flo
     return waves + moved / machine.bandwidth + _PLAIN_SECONDS
 
 
+def portable_may_win(body: Graph, node: Node) -> bool:
+    """Whether expected times decide between the two tensor-core kernels, where both could run.
+
+    In TF32 they do only where the portable one stores more of a row at once: convolutions of 1x1 that it was expected
+    to be better at took it twice as long.
+    """
+    if not allows_tf32(body, node):
+        return True
+    return isinstance(node.op, ConvOp) and node.op.transposed and node.op.stride[-1] == _PORTABLE_PHASES
+
+
+def tensor_core_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> tuple[float, float]:
+    """Expected times of the asynchronous and of the portable kernel; infinite for one that does not run.
+
+    In TF32 that is the portable one, but where it stores more of a row at once.
+    """
+    asynchronous, tf32 = asynchronous_seconds(body, node, machine), allows_tf32(body, node)
+    interleaves = isinstance(node.op, ConvOp) and node.op.transposed and node.op.stride[-1] == _PORTABLE_PHASES
+    if asynchronous < inf and tf32 and not interleaves:
+        return asynchronous, inf
+    portable = portable_seconds(body, node, whole, machine)
+    return asynchronous, portable * (_PORTABLE_TF32 if asynchronous < inf and tf32 else 1.0)
+
+
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
     """Expected time of the kernel that runs on ``machine``.
 
-    The portable kernel must fit wherever the Hopper one runs: it takes the calls that that one does not. In TF32 it
-    takes no others: convolutions of 1x1 that it was expected to be better at took it twice as long.
+    The portable kernel must fit wherever the Hopper one runs: it takes the calls that that one does not.
     """
-    asynchronous = asynchronous_seconds(body, node, machine)
-    if asynchronous < inf and allows_tf32(body, node):
-        return asynchronous
-    tensor = min(portable_seconds(body, node, whole, machine), asynchronous)
-    return min(tensor, plain_seconds(body, node, whole, machine))
+    return min(*tensor_core_seconds(body, node, whole, machine), plain_seconds(body, node, whole, machine))
 
 
 def operand_seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -144,6 +173,19 @@ def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
     precise = not allows_tf32(body, node)
     prepared = hopper.conv_seconds(body, node, machine, precise)
     return prepared if precise else min(prepared, hopper.in_place_seconds(body, node, machine))
+
+
+def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:
+    """Whether a convolution that may be in TF32 is worth a kernel of Hopper's for sizes at which cuDNN decides on fp32.
+
+    Without one the portable kernel takes those calls, and it is in the file in any case.
+    """
+    assert isinstance(node.op, ConvOp)
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    if ops.group_channels(node.op, x, w)[0] >= _TF32_INPUTS:
+        return False
+    ours = hopper.conv_seconds(body, node, machine, True)
+    return ours < portable_seconds(body, node, whole, machine, precise=True)
 
 
 def hopper_refusal(body: Graph, conv: Node) -> str | None:

@@ -26,6 +26,8 @@ _GRID = 1.5
 """Times over that the traffic of writing the input as a grid counts."""
 STORE = 0.8
 """Likewise that of the results."""
+_SCATTERED = 5.0
+"""Likewise where phases that lie side by side are of different blocks, each of which stores every so many elements."""
 _NARROW = 0.11
 """Loss of a product of 64 columns, which waits for its operand from shared memory, against one of 128."""
 _COLUMNS = 128
@@ -177,6 +179,11 @@ def _taps(conv: ConvOp, weight: Node) -> list[Taps]:
     return [Taps(*axis, conv.transposed) for axis in structure]
 
 
+def in_block(phases: int) -> int:
+    """Of so many phases along x, those that a block computes: it stages the results of these side by side."""
+    return phases if phases in (1, 2, 4) else 1
+
+
 def _product_seconds(products: int, columns: int, machine: Machine) -> float:
     """The tensor cores' time for so many multiplications and additions, ``columns`` wide."""
     return products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
@@ -200,14 +207,15 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     grid = 4 * dims.numel(x.type.shape, body.sizes) + 4 * slots * depth * conv.groups * prod(
         len(axis.shifts) for axis in taps
     )
-    results = 4 * dims.numel(node.type.shape, body.sizes)
     tensor = _product_seconds(products, columns, machine)
+    stored = 4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth
+    stored *= STORE if in_block(taps[-1].phases) == taps[-1].phases else _SCATTERED
     if precise:
         each = width * prod(axis.phases for axis in taps)
         tiles = _tile_seconds(slots * conv.groups, each, machine)
         tiles += slots * conv.groups / 64 * _rows_apart(taps, pitches) * _TILE_ROW / machine.multiprocessors
-        return max(tensor, tiles) + _scaled_seconds(body, x, grid, machine)
-    return tensor + (_GRID * grid + STORE * results) / machine.bandwidth + _LAUNCHES * machine.launch
+        return max(tensor, tiles, stored) + _scaled_seconds(body, x, grid, machine)
+    return tensor + _GRID * grid / machine.bandwidth + stored + _LAUNCHES * machine.launch
 
 
 def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:

@@ -12,7 +12,7 @@ from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.errors import EmitError
 from fusegen.ir import DType, TensorType
-from fusegen.plan.details import HopperConvPlan
+from fusegen.plan.details import Detail, HopperConvPlan
 from fusegen.plan.rowprogram import OutputArg, RowProgram
 from fusegen.plan.types import KernelPlan, Program
 
@@ -200,19 +200,25 @@ def _helpers(environment: jinja2.Environment) -> dict[str, str]:
     return {n: str(getattr(macros, n)()).strip("\n") for n in re.findall(r"\bmacro (\w+)\(", source)}
 
 
-def _in_place(plan: KernelPlan) -> HopperConvPlan | None:
-    """The kernel that runs in place of ``plan.hopper`` where it can read the input as it lies."""
-    return plan.hopper.alternative if isinstance(plan.hopper, HopperConvPlan) else None
+def _on_hopper(plan: KernelPlan) -> list[KernelPlan]:
+    """What a plan has for compute capability 9.0, under names of their own, in the order in which they are asked."""
+    if plan.hopper is None:
+        return []
+    details: dict[str, Detail | None] = {"sm90": plan.hopper}
+    if isinstance(plan.hopper, HopperConvPlan):
+        details = {"in_place": plan.hopper.alternative, **details, "fp32": plan.hopper.in_fp32}
+    return [
+        plan.replace(name=f"{plan.name}_{name}", detail=detail, hopper=None, parts=())
+        for name, detail in details.items()
+        if detail
+    ]
 
 
 def _variants(plan: KernelPlan) -> list[KernelPlan]:
     """The kernels that a plan consists of, each under a name of its own."""
     if plan.hopper is None:
         return [*plan.parts, plan]
-    hopper = plan.replace(name=f"{plan.name}_sm90", detail=plan.hopper, hopper=None, parts=())
-    own = _in_place(plan)
-    in_place = [hopper.replace(name=f"{plan.name}_in_place", detail=own)] if own else []
-    return [*in_place, hopper, *plan.parts, plan.replace(name=f"{plan.name}_sm80", hopper=None)]
+    return [*_on_hopper(plan), *plan.parts, plan.replace(name=f"{plan.name}_sm80", hopper=None)]
 
 
 def render_sources(program: Program, environment: jinja2.Environment) -> Sources | None:
@@ -231,7 +237,7 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
     dtypes = {a.type.dtype for p in plans for a in p.args} | {o.dtype for p in plans for o in p.outputs}
     cuda = environment.get_template("program.cu.j2").render(
         kernels=list(zip(variants, kernels, strict=True)),
-        dispatched=[(plan, _in_place(plan) is not None) for plan in plans if plan.hopper],
+        dispatched=[(plan, [own.name for own in _on_hopper(plan)]) for plan in plans if plan.hopper],
         helpers=helper_functions(
             "\n".join([*kernels, *("on_hopper" for p in plans if p.hopper)]), _helpers(environment)
         ),

@@ -95,9 +95,19 @@ def hopper_conv(
     # Statistics and moments beside operands in registers are not measured: they keep to the prepared input.
     states = statistics is not None or convreduce.has_moments(result.fn for result in reduced)
     in_place = not (precise or pooling or states) and hopper.reads_in_place(region.body, node, machine("sm_90"))
-    return conv_sm90.plan(
-        node.op, axes, traced, channels, reduces, lower, operands, precise, pooling, statistics, reduced, in_place
-    )
+
+    conv = node.op
+
+    def made(operands: conv_sm90.Operands, precise: bool, in_place: bool) -> HopperConvPlan | str:
+        return conv_sm90.plan(
+            conv, axes, traced, channels, reduces, lower, operands, precise, pooling, statistics, reduced, in_place
+        )
+
+    found = made(operands, precise, in_place)
+    if isinstance(found, str) or precise or not contractions.fp32_pays(region.body, node, reduces, machine("sm_90")):
+        return found
+    in_fp32 = made(operands._replace(node=f"{node.name} in fp32"), True, False)
+    return found if isinstance(in_fp32, str) else found.replace(in_fp32=in_fp32)
 
 
 def portable_conv(
@@ -133,12 +143,11 @@ def portable_conv(
 
 
 def _is_slower(region: Region, node: Node, whole: bool) -> bool:
-    """Whether Hopper's asynchronous tensor cores are expected to take longer than the portable kernel in full fp32."""
-    rates = machine("sm_90")
-    answers = {
-        "asynchronous": (False, contractions.asynchronous_seconds(region.body, node, rates)),
-        "portable": (True, contractions.portable_seconds(region.body, node, whole, rates)),
-    }
+    """Whether Hopper's asynchronous tensor cores are expected to take longer than the portable kernel."""
+    asynchronous, portable = contractions.tensor_core_seconds(region.body, node, whole, machine("sm_90"))
+    if inf in (asynchronous, portable):
+        return False
+    answers = {"asynchronous": (False, asynchronous), "portable": (True, portable)}
     return faster(f"{node.name} kernel", answers)
 
 
@@ -188,10 +197,9 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     statistics, reduced = _statistics(region, node), _reduced(region)
     rows = region.lower(space, Style("{}" if reduced else "{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
-    precise = not contractions.allows_tf32(region.body, node)
     if not (portable or statistics or reduced or whole) and _is_plain(region, node):
         return _plain(region, name, node, axes)
-    slower = precise and not portable and not statistics and _is_slower(region, node, whole)
+    slower = not portable and not statistics and _is_slower(region, node, whole)
 
     def lower(split: bool) -> RowProgram:
         return region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split), "v")

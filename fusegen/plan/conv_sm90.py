@@ -76,7 +76,7 @@ def _phases(axes: list[Taps], outputs: int, reduces: bool) -> tuple[tuple[int, i
     worth no more than two blocks that share a row.
     """
     z, y, x = (axis.phases for axis in axes)
-    in_x = x if x in (1, 2, 4) else 1
+    in_x = hopper.in_block(x)
     in_y = y if y * in_x in (1, 2, 4) and not (reduces and outputs * y * in_x > 2 * MAX_COLUMNS) else 1
     kinds = product(range(z), range(0, y, in_y), range(0, x, in_x))
     return (in_y, in_x), tuple(kinds)

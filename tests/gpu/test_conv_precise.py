@@ -115,6 +115,26 @@ def test_as_accurate_as_eager(name: str, tmp_path: Path) -> None:
         _specials(reference, model, torch.randn(3, *shape, device="cuda"))
 
 
+@pytest.mark.parametrize("name", ["eight", "grouped", "rows", "transposed", "pooled", "normed"])
+def test_a_file_in_tf32_has_a_kernel_in_full_fp32_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contractions, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(contractions, "fp32_pays", lambda *_: True)
+    module, body, shape = MODELS[name]
+    init = f"self.m = {module}\nself.s = nn.Parameter(torch.randn(64, 1, 1))\nself.n = nn.BatchNorm2d(64)"
+    path = write(tmp_path, f"return {body}", init, f"torch.rand(4, {', '.join(map(str, shape))})")
+    _, reference, model = built(path)
+    for batch in (3, 17):
+        x = torch.randn(batch, *shape, device="cuda") + 0.5
+        agrees(reference, model, x)
+        with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            model(x)
+            torch.cuda.synchronize()
+        ran = [event.key for event in profile.key_averages()]
+        assert any("_fp32_kernel::run" in key for key in ran), ran
+
+
 @pytest.mark.parametrize("name", ["eight", "volume", "pooled"])
 def test_magnitudes_at_the_ends_of_the_range(name: str, tmp_path: Path) -> None:
     reference, model, shape = pair(name, tmp_path)

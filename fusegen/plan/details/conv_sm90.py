@@ -185,6 +185,8 @@ class HopperConvPlan(Frozen):
     in_place: InPlacePlan | None = None
     alternative: HopperConvPlan | None = None
     """The kernel for inputs whose rows and address are multiples of 16 bytes: it reads them as they lie."""
+    in_fp32: HopperConvPlan | None = None
+    """Beside a kernel in TF32, the one for sizes at which cuDNN decides on full fp32."""
     rows: RowProgram
     statistics: StatisticsPlan | None = None
     reduced: tuple[PositionResult, ...] = ()
