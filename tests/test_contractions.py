@@ -132,3 +132,39 @@ def test_a_lone_convolution_is_a_kernel_where_that_wins(inputs: int, kernel: int
     templates = [step.plan.detail.template for step in program.steps if isinstance(step, KernelStep)]
     assert ("contraction" in templates) == (reason is None)
     assert reason is None or any(reason in refusal.reason for refusal in program.refusals)
+
+
+class _Gated(nn.Module):
+    def __init__(self, reduces: bool, kernel: int = 3) -> None:
+        super().__init__()
+        self.conv, self.reduces = nn.Conv2d(128, 128, kernel, bias=False), reduces
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = self.conv(x)
+        return (z.softmax(1) if self.reduces else z.tanh()) * y
+
+
+@pytest.mark.parametrize(
+    ("kernel", "width", "reduces", "library", "ahead"),
+    [
+        (3, 72, False, False, 2),
+        (1, 72, False, False, 2),  # 77 us of 97
+        (1, 73, False, False, 2),  # 102 us of 110
+        (3, 73, False, False, 2),
+        (1, 73, True, True, 0),  # a lane has all channels of its positions, and reads the operand 4 bytes at a time
+        (3, 73, True, False, 0),  # other warps multiply meanwhile
+    ],
+)
+def test_operands_of_every_result_are_streamed(
+    kernel: int, width: int, reduces: bool, library: bool, ahead: int
+) -> None:
+    """Where each result is finished by itself, in the order of the stores; the library and a kernel take longer."""
+    with torch.device("meta"):
+        model, edge = _Gated(reduces, kernel), kernel - 1
+        example = torch.empty(16, 128, 102 + edge, width + edge), torch.empty(16, 128, 102, width)
+        graph = trace(model, example, Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    plans = [step.plan for step in program.steps if isinstance(step, KernelStep)]
+    assert (len(plans) < len(program.steps)) == library
+    found = [plan.hopper.ahead for plan in plans if isinstance(plan.hopper, HopperConvPlan)]
+    assert library or found == [ahead]

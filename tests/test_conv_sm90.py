@@ -233,6 +233,16 @@ class _Line(nn.Module):
         return torch.relu(self.conv(x))
 
 
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(128, 128, 1)
+        self.other = nn.Parameter(torch.zeros(16, 128, 102, 72))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x) * self.other + x)
+
+
 def _kernel(model: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> KernelPlan:
     monkeypatch.setattr(contractions, "refusal", lambda body, space, machine: None)
     graph = trace(model, (torch.zeros(shape),), Path(__file__)).graph
@@ -271,6 +281,8 @@ def test_a_row_of_channels_is_shared_by_a_cluster(monkeypatch: pytest.MonkeyPatc
         (_Streamed, (96, 64, 144, 144), False),
         (_Streamed, (96, 64, 144, 144), True),
         (_Line, (64, 32, 4096), True),
+        (_Residual, (16, 128, 102, 72), False),
+        (_Residual, (16, 128, 102, 72), True),
     ],
 )
 def test_ptxas_spills_nothing(

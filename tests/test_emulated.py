@@ -62,6 +62,11 @@ MODELS = {
     ),
     "merged_far_taps": ("nn.ConvTranspose2d(16, 2, 3, 2, dilation=(20, 1))", "self.m(x).abs()", (16, 6, 7)),
     "merged_of_places": ("nn.ConvTranspose2d(16, 3, 4, 2, 1, (0, 1))", "self.m(x) * self.p", (16, 9, 14)),
+    "residual": ("nn.Conv2d(20, 33, 3, 2, 1)", "(self.m(x) * 2 + self.r).relu()", (20, 9, 14)),
+    "residual_channels": ("nn.Conv2d(20, 36, 3, padding=1)", "(self.m(x) + self.r).softmax(1) * self.r", (20, 7, 9)),
+    "residual_line": ("nn.ConvTranspose1d(24, 40, 3, 2, 1)", "self.m(x).tanh() * self.r - self.r", (24, 37)),
+    "residual_groups": ("nn.Conv3d(24, 32, 2, groups=2)", "self.m(x).sigmoid() * self.r", (24, 4, 5, 7)),
+    "merged_residual": ("nn.ConvTranspose2d(16, 3, 4, 2, 1, (0, 1))", "self.m(x) * self.r", (16, 9, 14)),
     "merged_line": ("nn.ConvTranspose1d(3, 4, 7, 4, 2)", "self.m(x) * 3", (3, 37)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
@@ -77,9 +82,11 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(contraction, "hopper_conv", lambda *_, **__: "left to the portable one")
     module, body, shape = MODELS[name]
     init = f"self.m = {module}\nself.p = nn.Parameter(torch.randn(18, 29))"
+    if "self.r" in body:
+        init += f"\nself.r = nn.Parameter(torch.randn_like(self.m(torch.zeros(2, {', '.join(map(str, shape))}))))"
     if name.startswith("moments"):
         init += f"\nself.n = nn.GroupNorm(8, {module.split(',')[1]})"
-    path = write(tmp_path, f"return {body}", init, f"torch.rand(4, {', '.join(map(str, shape))})")
+    path = write(tmp_path, f"return {body}", init, f"torch.rand(2, {', '.join(map(str, shape))})")
     compiled = compile_file(path)
     torch.manual_seed(0)
     kernel = Emulated(compiled, dict(load_model_file(path).model_class().named_parameters()), tmp_path)
@@ -90,7 +97,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 
     grown = (shape[0], *(size + 3 for size in shape[1:]))
     calls = [(shape, True), (shape, False)]
-    for size, tf32 in calls if "self.p" in body else [*calls, (grown, True)]:
+    for size, tf32 in calls if "self.p" in body or "self.r" in body else [*calls, (grown, True)]:
         x = torch.randn(2, *size) + 0.5
         found, exact = kernel.of(x, tf32), kernel.exact(x, tf32)
         if name.startswith("moments"):  # what rounding took from the mean is no multiple of what float64 loses

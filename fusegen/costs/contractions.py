@@ -51,6 +51,8 @@ _LIBRARY_INPUTS, _LIBRARY_TRANSPOSED = 64, 1.4
 """Input channels to which it fills up a transposed convolution, and the times over that its products take even so."""
 _LIBRARY_VOLUME = (64, 3.0)
 """Taps up to which it transposes a convolution along three axes at that rate, and the times over that more take."""
+_LIBRARY_UNALIGNED = 1.6
+"""Times over that a convolution of 1x1 moves input and result whose channels are no multiple of 16 bytes."""
 _LIBRARY_LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 _CLEARLY = 0.85
@@ -59,8 +61,8 @@ PLAIN_TAPS = 64
 """Of the convolution that plain fp32 is meant for."""
 _PLAIN_FLOPS, _PLAIN_SECONDS = 0.3, 4e-6
 """The share of the fp32 rate that it reaches, and the time of a block that has little to do."""
-_OPERAND = 10
-"""Times over that the traffic of such an operand counts: 60 MB took 138 us in the prepared kernel."""
+_STREAMED, _GATHERED = 1.5, 10
+"""Times over that the traffic of an operand of every result counts: read as results are stored, or as products lie."""
 _TF32_INPUTS = 64
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions)."""
 _PORTABLE_PHASES, _PORTABLE_TF32 = 3, 2.0
@@ -119,42 +121,40 @@ def plain_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> flo
     return waves + moved / machine.bandwidth + _PLAIN_SECONDS
 
 
-def portable_may_win(body: Graph, node: Node) -> bool:
-    """Whether expected times decide between the two tensor-core kernels, where both could run.
-
-    In TF32 they do only where the portable one stores more of a row at once: convolutions of 1x1 that it was expected
-    to be better at took it twice as long.
-    """
-    if not allows_tf32(body, node):
-        return True
-    return isinstance(node.op, ConvOp) and node.op.transposed and node.op.stride[-1] == _PORTABLE_PHASES
-
-
-def tensor_core_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> tuple[float, float]:
+def tensor_core_seconds(
+    body: Graph, node: Node, whole: bool, machine: Machine, finished: bool = False
+) -> tuple[float, float]:
     """Expected times of the asynchronous and of the portable kernel; infinite for one that does not run.
 
-    In TF32 that is the portable one, but where it stores more of a row at once.
+    In TF32 that is the portable one, but where it stores more of a row at once: convolutions of 1x1 that it was
+    expected to be better at took it twice as long. ``finished``: with the operands that each result has one of.
     """
     asynchronous, tf32 = asynchronous_seconds(body, node, machine), allows_tf32(body, node)
+    if finished:
+        asynchronous += operand_seconds(body, node, machine, streamed=not whole)
     interleaves = isinstance(node.op, ConvOp) and node.op.transposed and node.op.stride[-1] == _PORTABLE_PHASES
     if asynchronous < inf and tf32 and not interleaves:
         return asynchronous, inf
     portable = portable_seconds(body, node, whole, machine)
-    return asynchronous, portable * (_PORTABLE_TF32 if asynchronous < inf and tf32 else 1.0)
+    portable *= _PORTABLE_TF32 if asynchronous < inf and tf32 else 1.0
+    return asynchronous, portable + (operand_seconds(body, node, machine, streamed=False) if finished else 0.0)
 
 
-def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
-    """Expected time of the kernel that runs on ``machine``.
+def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine, finished: bool = False) -> float:
+    """Expected time of the kernel that runs on ``machine``; ``finished``: as above.
 
     The portable kernel must fit wherever the Hopper one runs: it takes the calls that that one does not.
     """
-    return min(*tensor_core_seconds(body, node, whole, machine), plain_seconds(body, node, whole, machine))
+    tensor = min(tensor_core_seconds(body, node, whole, machine, finished))
+    plain = plain_seconds(body, node, whole, machine)
+    return min(tensor, plain + (operand_seconds(body, node, machine, streamed=False) if finished else 0.0))
 
 
-def operand_seconds(body: Graph, node: Node, machine: Machine) -> float:
+def operand_seconds(body: Graph, node: Node, machine: Machine, streamed: bool) -> float:
     """What it costs a convolution's epilogue to read operands of a value for each result, beside reading them once.
 
-    A lane holds results of many channels, whose operands it reads 4 bytes at a time; other warps multiply meanwhile.
+    ``streamed``: Hopper's kernel reads them in runs, ahead, as it stores results that are finished one by one. Else a
+    lane holds results of many channels, whose operands it reads 4 bytes at a time; other warps multiply meanwhile.
     """
     if not isinstance(node.op, ConvOp):
         return 0.0
@@ -162,8 +162,11 @@ def operand_seconds(body: Graph, node: Node, machine: Machine) -> float:
     read = {name for n in body.nodes if n is not node for name in n.inputs}
     whole = [n for n in body.nodes if isinstance(n.op, InputOp) and n.name in read]
     count = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole)
+    traffic = count * 4 * size / machine.bandwidth
+    if streamed:
+        return (_STREAMED - 1) * traffic
     products = ops.flops(body, node) / machine.tensor_flops * (1 if allows_tf32(body, node) else SPLIT)
-    return max(0.0, count * (_OPERAND - 1) * 4 * size / machine.bandwidth - products)
+    return max(0.0, (_GATHERED - 1) * traffic - products)
 
 
 def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -216,7 +219,8 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
         products *= times
     spread = node.op.transposed and max(node.op.stride) > 1
     if prod(ops.kernel_size(w)) == node.op.groups == 1 and not spread:  # a matrix product where the data lies
-        return products + moved + 2 * machine.launch
+        unaligned = prod(body.shape(node.name)[2:]) % 4 > 0
+        return products + (_LIBRARY_UNALIGNED if unaligned else 1.0) * moved + 2 * machine.launch
     return products + _LIBRARY_PASSES[tf32] * moved + _LIBRARY_LAUNCHES * machine.launch
 
 
@@ -266,7 +270,7 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     groups = node.op.groups if isinstance(node.op, ConvOp) else 1
     if groups > 1 and int(node.type.shape[1]) < LEAST_OUTPUTS * groups:
         return f"groups of fewer than {LEAST_OUTPUTS} output channels would mostly multiply zeros"
-    ours = kernel_seconds(body, node, bool(space.row_axes), machine) + operand_seconds(body, node, machine)
+    ours = kernel_seconds(body, node, bool(space.row_axes), machine, finished=True)
     library = library_share(body, node, machine)
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
     return kernel_or_library(node.name, ours, library, reason)

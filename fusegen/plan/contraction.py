@@ -82,6 +82,7 @@ def hopper_conv(
     pooling: Pooling | None = None,
     statistics: StatisticsPlan | None = None,
     reduced: tuple[PositionResult, ...] = (),
+    streamed: int = 0,
 ) -> HopperConvPlan | str:
     """The plan for Hopper's asynchronous tensor cores, or why there is none (``conv_sm90.plan``)."""
     assert isinstance(node.op, ConvOp)
@@ -100,7 +101,19 @@ def hopper_conv(
 
     def made(operands: conv_sm90.Operands, precise: bool, in_place: bool) -> HopperConvPlan | str:
         return conv_sm90.plan(
-            conv, axes, traced, channels, reduces, lower, operands, precise, pooling, statistics, reduced, in_place
+            conv,
+            axes,
+            traced,
+            channels,
+            reduces,
+            lower,
+            operands,
+            precise,
+            pooling,
+            statistics,
+            reduced,
+            in_place,
+            streamed,
         )
 
     found = made(operands, precise, in_place)
@@ -144,7 +157,7 @@ def portable_conv(
 
 def _is_slower(region: Region, node: Node, whole: bool) -> bool:
     """Whether Hopper's asynchronous tensor cores are expected to take longer than the portable kernel."""
-    asynchronous, portable = contractions.tensor_core_seconds(region.body, node, whole, machine("sm_90"))
+    asynchronous, portable = contractions.tensor_core_seconds(region.body, node, whole, machine("sm_90"), finished=True)
     if inf in (asynchronous, portable):
         return False
     answers = {"asynchronous": (False, asynchronous), "portable": (True, portable)}
@@ -161,6 +174,14 @@ def _is_plain(region: Region, node: Node) -> bool:
         contractions.portable_seconds(body, node, False, rates), contractions.asynchronous_seconds(body, node, rates)
     )
     return faster(f"{node.name} on", {"tensor cores": (False, tensor), "plain fp32": (True, plain)})
+
+
+def _streamed(rows: RowProgram) -> int:
+    """Operands with an element for every result, where results are finished one by one and lie as the product's do."""
+    (store, *_) = rows.stores
+    if any(phase.reductions for phase in rows.phases) or not (store.per_element and store.like_source):
+        return 0
+    return sum(operand.per_element and operand.index != "l" for operand in rows.operands)
 
 
 def _plain(region: Region, name: str, node: Node, axes: tuple[ContractionAxis, ...]) -> KernelPlan:
@@ -200,14 +221,26 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     if not (portable or statistics or reduced or whole) and _is_plain(region, node):
         return _plain(region, name, node, axes)
     slower = not portable and not statistics and _is_slower(region, node, whole)
+    streamed = 0 if statistics or reduced else _streamed(rows)
 
     def lower(split: bool) -> RowProgram:
+        if streamed:
+            return region.lower(space, Style("{}", "{}", moves_rows=True, quick=True), "result")
         return region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, quick=True, split=split), "v")
 
     asynchronous: HopperConvPlan | str | None = None
     if not portable and not slower:
         reduces = bool(region.space.row_axes)
-        asynchronous = hopper_conv(region, node, axes, lower, reduces=reduces, statistics=statistics, reduced=reduced)
+        asynchronous = hopper_conv(
+            region,
+            node,
+            axes,
+            lower,
+            reduces=reduces,
+            statistics=statistics,
+            reduced=reduced,
+            streamed=streamed,
+        )
     hopper_plan = None if isinstance(asynchronous, str) else asynchronous
     alone = not portable and hopper_plan is None
     detail = portable_conv(region, node, axes, rows, whole, alone, merge=not reduced)

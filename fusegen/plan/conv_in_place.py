@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from fusegen.costs.hopper import Taps, in_place_patch, in_place_refusal
 from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, round_up
@@ -55,13 +56,21 @@ def _groups(taps: list[Triple], unit: int, chunk: int, tile: Triple, box: Triple
         yield tuple(groups)
 
 
+class Storing(NamedTuple):
+    """Bytes of a warpgroup that stores its results."""
+
+    staging: int
+    """Of a slice, on its way out."""
+    ahead: int
+    """Of operands of the next slices, on their way in."""
+
+
 def alternative(
-    prepared: HopperConvPlan, axes: list[Taps], bases: Triple, operand_bytes: int, staging: int
+    prepared: HopperConvPlan, axes: list[Taps], bases: Triple, operand_bytes: int, storing: Storing
 ) -> HopperConvPlan | str:
     """``prepared`` without its preparation of the input, or why there is no such kernel.
 
-    ``bases``: base positions along each axis at the traced sizes; ``staging``: bytes through which a warpgroup
-    stores a slice of its results.
+    ``bases``: base positions along each axis at the traced sizes.
     """
     if reason := in_place_refusal(axes, prepared.precise):
         return reason
@@ -74,17 +83,20 @@ def alternative(
     z, y, x = (axis.shifts[0] for axis in axes)
     taps = [(at_z, at_y, at_x) for at_z in z for at_x in x for at_y in y]  # those below each other share loads
     sizes = (8,) if len(taps) > 2 else (32, 16, 8)
-    chunk = min(sizes, key=lambda size: (round_up(prepared.inputs, size), -size))
+    chunks = sorted(sizes, key=lambda size: (round_up(prepared.inputs, size), -size))
     exchange = (prepared.split - 1) * 2 * 4 * 16 * prepared.phases[0] * prepared.phases[1] * 4
-    stage = round_up(chunk * prod(box) * 4, 128) * _WARPGROUPS
-    resident = len(taps) * round_up(prepared.inputs, chunk) * prepared.columns * 4
-    fitting = [
-        n for n in range(1, len(taps) + 1) if len(taps) % n == 0 and n * chunk * prepared.columns * 4 <= _UNIT_BYTES
-    ]
-    unit = max(fitting, default=1)
-    unit_bytes = unit * chunk * prepared.columns * 4
-    for buffers, stream in product((2, 1), (False, True)):
-        free = SHARED_BYTES - BARRIER_BYTES - operand_bytes - _WARPGROUPS * (exchange + buffers * staging)
+    if not storing.ahead:  # else smaller stages may leave room for it
+        del chunks[1:]
+    for chunk, buffers, stream in product(chunks, (2, 1), (False, True)):
+        stage = round_up(chunk * prod(box) * 4, 128) * _WARPGROUPS
+        resident = len(taps) * round_up(prepared.inputs, chunk) * prepared.columns * 4
+        fitting = [
+            n for n in range(1, len(taps) + 1) if len(taps) % n == 0 and n * chunk * prepared.columns * 4 <= _UNIT_BYTES
+        ]
+        unit = max(fitting, default=1)
+        unit_bytes = unit * chunk * prepared.columns * 4
+        own = exchange + buffers * storing.staging + storing.ahead
+        free = SHARED_BYTES - BARRIER_BYTES - operand_bytes - _WARPGROUPS * own
         stages = min(
             (free - (_RING[0] * unit_bytes if stream else resident)) // stage, _STAGES if stream else _MAX_STAGES
         )

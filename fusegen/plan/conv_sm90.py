@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +38,8 @@ CHAIN = 9
 """Products one after the other into the same sum in full fp32."""
 AVERAGED_CHAIN = 3
 """The same where results are averaged: what truncation takes from each does not average out."""
+AHEAD = 2
+"""Slices of results whose operands are on their way: 12 KB of three warpgroups, and twice as many were no faster."""
 MAX_TAP_ROWS = 128
 MAX_SLOTS = 1024
 
@@ -131,6 +133,8 @@ class Geometry:
     split: int
     operand_bytes: int
     precise: bool
+    streamed: int = field(default=0, kw_only=True)
+    """Operands that are copied ahead, as results are stored."""
 
     def span(self, block: int, one_row: bool) -> int:
         """Slots of a stage that holds the tap rows of a residue, or one of them."""
@@ -147,6 +151,10 @@ class Geometry:
         row = 64 * in_x + (0 if in_y == 1 else 16 if in_x == 2 else 8)
         pitch = {4: in_y * row, 2: in_y * row | 8, 1: 68}[in_y * in_x]
         return channels * pitch * 4
+
+    def operands_ahead(self, channels: int) -> int:
+        """Bytes of operands that are on their way for a warpgroup, where it stores so many channels at a time."""
+        return AHEAD * self.streamed * channels * 64 * self.phases[0] * self.phases[1] * 4
 
     def ways(self) -> Iterator[tuple[bool, bool, bool, int]]:
         """(weights streamed, one ring for all warpgroups, one tap row in a stage, channels of a stage), best first.
@@ -184,7 +192,7 @@ class Geometry:
         """Channels that a warpgroup stages at a time."""
         lanes = 4 // (self.phases[0] * self.phases[1])
         channels = self.columns // (self.phases[0] * self.phases[1])
-        if self.precise and lanes == 4:
+        if self.precise and lanes == 4 and not self.streamed:
             return tuple(size for size in (32, 16, 8) if channels % size == 0)
         return {1: (4,), 2: (8, 4), 4: (8,)}[lanes]
 
@@ -218,7 +226,7 @@ class Geometry:
             wanted = 3 if stream or rings > 1 else 3 * item // 2 if ahead else item
             exchange = (self.split - 1) * 2 * 4 * 16 * self.phases[0] * self.phases[1] * 4
             free = SHARED_BYTES - BARRIER_BYTES - self.operand_bytes - kept * self.width * 4
-            free -= count * (exchange + buffers * self.staging(size))
+            free -= count * (exchange + buffers * self.staging(size) + self.operands_ahead(size))
             most = 2 * item if ahead else max(wanted, 8)
             stages = min(free // (self.stage_bytes(slots, chunk) * rings), most)
             if stages >= wanted and self.holds(slots, 64 * count // rings):
@@ -240,12 +248,14 @@ def plan(
     statistics: StatisticsPlan | None = None,
     reduced: tuple[PositionResult, ...] = (),
     in_place: bool = False,
+    streamed: int = 0,
 ) -> HopperConvPlan | str:
     """The plan, or why there is none.
 
     ``traced``: (input, output) lengths at the traced sizes, by axis; ``channels``: in and out;
     ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program; ``reduced``:
-    what is stored in place of its results; ``in_place``: a second kernel reads its input as it lies, where it can.
+    what is stored in place of its results; ``in_place``: a second kernel reads its input as it lies, where it can;
+    ``streamed``: operands with an element for every result, for a program that runs in the order of the stores.
     """
     if pooling and statistics:
         return "statistics are of results that are stored, and pooled ones are not"
@@ -282,6 +292,7 @@ def plan(
         (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
         + (MAX_WARPS * block * 4 if statistics or has_moments(result.fn for result in reduced) else 0),
         precise,
+        streamed=streamed,
     )
     patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None
     memories = (patches or geometry).memories()
@@ -328,6 +339,7 @@ def plan(
         stages=memory.stages,
         buffers=memory.buffers,
         slice=memory.slice,
+        ahead=AHEAD if streamed else 0,
         all_rows=patches.item_stages == len(residues) if patches else memory.all_rows,
         slots=memory.slots,
         stream=memory.stream,
@@ -343,8 +355,8 @@ def plan(
     if not in_place:
         return prepared
     positions = triple([axis.bases(output) for axis, (_, output) in zip(taps, lengths, strict=True)])
-    staging = geometry.staging(memory.slice)
-    found = conv_in_place.alternative(prepared, taps, positions, geometry.operand_bytes, staging)
+    storing = conv_in_place.Storing(geometry.staging(memory.slice), geometry.operands_ahead(memory.slice))
+    found = conv_in_place.alternative(prepared, taps, positions, geometry.operand_bytes, storing)
     return prepared if isinstance(found, str) else prepared.replace(alternative=found)
 
 

@@ -172,6 +172,9 @@ class HopperConvPlan(Frozen):
     """Staging buffers of the results of a warpgroup."""
     slice: int
     """Channels of a buffer."""
+    ahead: int = 0
+    """Slices whose operands are on their way while results are stored, which is where the epilogue then runs.
+    0: it runs where the products leave their results, before they are staged."""
     all_rows: bool
     """A stage holds all tap rows of a residue, at the traced sizes."""
     slots: int
