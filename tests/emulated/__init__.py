@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +24,10 @@ _INSTRUCTIONS = {"load_stream", "copy_async", "copy_async_wait"}
 """Functions of kernels that are instructions, as those of the helpers are."""
 
 
-def _library(compiled: Compiled, plan: KernelPlan, name: str, folder: Path) -> ctypes.CDLL:
+def _library(
+    compiled: Compiled, name: str, folder: Path, translate: Callable[[str], str] = str, more: str = ""
+) -> ctypes.CDLL:
+    """The kernel ``name``, after ``translate`` and with ``more`` beside ``cuda.h``."""
     found = re.search(r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', compiled.source, re.S | re.M)
     assert found
     begin, end = "namespace {\n", "}  // namespace\n"
@@ -34,8 +37,9 @@ def _library(compiled: Compiled, plan: KernelPlan, name: str, folder: Path) -> c
     kernel = found[1][found[1].index(f"namespace {name}_kernel {{") : found[1].index(f"}}  // namespace {name}_kernel")]
     kernel = re.sub(_DYNAMIC, r"\1* const \2 = reinterpret_cast<\1*>(emulated::memory);", kernel)
     kernel = "\n\n".join(part for part in re.split(r"\n\n(?=//|\S)", kernel) if not _defined(part) & _INSTRUCTIONS)
+    kernel = translate(kernel)
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    source.write_text("\n\n".join([header, *own, kernel + "}\n"]))
+    source.write_text("\n\n".join([header, more, *own, kernel + "}\n"]))
     flags = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE"]
     run = subprocess.run(["g++", *flags, str(source), "-o", str(library)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[:4000]
@@ -56,13 +60,19 @@ def rounded(value: torch.Tensor) -> torch.Tensor:
 class Kernel:
     """One kernel of a compiled model: its plan, and the nodes that it computes."""
 
+    variant = "sm80"
+    """Of those in the file."""
+
     def __init__(self, compiled: Compiled, plan: KernelPlan, folder: Path):
         self.plan = plan
         region = region_of(compiled.program, plan)
         assert isinstance(region.op, RegionOp)
         self.body = region.op.body
-        self.name = f"{plan.name}_sm80" if plan.hopper else plan.name
-        self.library = _library(compiled, plan, self.name, folder)
+        self.name = f"{plan.name}_{self.variant}" if plan.hopper else plan.name
+        self.library = self.compiled(compiled, folder)
+
+    def compiled(self, compiled: Compiled, folder: Path) -> ctypes.CDLL:
+        return _library(compiled, self.name, folder)
 
     def __call__(self, operands: Sequence[torch.Tensor], *scalars: int) -> list[torch.Tensor]:
         """What the kernel makes of its operands and its integer arguments; what it updates is those operands."""
