@@ -131,6 +131,21 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
+// Copies behind the back of the thread, zeros where `in` is false.
+template <int WORDS>
+__device__ __forceinline__ void copy_words(float* to, const float* from, bool in = true) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    if constexpr (WORDS == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(in ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(in ? 4 : 0) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
@@ -162,7 +177,14 @@ constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
 [[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int SPLIT_THREADS = 512;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int SPLIT_BLOCKS = 1;
+#else
+constexpr int SPLIT_BLOCKS = 2;   // of a multiprocessor
+#endif
 constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
+constexpr int MANY = 4;                         // runs of a tile, and more, are added up by a kernel of their own
+constexpr int JOIN_WARPS = 4, JOIN_ROWS = JOIN_WARPS / CLUSTER;   // of a block of it
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
 
 // Registers of a thread.
@@ -215,6 +237,7 @@ struct Args {
     int64_t inputs, outputs;
     Schedule schedule;
     bool precise;
+    bool joined;                   // all tiles are cut, into many runs
 };
 
 // ------------------------------------------------------------------------------------------------
@@ -381,23 +404,30 @@ __device__ __forceinline__ float peak_of(float peak, const float4& v) {
 // Within 16 of k, a thread of the product takes four neighbours of its weights; the halves follow it.
 // `line` is that of row `at` of a tile, of high halves; `step` says which STEP of it the values are.
 template <int WIDTH>
-__device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale, unsigned char* line, int step, int at) {
+__device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale, unsigned char* line, int step, int at, bool in) {
     uint32_t high[STEP / 2], low[STEP / 2];
 #pragma unroll
     for (int i = 0; i < STEP / 2; ++i) split(v[2 * i] * scale, v[2 * i + 1] * scale, high[i], low[i]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        unsigned char* to = line + ((step * 2 + i) ^ (at & 7)) * 16;
-        *reinterpret_cast<uint4*>(to) = make_uint4(high[i], high[2 + i], high[4 + i], high[6 + i]);
-        *reinterpret_cast<uint4*>(to + WIDTH * 128) = make_uint4(low[i], low[2 + i], low[4 + i], low[6 + i]);
-    }
+    // A thread has a sector of 32 bytes of either half. Neighbours swap, so that a store fills sectors.
+    const bool odd = step % 2;
+    const auto put = [&](const uint32_t (&half)[STEP / 2], unsigned char* to) {
+        const uint4 first = make_uint4(half[0], half[2], half[4], half[6]), second = make_uint4(half[1], half[3], half[5], half[7]);
+        const uint4 given = odd ? first : second;
+        const uint4 taken = make_uint4(__shfl_xor_sync(~0u, given.x, 1), __shfl_xor_sync(~0u, given.y, 1), __shfl_xor_sync(~0u, given.z, 1), __shfl_xor_sync(~0u, given.w, 1));
+        const int even = (step - odd) * 2 + odd;
+        if (!in) return;
+        *reinterpret_cast<uint4*>(to + (even ^ (at & 7)) * 16) = odd ? taken : first;
+        *reinterpret_cast<uint4*>(to + ((even + 2) ^ (at & 7)) * 16) = odd ? second : taken;
+    };
+    put(high, line);
+    put(low, line + WIDTH * 128);
 }
 
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
 __host__ __device__ __forceinline__ int threads_of_row(int splits) { return splits > 256 ? SPLIT_THREADS : splits > 128 ? 256 : splits > 64 ? 128 : splits > 32 ? 64 : WARP; }
 
 template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t lines, int64_t inputs, int chunks) {
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t lines, int64_t inputs, int chunks) {
     await_previous();
     static_assert(WIDTH % (SPLIT_THREADS / WARP) == 0, "a tile is whole blocks");
     const int splits = chunks * (CHUNK / STEP), row_threads = threads_of_row(splits), ROW_WARPS = row_threads / WARP;
@@ -408,7 +438,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
     const int64_t k_end = line < lines ? inputs : 0;
     const float* p = x + own * inputs;
     const bool aligned = inputs % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    float v[STEP];
+    float v[STEP] = {};
     auto load = [&](int step) {
         const int64_t k = int64_t(step) * STEP;
         if (aligned && k + STEP <= k_end) {
@@ -436,9 +466,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
 
     const int at = row % WIDTH;
     unsigned char* lines_of_row = halves + (row / WIDTH * chunks * 2 * WIDTH + at) * 128;
-    for (int step = thread; step < splits; step += row_threads) {
+    for (int first = 0; first < splits; first += row_threads) {
+        const int step = first + thread;
         if (splits > row_threads) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at);
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < splits);
     }
 }
 
@@ -696,12 +727,74 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 }
 
 // ------------------------------------------------------------------------------------------------
+// tiles of many runs
+
+// What a block leaves of a tile, [row][feature]. Along k, either the cluster or the tile is the next one, or both are: runs of a tile
+// lie one after another, and every run has its own place.
+__device__ __forceinline__ float* run_of(const Args& args, unsigned int cluster, unsigned int tile, unsigned int rank, int width) {
+    return args.runs + (int64_t(cluster + tile) * CLUSTER + rank) * (width * FEATURES);
+}
+
+// Adds up the runs, in the order of k, and finishes the rows: a warp takes FEATURES of a row, a block rows of a tile.
+template <int WIDTH>
+__global__ void __launch_bounds__(JOIN_WARPS * WARP) join_runs(const __grid_constant__ Args args) {
+    await_previous();
+    constexpr int SLICE = JOIN_WARPS * WARP * LANE_FEATURES, AHEAD = 8192 / SLICE, RUN = CLUSTER * WIDTH * FEATURES;   // runs on the way at once
+    __shared__ __align__(16) float shared[AHEAD * SLICE];
+    float* const cells = shared + threadIdx.x * LANE_FEATURES;   // a thread's own
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first_row = blockIdx.x % (WIDTH / JOIN_ROWS) * JOIN_ROWS;
+    [[maybe_unused]] const int64_t inputs = args.inputs;
+    [[maybe_unused]] const int64_t outputs = args.outputs;
+    const unsigned int chunks = args.schedule.chunks;
+    const unsigned int first = blockIdx.x / (WIDTH / JOIN_ROWS);   // tile
+    const unsigned int matrix = first / args.schedule.matrix_tiles, place = first % args.schedule.matrix_tiles;
+    const unsigned int column = place / args.schedule.row_tiles, row_tile = place % args.schedule.row_tiles;
+    auto row = [&](int i) {
+        const int64_t line = int64_t(row_tile) * WIDTH + first_row + i;
+        return line < args.lines ? matrix * args.lines + line : args.row_count;
+    };
+#pragma unroll 1
+    for (int item = warp; item < JOIN_ROWS * CLUSTER; item += JOIN_WARPS) {
+        const int i = item % JOIN_ROWS, next = item / JOIN_ROWS;   // feature tiles from the first one
+        const unsigned int feature_tile = column * CLUSTER + next, tile = first + next / CLUSTER * args.schedule.row_tiles;
+        if (row(i) >= args.row_count || feature_tile * FEATURES >= outputs) continue;
+        const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
+        const unsigned int low = args.schedule.owner(tile * chunks);
+        const int count = args.schedule.owner((tile + 1) * chunks - 1) - low + 1;
+        const float* from = run_of(args, low, tile, next % CLUSTER, WIDTH) + (first_row + i) * FEATURES + lane * LANE_FEATURES;
+        const float inverse = __ldg(args.inverse + row(i));
+        float v[LANE_FEATURES] = {};
+#pragma unroll 1
+        for (int done = 0; done < count; done += AHEAD) {
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n) copy_words<LANE_FEATURES>(cells + n * SLICE, from + int64_t(done + n) * RUN, done + n < count);
+            commit_copies();
+            wait_copies<0>();
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n) {
+                float run[LANE_FEATURES];
+                load_vector<LANE_FEATURES>(run, cells + n * SLICE);
+#pragma unroll
+                for (int e = 0; e < LANE_FEATURES; ++e) v[e] += run[e];
+            }
+        }
+        store_vector<LANE_FEATURES>(cells, v);
+#pragma unroll
+        for (int e = 0; e < LANE_FEATURES; ++e) v[e] *= inverse;
+        if (!isfinite((v[0] + v[1]) + (v[2] + v[3]))) {
+            repair(args, row(i), feature, cells);
+            load_vector<LANE_FEATURES>(v, cells);
+        }
+        finish_features(args, row(i), feature, v);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
 // kernel
 
 template <int WIDTH>
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    await_previous();
     using S = Shape<WIDTH>;
     extern __shared__ unsigned char raw[];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
@@ -715,6 +808,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     cluster_sync();
+    await_previous();   // shared memory is set up by then
     Ring<S::STAGES> ring;
     Ring<WEIGHT_STAGES> weights;
     Segment work;
@@ -765,9 +859,15 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             const unsigned int feature_tile = tile / args.schedule.row_tiles * CLUSTER + rank;
             if (feature_tile * FEATURES >= outputs) continue;   // the cluster's second block may have none
 
-            // A tile that was cut: its last run to finish adds all of them, in the order of k.
+            // A tile that was cut: its last run to finish adds all of them, in the order of k, unless they are many.
             if (work.first > 0 || work.last < chunks) {
                 const unsigned int cut = work.tile - args.schedule.whole;
+                if (args.joined) {
+                    float* const to = run_of(args, cluster, cut, rank, WIDTH) + warp * 16 + r;
+#pragma unroll
+                    for (int e = 0; e < S::SUMS; ++e) __stcg(to + (e / 4 * 8 + 2 * c + e % 2) * FEATURES + e % 4 / 2 * 8, sum[e]);
+                    continue;
+                }
                 const unsigned int low = args.schedule.owner(cut * chunks), high = args.schedule.owner((cut + 1) * chunks - 1);
                 auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
                     const bool starts = args.schedule.start(owner) <= cut * chunks;
@@ -884,6 +984,7 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     if (layout.tiles * layout.chunks > INT32_MAX) return cudaErrorInvalidValue;
     float* const inverse = reinterpret_cast<float*>(workspace + layout.inverse);
     args.schedule = layout.schedule;
+    args.joined = layout.tiles * MANY <= layout.clusters;
     args.halves = workspace;
     args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
@@ -892,6 +993,7 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
+    if (error == cudaSuccess && args.joined) error = enqueue(join_runs<WIDTH>, static_cast<unsigned int>(layout.tiles * WIDTH / JOIN_ROWS), JOIN_WARPS * WARP, 0, stream, args);
     return error != cudaSuccess ? error : cudaGetLastError();
 }
 
@@ -1055,16 +1157,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e04756c1e63d6412, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5a70530b105aa65e, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e04756c1e63d6412, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5a70530b105aa65e, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e04756c1e63d6412"
+_fusegen_NAMESPACE = "fusegen_5a70530b105aa65e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -246,6 +246,11 @@ constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
 [[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int SPLIT_THREADS = 512;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int SPLIT_BLOCKS = 1;
+#else
+constexpr int SPLIT_BLOCKS = CHUNKS * (CHUNK / STEP) <= SPLIT_THREADS ? 4 : 2;   // of a multiprocessor
+#endif
 constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
 
@@ -462,16 +467,23 @@ __device__ __forceinline__ float peak_of(float peak, const float4& v) {
 // Within 16 of k, a thread of the product takes four neighbours of its weights; the halves follow it.
 // `line` is that of row `at` of a tile, of high halves; `step` says which STEP of it the values are.
 template <int WIDTH>
-__device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale, unsigned char* line, int step, int at) {
+__device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale, unsigned char* line, int step, int at, bool in) {
     uint32_t high[STEP / 2], low[STEP / 2];
 #pragma unroll
     for (int i = 0; i < STEP / 2; ++i) split(v[2 * i] * scale, v[2 * i + 1] * scale, high[i], low[i]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        unsigned char* to = line + ((step * 2 + i) ^ (at & 7)) * 16;
-        *reinterpret_cast<uint4*>(to) = make_uint4(high[i], high[2 + i], high[4 + i], high[6 + i]);
-        *reinterpret_cast<uint4*>(to + WIDTH * 128) = make_uint4(low[i], low[2 + i], low[4 + i], low[6 + i]);
-    }
+    // A thread has a sector of 32 bytes of either half. Neighbours swap, so that a store fills sectors.
+    const bool odd = step % 2;
+    const auto put = [&](const uint32_t (&half)[STEP / 2], unsigned char* to) {
+        const uint4 first = make_uint4(half[0], half[2], half[4], half[6]), second = make_uint4(half[1], half[3], half[5], half[7]);
+        const uint4 given = odd ? first : second;
+        const uint4 taken = make_uint4(__shfl_xor_sync(~0u, given.x, 1), __shfl_xor_sync(~0u, given.y, 1), __shfl_xor_sync(~0u, given.z, 1), __shfl_xor_sync(~0u, given.w, 1));
+        const int even = (step - odd) * 2 + odd;
+        if (!in) return;
+        *reinterpret_cast<uint4*>(to + (even ^ (at & 7)) * 16) = odd ? taken : first;
+        *reinterpret_cast<uint4*>(to + ((even + 2) ^ (at & 7)) * 16) = odd ? second : taken;
+    };
+    put(high, line);
+    put(low, line + WIDTH * 128);
 }
 
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
@@ -480,7 +492,7 @@ constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : 
 constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
 
 template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
     await_previous();
     constexpr int ROW_WARPS = ROW_THREADS / WARP;
     static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
@@ -490,7 +502,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
     const int64_t k_end = row < row_count ? INPUTS : 0;
     const float* p = x + row * INPUTS;
     const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    float v[STEP];
+    float v[STEP] = {};
     auto load = [&](int step) {
         const int64_t k = int64_t(step) * STEP;
         if (aligned && k + STEP <= k_end) {
@@ -519,9 +531,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
 
     const int at = row % WIDTH;
     unsigned char* lines_of_row = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
-    for (int step = thread; step < SPLITS; step += ROW_THREADS) {
+    for (int first = 0; first < SPLITS; first += ROW_THREADS) {
+        const int step = first + thread;
         if (SPLITS > ROW_THREADS) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at);
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS);
     }
 }
 
@@ -793,7 +806,6 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 template <int WIDTH>
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    await_previous();
     using S = Shape<WIDTH>;
     extern __shared__ unsigned char raw[];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
@@ -807,6 +819,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     cluster_sync();
+    await_previous();   // shared memory is set up by then
     Ring<S::STAGES> ring;
     Ring<WEIGHT_STAGES> weights;
     Segment work;
@@ -851,7 +864,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             const unsigned int feature_tile = work.tile / args.schedule.row_tiles * CLUSTER + rank;
             if (feature_tile * FEATURES >= OUTPUTS) continue;   // the cluster's second block may have none
 
-            // A tile that was cut: its last run to finish adds all of them, in the order of k.
+            // A tile that was cut: its last run to finish adds all of them, in the order of k, unless they are many.
             if (work.first > 0 || work.last < CHUNKS) {
                 const unsigned int cut = work.tile - args.schedule.whole;
                 const unsigned int low = args.schedule.owner(cut * CHUNKS), high = args.schedule.owner((cut + 1) * CHUNKS - 1);
@@ -1415,16 +1428,16 @@ Tensor call_k0_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_faaa14318e5edd74, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ada2b013c0add433, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_faaa14318e5edd74, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ada2b013c0add433, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_faaa14318e5edd74"
+_fusegen_NAMESPACE = "fusegen_ada2b013c0add433"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

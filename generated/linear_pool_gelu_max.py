@@ -624,7 +624,14 @@ constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
 [[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int SPLIT_THREADS = 512;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int SPLIT_BLOCKS = 1;
+#else
+constexpr int SPLIT_BLOCKS = CHUNKS * (CHUNK / STEP) <= SPLIT_THREADS ? 4 : 2;   // of a multiprocessor
+#endif
 constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
+constexpr int MANY = 4;                         // runs of a tile, and more, are added up by a kernel of their own
+constexpr int JOIN_ROWS = FEATURE_TILES == 2 ? 2 : 1, JOIN_WARPS = FEATURE_TILES <= 4 ? 4 : FEATURE_TILES <= 8 ? 8 : 16;   // of a block of it
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
 
 // Registers of a thread.
@@ -675,6 +682,7 @@ struct Args {
     int64_t row_count;
     Schedule schedule;
     bool precise;
+    bool joined;                   // all tiles are cut, into many runs
 };
 
 // ------------------------------------------------------------------------------------------------
@@ -750,19 +758,6 @@ struct Product<32> {
 };
 
 template <>
-struct Product<48> {
-    __device__ __forceinline__ static void run(float (&d)[24], const uint32_t (&a)[4], uint64_t b, int add) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %29, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, "
-            "{%24,%25,%26,%27}, %28, p, 1, 1, 0; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-    }
-};
-
-template <>
 struct Product<64> {
     __device__ __forceinline__ static void run(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
         asm volatile(
@@ -776,14 +771,14 @@ struct Product<64> {
 };
 
 template <>
-struct Product<96> {
-    __device__ __forceinline__ static void run(float (&d)[48], const uint32_t (&a)[4], uint64_t b, int add) {
+struct Product<128> {
+    __device__ __forceinline__ static void run(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add) {
         asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, "
-            "{%48,%49,%50,%51}, %52, p, 1, 1, 0; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+            "{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+            "{%64,%65,%66,%67}, %68, p, 1, 1, 0; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
@@ -841,16 +836,23 @@ __device__ __forceinline__ float peak_of(float peak, const float4& v) {
 // Within 16 of k, a thread of the product takes four neighbours of its weights; the halves follow it.
 // `line` is that of row `at` of a tile, of high halves; `step` says which STEP of it the values are.
 template <int WIDTH>
-__device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale, unsigned char* line, int step, int at) {
+__device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale, unsigned char* line, int step, int at, bool in) {
     uint32_t high[STEP / 2], low[STEP / 2];
 #pragma unroll
     for (int i = 0; i < STEP / 2; ++i) split(v[2 * i] * scale, v[2 * i + 1] * scale, high[i], low[i]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        unsigned char* to = line + ((step * 2 + i) ^ (at & 7)) * 16;
-        *reinterpret_cast<uint4*>(to) = make_uint4(high[i], high[2 + i], high[4 + i], high[6 + i]);
-        *reinterpret_cast<uint4*>(to + WIDTH * 128) = make_uint4(low[i], low[2 + i], low[4 + i], low[6 + i]);
-    }
+    // A thread has a sector of 32 bytes of either half. Neighbours swap, so that a store fills sectors.
+    const bool odd = step % 2;
+    const auto put = [&](const uint32_t (&half)[STEP / 2], unsigned char* to) {
+        const uint4 first = make_uint4(half[0], half[2], half[4], half[6]), second = make_uint4(half[1], half[3], half[5], half[7]);
+        const uint4 given = odd ? first : second;
+        const uint4 taken = make_uint4(__shfl_xor_sync(~0u, given.x, 1), __shfl_xor_sync(~0u, given.y, 1), __shfl_xor_sync(~0u, given.z, 1), __shfl_xor_sync(~0u, given.w, 1));
+        const int even = (step - odd) * 2 + odd;
+        if (!in) return;
+        *reinterpret_cast<uint4*>(to + (even ^ (at & 7)) * 16) = odd ? taken : first;
+        *reinterpret_cast<uint4*>(to + ((even + 2) ^ (at & 7)) * 16) = odd ? second : taken;
+    };
+    put(high, line);
+    put(low, line + WIDTH * 128);
 }
 
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
@@ -859,7 +861,7 @@ constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : 
 constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
 
 template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
     await_previous();
     constexpr int ROW_WARPS = ROW_THREADS / WARP;
     static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
@@ -869,7 +871,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
     const int64_t k_end = row < row_count ? INPUTS : 0;
     const float* p = x + row * INPUTS;
     const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    float v[STEP];
+    float v[STEP] = {};
     auto load = [&](int step) {
         const int64_t k = int64_t(step) * STEP;
         if (aligned && k + STEP <= k_end) {
@@ -898,9 +900,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const float* __restr
 
     const int at = row % WIDTH;
     unsigned char* lines_of_row = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
-    for (int step = thread; step < SPLITS; step += ROW_THREADS) {
+    for (int first = 0; first < SPLITS; first += ROW_THREADS) {
+        const int step = first + thread;
         if (SPLITS > ROW_THREADS) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at);
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS);
     }
 }
 
@@ -1191,12 +1194,73 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 }
 
 // ------------------------------------------------------------------------------------------------
+// tiles of many runs
+
+// What a block leaves of a tile, [row][feature]. Along k, either the cluster or the tile is the next one, or both are: runs of a tile
+// lie one after another, and every run has its own place.
+__device__ __forceinline__ float* run_of(const Args& args, unsigned int cluster, unsigned int tile, unsigned int rank, int width) {
+    return args.runs + (int64_t(cluster + tile) * CLUSTER + rank) * (width * FEATURES);
+}
+
+// Adds up the runs, in the order of k, and finishes the rows: a warp takes FEATURES of a row, a block whole rows.
+template <int WIDTH>
+__global__ void __launch_bounds__(JOIN_WARPS * WARP) join_runs(const __grid_constant__ Args args) {
+    await_previous();
+    constexpr int SLICE = JOIN_WARPS * WARP * LANE_FEATURES, AHEAD = 8192 / SLICE, RUN = CLUSTER * WIDTH * FEATURES;   // runs on the way at once
+    __shared__ __align__(16) float shared[AHEAD * SLICE];
+    float* const cells = shared + threadIdx.x * LANE_FEATURES;   // a thread's own
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first_row = blockIdx.x % (WIDTH / JOIN_ROWS) * JOIN_ROWS;
+    const unsigned int column = 0, row_tile = blockIdx.x / (WIDTH / JOIN_ROWS);
+    const unsigned int first = row_tile;   // tile
+    auto row = [&](int i) {
+        const int64_t line = int64_t(row_tile) * WIDTH + first_row + i;
+        return line < args.row_count ? line : args.row_count;
+    };
+#pragma unroll 1
+    for (int item = warp; item < JOIN_ROWS * FEATURE_TILES; item += JOIN_WARPS) {
+        const int i = item % JOIN_ROWS, next = item / JOIN_ROWS;   // feature tiles from the first one
+        const unsigned int feature_tile = column * CLUSTER + next, tile = first + next / CLUSTER * args.schedule.row_tiles;
+        if (row(i) >= args.row_count || feature_tile * FEATURES >= OUTPUTS) continue;
+        const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
+        const unsigned int low = args.schedule.owner(tile * CHUNKS);
+        const int count = args.schedule.owner((tile + 1) * CHUNKS - 1) - low + 1;
+        const float* from = run_of(args, low, tile, next % CLUSTER, WIDTH) + (first_row + i) * FEATURES + lane * LANE_FEATURES;
+        const float inverse = __ldg(args.inverse + row(i));
+        const FeatureValues values(args, feature);
+        float v[LANE_FEATURES] = {};
+#pragma unroll 1
+        for (int done = 0; done < count; done += AHEAD) {
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n) copy_words<LANE_FEATURES>(cells + n * SLICE, from + int64_t(done + n) * RUN, done + n < count);
+            commit_copies();
+            wait_copies<0>();
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n) {
+                float run[LANE_FEATURES];
+                load_vector<LANE_FEATURES>(run, cells + n * SLICE);
+#pragma unroll
+                for (int e = 0; e < LANE_FEATURES; ++e) v[e] += run[e];
+            }
+        }
+        store_vector<LANE_FEATURES>(cells, v);
+#pragma unroll
+        for (int e = 0; e < LANE_FEATURES; ++e) v[e] *= inverse;
+        if (!isfinite((v[0] + v[1]) + (v[2] + v[3]))) {
+            repair(args, row(i), feature, cells);
+            load_vector<LANE_FEATURES>(v, cells);
+        }
+        finish_features(args, row(i), feature, v, values);
+    }
+    __syncthreads();
+    if (threadIdx.x < JOIN_ROWS && row(threadIdx.x) < args.row_count) finish_row(args, row(threadIdx.x));
+}
+
+// ------------------------------------------------------------------------------------------------
 // kernel
 
 template <int WIDTH>
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    await_previous();
     using S = Shape<WIDTH>;
     extern __shared__ unsigned char raw[];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
@@ -1210,6 +1274,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     cluster_sync();
+    await_previous();   // shared memory is set up by then
     Ring<S::STAGES> ring;
     Ring<WEIGHT_STAGES> weights;
     Segment work;
@@ -1254,9 +1319,15 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             const unsigned int feature_tile = work.tile / args.schedule.row_tiles * CLUSTER + rank;
             if (feature_tile * FEATURES >= OUTPUTS) continue;   // the cluster's second block may have none
 
-            // A tile that was cut: its last run to finish adds all of them, in the order of k.
+            // A tile that was cut: its last run to finish adds all of them, in the order of k, unless they are many.
             if (work.first > 0 || work.last < CHUNKS) {
                 const unsigned int cut = work.tile - args.schedule.whole;
+                if (args.joined) {
+                    float* const to = run_of(args, cluster, cut, rank, WIDTH) + warp * 16 + r;
+#pragma unroll
+                    for (int e = 0; e < S::SUMS; ++e) __stcg(to + (e / 4 * 8 + 2 * c + e % 2) * FEATURES + e % 4 / 2 * 8, sum[e]);
+                    continue;
+                }
                 const unsigned int low = args.schedule.owner(cut * CHUNKS), high = args.schedule.owner((cut + 1) * CHUNKS - 1);
                 auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
                     const bool starts = args.schedule.start(owner) <= cut * CHUNKS;
@@ -1372,7 +1443,7 @@ struct Layout {
 // The width of the tiles for a number of rows.
 int width_of(int64_t rows) {
     if (rows <= 64) return 64;
-    return 96;
+    return 128;
 }
 
 template <int WIDTH>
@@ -1381,6 +1452,7 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     if (layout.tiles * CHUNKS > INT32_MAX) return cudaErrorInvalidValue;
     float* const inverse = reinterpret_cast<float*>(workspace + layout.inverse);
     args.schedule = layout.schedule;
+    args.joined = layout.tiles * MANY <= layout.clusters;
     args.halves = workspace;
     args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
@@ -1389,6 +1461,7 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
+    if (error == cudaSuccess && args.joined) error = enqueue(join_runs<WIDTH>, static_cast<unsigned int>(layout.padded / JOIN_ROWS), JOIN_WARPS * WARP, 0, stream, args);
     return error != cudaSuccess ? error : cudaGetLastError();
 }
 
@@ -1410,7 +1483,7 @@ extern "C" int k2_gemm_sm90(const float* x0, const float* x1, const float* x2, f
     args.precise = !tf32 || args.row_count == 1;   // of one row, the library's product is in fp32 anyway
     unsigned char* const memory = static_cast<unsigned char*>(workspace);
     if (width_of(args.row_count) == 64) return launch<64>(args, memory, stream);
-    return launch<96>(args, memory, stream);
+    return launch<128>(args, memory, stream);
 }
 
 }  // namespace k2_gemm_sm90_kernel
@@ -1868,20 +1941,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cef39ea3ea7794a8, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d566ebc3c7071d82, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_cef39ea3ea7794a8, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d566ebc3c7071d82, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_cef39ea3ea7794a8"
+_fusegen_NAMESPACE = "fusegen_d566ebc3c7071d82"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

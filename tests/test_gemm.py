@@ -207,7 +207,7 @@ def test_tiles_cover_every_height(rows: int) -> None:
 
 
 def test_tiles_that_many_blocks_share_are_narrow() -> None:
-    """One block adds up what the others leave, for every row of its tile."""
+    """What the others leave is added up, for every row of a tile."""
     few, many = (max(next(iter(gemm.tiles(1024, 4096, outputs).values()))) for outputs in (256, 8192))
     assert few < many
     assert many == 176

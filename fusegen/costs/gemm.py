@@ -30,6 +30,8 @@ _FINISH = 5.0e-6
 """What follows the last product of a tile, which nothing hides."""
 _CUT, _RUN = 4.0e-6, 6.5e-9
 """Adding up the parts of a tile that is cut, and of each part a row, which one block reads."""
+_JOIN, _MANY = (4.0e-6, 40e-9), 4
+"""The same for parts that a kernel of its own adds up, and of each row of a tile; from so many parts to a tile on."""
 _REDUCE = 12.0e-6
 """The same for reductions along its rows."""
 _SPLIT = 0.45
@@ -106,6 +108,8 @@ def _spread(width: int, rows: int, inputs: int, outputs: int, matrices: int) -> 
 
 def _cut_seconds(width: int, tiles: int, clusters: int) -> float:
     """What it takes to add up the parts of tiles where clusters outnumber them."""
+    if tiles * _MANY <= clusters:
+        return _JOIN[0] + width * _JOIN[1]
     return _CUT + clusters / tiles * width * _RUN if tiles < clusters else 0.0
 
 

@@ -49,6 +49,8 @@ struct alignas(16) float4 { float x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 struct alignas(16) double2 { double x, y; };
 inline double2 make_double2(double x, double y) { return {x, y}; }
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct dim3 {
     unsigned x, y, z;
@@ -174,6 +176,8 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     return result;
 }
 
+inline size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<size_t>(p); }
+
 inline void __syncthreads() {
     using namespace emulated;
     const int own = turn;
@@ -233,6 +237,7 @@ inline float __shfl_xor_sync(unsigned, float v, int mask) {
     });
     return __uint_as_float(out[0]);
 }
+inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t v, int lanes) { return __float_as_uint(__shfl_xor_sync(mask, __uint_as_float(v), lanes)); }
 inline double __shfl_xor_sync(unsigned, double v, int mask) {
     uint32_t in[2], out[2];
     memcpy(in, &v, 8);

@@ -5,8 +5,6 @@
 #define __CUDA_ARCH_FEAT_SM90_ALL
 #define __constant__
 constexpr int cudaErrorNotSupported = 801;
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline int cudaGetDevice(int* device) { return *device = 0; }
 template <typename Kernel>
 int cudaOccupancyMaxActiveClusters(int* count, Kernel, const cudaLaunchConfig_t*) { return *count = 1, cudaSuccess; }
