@@ -23,7 +23,8 @@
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv3d  (exact)
-#   mean(reshape(normalize(x))) = reshape(mean(normalize(x))),  the reshape mixes no axes with others  at %mean
+#   reduce(reshape(x)) = reshape(reduce(x)),  the reshape mixes no axes with others  at %mean
+#   reshape(x, shape of x) = x  at %mean  (exact)
 #   mean(normalize(x)) = (mean(x) - mean of all) rsqrt(var of all + eps) w + b  at %mean_r1
 #
 # Graph that runs:
@@ -69,7 +70,7 @@
 #       return %mean_r1_r6, %mean_r1_r7
 #   %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = getitem(%mean_r1_r7_kernel, 0)
 #   %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = getitem(%mean_r1_r7_kernel, 1)
-#   %mean: float32[x0_0] = region.row_reduce(%p_norm_weight, %p_norm_bias, %mean_r1_r6, %mean_r1_r7, %mean_r1_r12, %mean_r1_r11)
+#   %mean_r1: float32[x0_0] = region.row_reduce(%p_norm_weight, %p_norm_bias, %mean_r1_r6, %mean_r1_r7, %mean_r1_r12, %mean_r1_r11)
 #       %p_norm_weight: float32[32] = input(0)
 #       %p_norm_bias: float32[32] = input(1)
 #       %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = input(2)
@@ -86,10 +87,10 @@
 #       %mean_r1_r17: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r8, %mean_r1_r16)
 #       %mean_r1_r18: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r17, %group_norm_1)
 #       %mean_r1_r19: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r18, %group_norm_2)
-#       %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
-#       %mean: float32[x0_0] = reshape(%mean_r1, [x0_0])
-#       return %mean
-#   return %mean
+#       %mean_r1_r20: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
+#       %mean_r1: float32[x0_0] = reshape(%mean_r1_r20, [x0_0])
+#       return %mean_r1
+#   return %mean_r1
 #   where x0_2 >= 3
 #   where x0_3 >= 3
 #   where x0_4 >= 3
@@ -1601,8 +1602,8 @@ extern "C" int k3_row_reduce(const float* x0, const float* x1, const float* x2, 
 //   %mean_r1_r17: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r8, %mean_r1_r16)
 //   %mean_r1_r18: float32[x0_0, 4, 8, 1, 1, 1] = mul(%mean_r1_r17, %group_norm_1)
 //   %mean_r1_r19: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r18, %group_norm_2)
-//   %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
-//   %mean: float32[x0_0] = reshape(%mean_r1, [x0_0])
+//   %mean_r1_r20: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
+//   %mean_r1: float32[x0_0] = reshape(%mean_r1_r20, [x0_0])
 
 namespace k4_row_reduce_kernel {
 
@@ -1716,7 +1717,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
             for (int e = 0; e < VEC; ++e)
                 if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
-    double r7[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
+    double r7[S::ROWS];   // %mean_r1_r20: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r7[i] = 0.0f;
 #pragma unroll
@@ -1744,7 +1745,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         }
     }
     reduce_row<VEC>(r7, buffers[0], [](auto a, auto b) { return a + b; });
-    double t8[S::ROWS];   // %mean_r1: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
+    double t8[S::ROWS];   // %mean_r1_r20: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t8[i] = r7[i] / 32.0f;
 
@@ -2027,7 +2028,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_23ab1e02b3275f3c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9b4e7e7df457d9be, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -2035,7 +2036,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_23ab1e02b3275f3c, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_23ab1e02b3275f3c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9b4e7e7df457d9be, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2044,7 +2045,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_23ab1e02b3275f3c, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_23ab1e02b3275f3c"
+_fusegen_NAMESPACE = "fusegen_9b4e7e7df457d9be"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -2213,8 +2214,8 @@ def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_
     v_mean_r1_r4, v_mean_r1_r11 = ops[1](v_mean_r1_r1)
     v_mean_r1_r12 = ops[2](v_mean_r1_r9)
     v_mean_r1_r6, v_mean_r1_r7 = ops[3](v_mean_r1_r1, v_mean_r1_r4, v_mean_r1_r3)
-    v_mean = ops[4](v_p_norm_weight, v_p_norm_bias, v_mean_r1_r6, v_mean_r1_r7, v_mean_r1_r12, v_mean_r1_r11)
-    return v_mean
+    v_mean_r1 = ops[4](v_p_norm_weight, v_p_norm_bias, v_mean_r1_r6, v_mean_r1_r7, v_mean_r1_r12, v_mean_r1_r11)
+    return v_mean_r1
 
 
 def _fusegen_operands(module, x0):

@@ -17,6 +17,7 @@ from fusegen.costs import boxes
 from fusegen.interpret import run
 from fusegen.ir import (
     AdaptivePoolOp,
+    CatOp,
     ConstOp,
     ConvOp,
     DType,
@@ -167,18 +168,48 @@ def _centred_norm(draw: Draw) -> Node:
     return draw.add(PointwiseOp(fn="sub"), norm, mean)
 
 
-def _mean_of_reshaped_norm(draw: Draw) -> Node:
-    """Runs of axes are merged before the mean, or axes split and their parts averaged together."""
+def _reduced_view(draw: Draw, made: Callable[[list[int]], Node], fn: str | None = None) -> Node:
+    """Runs of axes are merged before the reduction, or axes split and their parts reduced together."""
     groups = [[draw.rng.randint(2, 3) for _ in range(draw.rng.randint(1, 2))] for _ in range(draw.rng.randint(1, 3))]
     merged, apart = [math.prod(group) for group in groups], [size for group in groups for size in group]
     averaged = [draw.rng.random() < 0.5 for _ in groups]
     averaged[draw.rng.randrange(len(groups))] = True
     if draw.rng.random() < 0.5:
-        view = draw.add(ReshapeOp(shape=tuple(merged)), _norm(draw, apart, 0))
-        return draw.reduce(view, tuple(axis for axis, taken in enumerate(averaged) if taken))
-    view = draw.add(ReshapeOp(shape=tuple(apart)), _norm(draw, merged, 0))
+        view = draw.add(ReshapeOp(shape=tuple(merged)), made(apart))
+        return draw.reduce(view, tuple(axis for axis, taken in enumerate(averaged) if taken), fn)
+    view = draw.add(ReshapeOp(shape=tuple(apart)), made(merged))
     taken = [taken for group, taken in zip(groups, averaged, strict=True) for _ in group]
-    return draw.reduce(view, tuple(axis for axis, of_mean in enumerate(taken) if of_mean))
+    return draw.reduce(view, tuple(axis for axis, of_mean in enumerate(taken) if of_mean), fn)
+
+
+def _mean_of_reshaped_norm(draw: Draw) -> Node:
+    return _reduced_view(draw, lambda shape: _norm(draw, shape, 0))
+
+
+def _reduced_reshape(draw: Draw) -> Node:
+    return _reduced_view(
+        draw,
+        lambda shape: draw.add(PointwiseOp(fn="mul"), draw.leaf(*shape), draw.const()),
+        draw.rng.choice(["sum", "mean", "var"]),
+    )
+
+
+def _reduced_permute(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape())
+    view = draw.add(PermuteOp(order=tuple(draw.rng.sample(range(x.type.rank), x.type.rank))), x)
+    return draw.reduce(view, fn=draw.rng.choice(["sum", "mean", "var"]))
+
+
+def _summed_join(draw: Draw) -> Node:
+    """A product joined to something of its shape, along an axis that is not summed."""
+    x = _matmul(draw, batched=draw.rng.random() < 0.3)
+    axis = draw.rng.randrange(x.type.rank)
+    size = [*map(int, x.type.shape)]
+    size[axis] = draw.rng.randint(1, 3)
+    parts = [x, draw.leaf(*size)]
+    join = draw.add(CatOp(axis=axis), *draw.rng.sample(parts, len(parts)))
+    others = [other for other in range(x.type.rank) if other != axis]
+    return draw.reduce(join, tuple(sorted(draw.rng.sample(others, draw.rng.randint(1, len(others))))))
 
 
 def _statistics_of_statistics(draw: Draw) -> Node:
@@ -322,6 +353,9 @@ def _features_summed(draw: Draw) -> Node:
 
 
 def _rows_summed(draw: Draw) -> Node:
+    if draw.rng.random() < 0.3:
+        y = _matmul(draw, batched=True)
+        return draw.reduce(y, (y.type.rank - 2,))
     while (y := _matmul(draw)).type.rank < 2:
         _restart(draw)
     axes = tuple(sorted(draw.rng.sample(range(y.type.rank - 1), draw.rng.randint(1, y.type.rank - 1))))
@@ -525,6 +559,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "mean(reshape(normalize(x))) = reshape(mean(normalize(x))),  the reshape mixes no axes with others": (
         _mean_of_reshaped_norm
     ),
+    "reduce(reshape(x)) = reshape(reduce(x)),  the reshape mixes no axes with others": _reduced_reshape,
+    "reduce(permute(x)) = permute(reduce(x))": _reduced_permute,
+    "sum(cat(x, y)) = cat(sum(x), sum(y)) over other axes,  mean likewise,  above a product": _summed_join,
     "var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise": (_statistics_of_statistics),
     "conv(x, w, b) = conv(x, w) + b": _biased,
     "matmul(x, w, b) = matmul(x, w) + b": lambda d: _biased_matmul(d, bias=True),

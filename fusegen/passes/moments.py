@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 
 from fusegen import dims
-from fusegen.dims import Dims
 from fusegen.ir import Node, NormalizeOp, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.passes.algebra.collapse import LINEAR, constant_along, reduction
+from fusegen.passes.algebra.views import axes_before
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 WORTH = 32
@@ -98,33 +98,8 @@ def _from_moments(m: Match) -> Node:
 # --- mean(reshape(normalize(x))) ------------------------------------------------------------------
 
 
-def _groups(before: Dims, after: Dims) -> list[tuple[range, range]] | None:
-    """Runs of axes of a reshape that hold the same elements, the shortest possible; None where sizes do not tell."""
-    groups, i, j = [], 0, 0
-    while i < len(before) and j < len(after):
-        first, second, left, right = i, j, before[i], after[j]
-        i, j = i + 1, j + 1
-        while left != right:
-            if i < len(before) and dims.exact_quotient(right, left) is not None:
-                left, i = dims.mul(left, before[i]), i + 1
-            elif j < len(after) and dims.exact_quotient(left, right) is not None:
-                right, j = dims.mul(right, after[j]), j + 1
-            else:
-                return None
-        groups.append((range(first, i), range(second, j)))
-    return groups if i == len(before) and j == len(after) else None
-
-
 def _axes_before(m: Match) -> tuple[int, ...] | None:
-    """The axes that the reduction runs along, as those of the reshape's operand; None where it mixes them."""
-    groups = _groups(m["norm"].type.shape, m["view"].type.shape)
-    found: list[int] = []
-    for before, after in groups or []:
-        taken = [axis in reduction(m).axes for axis in after if m["view"].type.shape[axis] != 1]
-        if any(taken) and not all(taken):
-            return None
-        found += before if any(taken) else ()
-    return tuple(found) if groups else None
+    return axes_before(m["norm"].type.shape, m["view"].type.shape, reduction(m).axes)
 
 
 def _before_reshape(m: Match) -> Node:

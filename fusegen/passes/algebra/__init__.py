@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from fusegen.ir import Graph
 from fusegen.passes import simplify
-from fusegen.passes.algebra import axes, boxes, collapse, elementwise, pools, products, slices
+from fusegen.passes.algebra import axes, boxes, collapse, elementwise, pools, products, slices, views
 from fusegen.passes.rewrite import Outcome, rewrite
 
 # Cheap forms first: a rule that moves a scale meets it before a collapse has hidden the convolution. Box means, which
 # compare themselves with averaged kernels, before those.
-RULES = (*elementwise.RULES, *slices.RULES, *boxes.RULES, *pools.RULES, *products.RULES, *axes.RULES, *collapse.RULES)
+RULES = (
+    *elementwise.RULES,
+    *slices.RULES,
+    *views.RULES,
+    *boxes.RULES,
+    *pools.RULES,
+    *products.RULES,
+    *axes.RULES,
+    *collapse.RULES,
+)
 
 
 def run(graph: Graph) -> Outcome:

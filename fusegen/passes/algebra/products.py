@@ -38,7 +38,9 @@ def _sum_weights(m: Match) -> Node:
 
 
 def _rows_only(m: Match) -> str | None:
-    if m["w"].type.rank != 2 or m["matmul"].type.rank - 1 in reduction(m).axes:
+    """The axes are the product's rows; batches are rows only of a weight that has none."""
+    rank, axes = m["matmul"].type.rank, reduction(m).axes
+    if rank - 1 in axes or (m["w"].type.rank != 2 and axes != (rank - 2,)):
         return ""
     return None if m.only_user("matmul") else "the product is read elsewhere too, so it must be computed anyway"
 
