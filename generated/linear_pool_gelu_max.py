@@ -22,7 +22,7 @@
 #   mean pooling of features = mean over a split axis,  above a product  at %avg_pool1d
 #   reshape(reshape(x)) = reshape(x)  at %avg_pool1d_r1  (exact)
 #   sum over a part of the features of (x + c): x and c split before,  mean likewise  at %avg_pool1d
-#   sum(x + c) = sum(x) + sum(c),  mean likewise,  x a product, c smaller  at %avg_pool1d
+#   sum(x + c) = sum(x) + sum(c),  mean likewise,  x a product  at %avg_pool1d
 #   sum over a part of the features of matmul(x, w) = matmul(x, sum over that part of w),  mean likewise  at %avg_pool1d_r6
 #   a maximum or minimum of f(x, c) = f of it and c,  f increasing for the number c  at %max_1
 #

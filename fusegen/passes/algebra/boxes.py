@@ -99,13 +99,13 @@ def _pays(m: Match, rates: Machine) -> str | None:
     other, label = _merged_seconds(m, rates), "an averaged kernel"
     if other == inf:
         label = "all results"
-        other = _product_seconds(m.graph, m["conv"], rates)
+        other = product_seconds(m.graph, m["conv"], rates)
         other += 4 * dims.numel(m["conv"].type.shape, m.graph.sizes) / rates.bandwidth + rates.launch
     reason = f"{here * 1e6:.0f} us with box means, {other * 1e6:.0f} us with {label}"
     return faster(f"{m.root.name} from", {"box means": (None, here), label: (reason, other)})
 
 
-def _product_seconds(graph: Graph, conv: Node, rates: Machine) -> float:
+def product_seconds(graph: Graph, conv: Node, rates: Machine) -> float:
     """Of a convolution by a kernel or by the library, whichever is faster."""
     try:
         kernel = contractions.kernel_seconds(graph, conv, False, rates)
@@ -125,7 +125,7 @@ def _merged_seconds(m: Match, rates: Machine) -> float:
     product = m.root.replace(op=merged_conv(m, pool, conv), inputs=(x.name, w.name))
     try:
         graph = m.graph.replace(nodes=(x, w, product), outputs=(product.name,), updates=())
-        return _product_seconds(graph, graph.node(product.name), rates) + 2 * rates.launch
+        return product_seconds(graph, graph.node(product.name), rates) + 2 * rates.launch
     except GraphError:
         return inf
 

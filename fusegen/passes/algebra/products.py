@@ -9,7 +9,15 @@ from __future__ import annotations
 from fusegen import dims, ops
 from fusegen.dims import Dim
 from fusegen.ir import MatmulOp, Node, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
-from fusegen.passes.algebra.collapse import LINEAR, constant_along, features_first, product_below, reduction
+from fusegen.passes.algebra.channels import collapses
+from fusegen.passes.algebra.collapse import (
+    LINEAR,
+    constant_along,
+    features_first,
+    product_below,
+    reduction,
+    spatial_first,
+)
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 _MATMUL = op(MatmulOp, anything("x"), anything("w"), name="matmul")
@@ -79,12 +87,14 @@ def _row_products(m: Match) -> Node:
 
 
 def _varying_term(m: Match) -> str | None:
-    """The term is smaller than the sum, so that adding it up by itself is cheap, and a product lies below."""
-    inner, c = m["inner"], m["c"]
-    if m["x"].type.shape != inner.type.shape or constant_along(c, inner, reduction(m).axes):
+    """What the term is added to goes with the sum: reading the term by itself costs no more than beside it."""
+    inner, axes = m["inner"], reduction(m).axes
+    if m["x"].type.shape != inner.type.shape or constant_along(m["c"], inner, axes) or not m.only_user("inner"):
         return ""
-    small = dims.numel(c.type.shape, m.graph.sizes) * 2 <= dims.numel(inner.type.shape, m.graph.sizes)
-    return None if small and m.only_user("inner") and product_below(m.graph, m["x"]) else ""
+    spatial = spatial_first(m.graph, m["x"])
+    if spatial is not None and set(spatial) <= set(axes) and constant_along(m["c"], inner, spatial):
+        return ""  # it is added to less than that, once the spatial axes are gone
+    return None if collapses(m.graph, m["x"], axes) else ""
 
 
 def _sum_term(m: Match) -> Node:
@@ -209,7 +219,7 @@ RULES = (
     ),
     *(
         Rule(
-            f"sum(x {sign} c) = sum(x) {sign} sum(c),  mean likewise,  x a product, c smaller",
+            f"sum(x {sign} c) = sum(x) {sign} sum(c),  mean likewise,  x a product",
             op(
                 ReduceOp,
                 op(PointwiseOp, anything("x"), anything("c"), name="inner", fn=fn, commutative=fn == "add"),

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from fusegen import dims
 from fusegen.dims import Dims
 from fusegen.ir import CatOp, InputOp, Node, ParamOp, PermuteOp, ReduceOp, ReshapeOp
-from fusegen.passes.algebra.collapse import LINEAR, product_below, reduction, spatial_first
+from fusegen.passes.algebra.channels import collapses
+from fusegen.passes.algebra.collapse import LINEAR, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 
@@ -69,18 +70,12 @@ def _parts(m: Match) -> list[Node]:
     return [m.graph.node(name) for name in m["view"].inputs]
 
 
-def _collapses(m: Match, part: Node) -> bool:
-    """Whether a sum of ``part`` over the same axes is one of less than it."""
-    spatial = spatial_first(m.graph, part)
-    return product_below(m.graph, part) or (spatial is not None and set(spatial) <= set(reduction(m).axes))
-
-
 def _joined(m: Match) -> str | None:
     join = m["view"].op
     assert isinstance(join, CatOp)
     if join.axis in reduction(m).axes or not m.only_user("view"):
         return ""
-    return None if any(_collapses(m, part) for part in _parts(m)) else ""
+    return None if any(collapses(m.graph, part, reduction(m).axes) for part in _parts(m)) else ""
 
 
 def _before_join(m: Match) -> Node:
