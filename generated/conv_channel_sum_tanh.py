@@ -637,20 +637,24 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const bool wanted = first_output + output < OUTPUTS;
     const int64_t first_weight = TRANSPOSED ? int64_t(group) * INPUTS * OUTPUTS + first_output + output : (int64_t(group) * OUTPUTS + first_output + output) * INPUTS;
     const float* const w = args.weight + (wanted ? first_weight : 0) * TAPS;
+    // Every so many channels, by tap. Where stages are whole, what lies between them is known: text that copies and does not count.
+    constexpr int OUT_HOP = THREADS / OUT_TILE, AT_HOP = THREADS / AT_TILE;
     const auto fetch = [&](int first, float* weights) {
-        const int channels = INPUTS - first < CHANNELS ? INPUTS - first : CHANNELS;
-        float* const inputs = weights + CHUNK * OUT_TILE;
-        for (int tap = 0; tap < tap_count; ++tap) {
-            const float* from = w + int64_t(first) * WEIGHT_STEP + taps[tap].index;
-            for (int c = thread / OUT_TILE; c < channels; c += THREADS / OUT_TILE)
-                copy_words<1>(weights + (c * tap_count + tap) * OUT_TILE + output, from + c * WEIGHT_STEP, wanted);
-        }
-        for (int tap = 0; tap < tap_count; ++tap) {
+        const int channels = INPUTS % CHANNELS == 0 || INPUTS - first >= CHANNELS ? CHANNELS : INPUTS - first;
+        const int out_channel = thread / OUT_TILE, at_channel = thread / AT_TILE;
+        float* to_weights = weights + out_channel * OUT_TILE + output;
+        float* to_inputs = weights + CHUNK * OUT_TILE + at_channel * AT_TILE + column;
+        for (int tap = 0; tap < tap_count; ++tap, to_weights += channels * OUT_TILE, to_inputs += channels * AT_TILE) {
+            const float* from = w + int64_t(first + out_channel) * WEIGHT_STEP + taps[tap].index;
+#pragma unroll
+            for (int c = 0; c < CHANNELS; c += OUT_HOP)
+                if (c + out_channel < channels) copy_words<1>(to_weights + c * OUT_TILE, from + c * WEIGHT_STEP, wanted);
             const int z = at[0] + taps[tap].offset[0], y = at[1] + taps[tap].offset[1], i = at[2] + taps[tap].offset[2];
             const bool in = any && unsigned(z) < unsigned(args.in[0]) && unsigned(y) < unsigned(args.in[1]) && unsigned(i) < unsigned(args.in[2]);
-            const float* from = x + first * plane + (in ? (int64_t(z) * args.in[1] + y) * args.in[2] + i : 0);
-            for (int c = thread / AT_TILE; c < channels; c += THREADS / AT_TILE)
-                copy_words<1>(inputs + (c * tap_count + tap) * AT_TILE + column, from + c * plane, in);
+            from = x + (first + at_channel) * plane + (in ? (int64_t(z) * args.in[1] + y) * args.in[2] + i : 0);
+#pragma unroll
+            for (int c = 0; c < CHANNELS; c += AT_HOP)
+                if (c + at_channel < channels) copy_words<1>(to_inputs + c * AT_TILE, from + c * plane, in);
         }
         commit_copies();
     };
@@ -884,20 +888,20 @@ Tensor call_k2_conv_plain(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c75ab3f54a303bca, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d10977cee3e478bf, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor p1) -> Tensor");
     m.def("k1_row_reduce(Tensor p0, Tensor p1) -> Tensor");
     m.def("k2_conv_plain(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c75ab3f54a303bca, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d10977cee3e478bf, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_conv_plain", TORCH_BOX(&call_k2_conv_plain));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c75ab3f54a303bca"
+_fusegen_NAMESPACE = "fusegen_d10977cee3e478bf"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
