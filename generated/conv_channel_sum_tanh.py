@@ -705,7 +705,6 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     for (int a = 0; a < 3; ++a) to[a] = to[a] * phases_of(a) + phase[a];
     const int64_t inner = (int64_t(to[0]) * args.out[1] + to[1]) * args.out[2] + to[2];
     for (int o = thread / AT_TILE; o < OUT_TILE && first_output + o < OUTPUTS; o += THREADS / AT_TILE) {
-        const int l = group * OUTPUTS + first_output + o;
         const auto part = [&](int share) { return shared[share * RESULTS + o * AT_TILE + column]; };
         const float v = (part(0) + part(1)) + (part(2) + part(3));
         const float v_x2 = __ldg(args.x2 + 0);   // %sum_1_r4: float32[1, 1, 1]
@@ -888,20 +887,20 @@ Tensor call_k2_conv_plain(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d10977cee3e478bf, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b1c1c410ec42abc9, m) {
     m.def("k0_row_reduce(Tensor p0, Tensor p1) -> Tensor");
     m.def("k1_row_reduce(Tensor p0, Tensor p1) -> Tensor");
     m.def("k2_conv_plain(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d10977cee3e478bf, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b1c1c410ec42abc9, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_conv_plain", TORCH_BOX(&call_k2_conv_plain));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d10977cee3e478bf"
+_fusegen_NAMESPACE = "fusegen_b1c1c410ec42abc9"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
