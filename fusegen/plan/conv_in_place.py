@@ -85,9 +85,12 @@ def alternative(
     sizes = (8,) if len(taps) > 2 else (32, 16, 8)
     chunks = sorted(sizes, key=lambda size: (round_up(prepared.inputs, size), -size))
     exchange = (prepared.split - 1) * 2 * 4 * 16 * prepared.phases[0] * prepared.phases[1] * 4
-    if not storing.ahead:  # else smaller stages may leave room for it
+    ways = list(product((2, 1), (False, True)))
+    if storing.ahead:  # makes room for itself: weights stay resident where they are without it
+        ways.sort(key=lambda way: way[1])
+    else:
         del chunks[1:]
-    for chunk, buffers, stream in product(chunks, (2, 1), (False, True)):
+    for chunk, (buffers, stream) in product(chunks, ways):
         stage = round_up(chunk * prod(box) * 4, 128) * _WARPGROUPS
         resident = len(taps) * round_up(prepared.inputs, chunk) * prepared.columns * 4
         fitting = [
