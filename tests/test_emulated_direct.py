@@ -98,6 +98,30 @@ def test_small_convolutions_of_one_group_agree_with_float64(
     agrees(module, "self.m(x).tanh()", shape, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("module", "shape", "uneven"),
+    [
+        ("nn.Conv2d(24, 25, 1)", (24, 5, 6), True),
+        ("nn.Conv2d(3, 16, 3, 2)", (3, 7, 9), False),
+        ("nn.Conv1d(16, 22, 2)", (16, 15), True),
+        ("nn.ConvTranspose2d(6, 9, 2)", (6, 3, 5), True),
+    ],
+)
+@pytest.mark.parametrize("kept", [False, True])
+def test_parts_of_many_channels_agree_with_float64(
+    module: str, shape: tuple[int, ...], uneven: bool, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of threads that compute some of the channels each: weights read one by one, or from shared memory."""
+    monkeypatch.setattr(direct_tiles, "_CHANNELS", 0 if kept else 99)
+    monkeypatch.setattr(direct_tiles, "_FILLED", 60)
+    monkeypatch.setattr(direct, "is_small", lambda *_: True)
+    detail = agrees(module, "self.m(x).tanh()", shape, tmp_path).detail
+    assert isinstance(detail, DirectConvPlan)
+    assert any(1 < tile.outputs < detail.outputs for tile in detail.tiles)
+    assert any(detail.outputs % tile.outputs for tile in detail.tiles) == uneven
+    assert (detail.chunk > 0) == kept
+
+
 @pytest.mark.parametrize("module", ["nn.Conv2d(100, 3, 3, padding=1)", "nn.ConvTranspose2d(40, 5, 3, 2, 1)"])
 @pytest.mark.parametrize("filled", [1, 10**6])
 def test_weights_in_shared_memory_agree_with_float64(

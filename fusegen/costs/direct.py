@@ -125,7 +125,7 @@ def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> f
     """Expected time of the kernel at the traced sizes, with so many operations ``before`` the products."""
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*conv.inputs, conv.name))
     tile = _tile(body, conv)
-    if tile.shares:
+    if tile.shares and tile.outputs < contractions.LEAST_OUTPUTS:
         work = _shared_seconds(body, conv, tile, machine) + 2 * before / (_FLOPS * machine.flops)
     else:
         work = (ops.flops(body, conv) + 2 * before) / (_FLOPS * machine.flops)
@@ -153,7 +153,7 @@ def _shared_seconds(body: Graph, conv: Node, tile: Tile, machine: Machine) -> fl
     resident = min(_WARPS, warps / machine.multiprocessors)
     turn = _TURN_SECONDS + 64 * products * resident * machine.multiprocessors / (_TURN_FLOPS * machine.flops)
     waves = ceil(warps / (_WARPS * machine.multiprocessors))
-    chunks = ceil(inputs / weights_kept(tile, ops.kernel_size(w), inputs, outputs))
+    chunks = ceil(inputs / weights_kept((tile,), ops.kernel_size(w), inputs, outputs))
     return waves * (ceil(inputs / (tile.shares * tile.ahead)) * turn + chunks * _KEPT_SECONDS)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, gcd, prod
+from math import ceil, gcd, lcm, prod
 
 from fusegen.costs.contractions import LEAST_OUTPUTS
 from fusegen.ir import ConvOp, Frozen
@@ -32,6 +32,9 @@ _KEPT = 8192
 """Words of weights in shared memory at a time."""
 _WEIGHTS, _VOLUME = 8, 16
 """Weights held at once, and what the places in a volume take beyond those in an image."""
+_CHANNELS = 4
+"""Channels of a thread for each of its positions from which on their weights are in shared memory: loaded one by one,
+they would be most of what it does."""
 _AHEAD, _MOST_AHEAD = 8, 24
 """Accesses of a thread that are on their way at once; the same where weights are in shared memory."""
 _FILLED = 132 * 512
@@ -216,7 +219,7 @@ def _shared_tiles(
     alongs = along_axes(op, kernel, (False,) * (op.rank - 1))
     steps = op.stride if op.transposed else (1,) * op.rank
     most = min(MOST_POSITIONS, MOST_RESULTS // outputs, MAX_PRODUCTS // (outputs * chain(alongs, 1)))
-    if _words(kernel, outputs) * max(_SHARES) > _KEPT:
+    if _words(kernel, outputs, outputs) * max(_SHARES) > _KEPT:
         return ()
     best: list[tuple[int, _Way]] = []
     for vector in (4, 2, 1):
@@ -248,18 +251,22 @@ def _shared_tiles(
     return tuple(found)
 
 
-def _words(kernel: tuple[int, ...], outputs: int) -> int:
-    """Words of the weights of an input channel in shared memory: a row of whole vectors for each tap along z and y."""
-    return prod(kernel[:-1]) * (-(-outputs * kernel[-1] // 4) * 4)
+def _words(kernel: tuple[int, ...], outputs: int, channels: int) -> int:
+    """Words of the weights of an input channel in shared memory.
+
+    For each tap along z and y, and for each part of so many ``channels``, a row of whole vectors.
+    """
+    return prod(kernel[:-1]) * ceil(outputs / channels) * (-(-channels * kernel[-1] // 4) * 4)
 
 
-def weights_kept(tile: Tile, kernel: tuple[int, ...], inputs: int, outputs: int) -> int:
+def weights_kept(tiles: tuple[Tile, ...], kernel: tuple[int, ...], inputs: int, outputs: int) -> int:
     """Channels of the input whose weights are in shared memory at a time; 0 where none are."""
-    if not tile.shares:
+    if not tiles[0].shares:
         return 0
-    turn = tile.shares * tile.ahead
+    turn = lcm(*(tile.shares * tile.ahead for tile in tiles))
     turns = ceil(inputs / turn)
-    parts = ceil(turns / max(1, _KEPT // (turn * _words(kernel, outputs))))
+    words = max(_words(kernel, outputs, tile.outputs) for tile in tiles)
+    parts = ceil(turns / max(1, _KEPT // (turn * words)))
     return ceil(turns / parts) * turn
 
 
@@ -301,4 +308,8 @@ def tiles(
     if prod(kernel[:-1]) > 1:  # else taps of several channels would be added up in an order that accesses decide
         least = min(tile.ahead for tile in found)
         found = [tile.replace(ahead=least) for tile in found]
+    if op.groups == 1 and inputs > 1 and not any(any(tile.phased) for tile in found):
+        likely = next(tile for tile in found if lengths[-1] % tile.results[2] == 0 or tile.vector == 1)
+        if likely.outputs >= _CHANNELS * prod(likely.results):
+            found = [tile.replace(shares=1) for tile in found]
     return tuple(found)

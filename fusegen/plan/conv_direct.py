@@ -50,7 +50,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         weight=region.args[conv.inputs[1]].name,
         precise=not contractions.allows_tf32(region.body, conv),
         tiles=tiles,
-        chunk=direct_tiles.weights_kept(tiles[0], ops.kernel_size(w.type), inputs, outputs),
+        chunk=direct_tiles.weights_kept(tiles, ops.kernel_size(w.type), inputs, outputs),
         before=_lower(region, parts.before, parts.before_space, "v"),
         after=_lower(region, parts.after, parts.after_space, "sum"),
     )
