@@ -1010,7 +1010,7 @@ namespace k1_pool_kernel {
 // Threads side by side take neighbouring results, across the ends of rows, so that accesses coalesce.
 constexpr int THREADS = 256;
 constexpr int WARP = 32, BLOCK = 1024;   // threads of a warp, and of a block that shares a window with others
-constexpr int CLUSTER = 8;               // such blocks, where the device has clusters
+constexpr int CLUSTER = 8;               // such blocks at most, where the device has clusters
 constexpr int ALONE = 16;                // elements of a window that one thread is enough for
 constexpr int KERNEL_D = 4, STRIDE_D = 4, PADDING_D = 0, DILATION_D = 1;
 constexpr int KERNEL_H = 4, STRIDE_H = 4, PADDING_H = 0, DILATION_H = 1;
@@ -1196,6 +1196,13 @@ int sharing(int64_t results, int64_t window, int64_t apart) {
     return BLOCK;
 }
 
+// Blocks to a window: no more than leave each thread of them something to do, for a cluster takes longer to start.
+int cluster_of(int64_t window) {
+    int blocks = 1;
+    while (blocks < CLUSTER && window > int64_t(ALONE) * BLOCK * blocks) blocks *= 2;
+    return blocks;
+}
+
 // Accesses of VEC elements are aligned.
 template <int VEC>
 bool fits(const Args& args) {
@@ -1222,7 +1229,7 @@ extern "C" int k1_pool(const float* x0, float* y0, int64_t batch, int64_t depth,
     const int parts = sharing(args.count, rows * columns, STRIDE_W);
     if (parts == WARP) return launch_shared<WARP>(args, 1, rows, columns, stream);
     if (parts == THREADS) return launch_shared<THREADS>(args, 1, rows, columns, stream);
-    if (parts == BLOCK) return launch_shared<BLOCK>(args, on_hopper() ? CLUSTER : 1, rows, columns, stream);
+    if (parts == BLOCK) return launch_shared<BLOCK>(args, on_hopper() ? cluster_of(rows * columns) : 1, rows, columns, stream);
     if (fits<4>(args)) return launch<4>(args, stream);
     if (fits<2>(args)) return launch<2>(args, stream);
     return launch<1>(args, stream);
@@ -1546,20 +1553,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f8bbcc8cf9c2ba3b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3e1a47c145736747, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f8bbcc8cf9c2ba3b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3e1a47c145736747, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f8bbcc8cf9c2ba3b"
+_fusegen_NAMESPACE = "fusegen_3e1a47c145736747"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
