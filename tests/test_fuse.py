@@ -410,3 +410,14 @@ def test_operands_of_every_result_follow_a_convolution_of_few_products_that_redu
     assert templates(found) == ["contraction"]
     found = program(tmp_path, "return (self.c(x) / self.p.abs()).softmax(1)", init, "torch.rand(16, 128, 101, 73)")
     assert templates(found)[0] == "torch"
+
+
+def test_a_convolution_among_terms_that_one_axis_of_is_summed_is_not_computed(tmp_path: Path) -> None:
+    """Permuted, too: sums of the input, and a convolution of what is left of it."""
+    init = "self.c = nn.Conv2d(8, 64, 1)\nself.p = nn.Parameter(torch.rand(64, 96, 8, 96))"
+    found = program(
+        tmp_path, "return (self.c(x).permute(1, 2, 0, 3) + self.p).sum(1)", init, "torch.rand(8, 8, 96, 96)"
+    )
+    assert "axis_sum" in templates(found)
+    sizes = [step.plan.args[0].type.shape for step in found.steps if isinstance(step, KernelStep)]
+    assert (8, 64, 96, 96) not in sizes

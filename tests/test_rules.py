@@ -739,7 +739,7 @@ def test_every_rule_has_a_builder() -> None:
 def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = RULES[identity]
     # Cost says when a collapse pays, not when it is right: small cases must go through it.
-    monkeypatch.setattr(axes, "_pays", lambda match, count: None)
+    monkeypatch.setattr(axes, "_pays", lambda graph, conv, axis, count: None)
     monkeypatch.setattr(channels, "_pays", lambda graph, conv: None)
     monkeypatch.setattr(pools, "_cheaper", lambda merged, direct: True)
     monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)

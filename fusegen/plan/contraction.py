@@ -170,9 +170,8 @@ def _is_plain(region: Region, node: Node) -> bool:
     plain = contractions.plain_seconds(body, node, False, rates)
     if plain == inf:
         return False
-    tensor = min(
-        contractions.portable_seconds(body, node, False, rates), contractions.asynchronous_seconds(body, node, rates)
-    )
+    portable = contractions.portable_seconds(body, node, False, rates) + rates.launch  # for its packed weights
+    tensor = min(portable, contractions.asynchronous_seconds(body, node, rates))
     return faster(f"{node.name} on", {"tensor cores": (False, tensor), "plain fp32": (True, plain)})
 
 

@@ -11,7 +11,7 @@ import math
 
 from fusegen import dims, ops, windows
 from fusegen.costs.contractions import SPLIT, allows_tf32
-from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, ConvOp, DType, Node, ReduceOp, ReshapeOp
+from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, ConvOp, DType, Graph, Node, ReduceOp, ReshapeOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import collapse
 from fusegen.passes.algebra.collapse import LINEAR, reduction
@@ -19,57 +19,60 @@ from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 MAX_WINDOWS = 8
 """Distinct windows of the axis that a thread keeps sums for."""
-_LAUNCHES = 4
-"""The sums, and the convolution with what it prepares."""
 
 
-def _taps(m: Match, axis: int) -> windows.AxisTaps:
-    conv = m["conv"].op
-    assert isinstance(conv, ConvOp)
-    return windows.axis_taps(conv, ops.kernel_size(m["w"].type), axis)
+def _taps(graph: Graph, conv: Node, axis: int) -> windows.AxisTaps:
+    assert isinstance(conv.op, ConvOp)
+    return windows.axis_taps(conv.op, ops.kernel_size(graph.node(conv.inputs[1]).type), axis)
 
 
-def _axis(m: Match) -> int:
+def _first(graph: Graph, conv: Node, axes: tuple[int, ...]) -> int:
     """The spatial axis that goes, from 0: of those that are reduced the one with fewest windows, the last of equals."""
-    return min((axis - 2 for axis in reversed(reduction(m).axes)), key=lambda axis: len(_taps(m, axis).windows))
+    return min((axis - 2 for axis in reversed(axes)), key=lambda axis: len(_taps(graph, conv, axis).windows))
 
 
-def _along(m: Match) -> str | None:
-    reduce, conv = reduction(m), m["conv"].op
-    assert isinstance(conv, ConvOp)
-    spatial = set(range(2, 2 + conv.rank))
-    if not set(reduce.axes) <= spatial or conv.rank == 1:
+def obstacle(graph: Graph, conv: Node, axes: tuple[int, ...]) -> str | None:
+    """Why a sum of a convolution over these axes does not go before it along one of them, or None."""
+    assert isinstance(conv.op, ConvOp)
+    x, w = (graph.node(name) for name in conv.inputs[:2])
+    spatial = set(range(2, 2 + conv.op.rank))
+    if not set(axes) <= spatial or conv.op.rank == 1:
         return ""
-    kernel = ops.kernel_size(m["w"].type)
-    if set(reduce.axes) == spatial and windows.window_count(conv, kernel) <= collapse.MAX_WINDOWS:
+    kernel = ops.kernel_size(w.type)
+    if set(axes) == spatial and windows.window_count(conv.op, kernel) <= collapse.MAX_WINDOWS:
         return ""
-    if not m.only_user("conv"):
+    if len(graph.users()[conv.name]) > 1 or conv.name in graph.results:
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
-    if m["x"].type.dtype is not DType.FLOAT32:
-        return f"{m['x'].type.dtype.value} sums would lose accuracy"
-    count = len(_taps(m, _axis(m)).windows)
+    if x.type.dtype is not DType.FLOAT32:
+        return f"{x.type.dtype.value} sums would lose accuracy"
+    axis = _first(graph, conv, axes)
+    count = len(_taps(graph, conv, axis).windows)
     if count > MAX_WINDOWS:
         return f"{count} distinct windows along the axis; a kernel keeps at most {MAX_WINDOWS}"
-    return _pays(m, count)
+    return _pays(graph, conv, axis, count)
 
 
-def _pays(m: Match, count: int) -> str | None:
-    """None when the window sums and what is left of the convolution take less time than the convolution."""
+def _pays(graph: Graph, conv: Node, axis: int, count: int) -> str | None:
+    """None when the window sums and what is left of the convolution take less time than all of it and its sums.
+
+    Either way there are a convolution and a kernel of sums: one launch is what the gain should be worth.
+    """
+    assert isinstance(conv.op, ConvOp)
     rates = machine(DEFAULT_TARGET)
-    x, w, y = (m.graph.shape(m[name].name) for name in ("x", "w", "conv"))
-    flops = ops.flops(m.graph, m["conv"])
-    products = 1 if allows_tf32(m.graph, m["conv"]) else SPLIT
-    direct = products * flops / rates.tensor_flops + 4 * math.prod(y) / rates.bandwidth
-    lines = (x if m["conv"].op.transposed else y)[2 + _axis(m)]  # type: ignore[union-attr]
-    left = flops * count / (lines * w[2 + _axis(m)]) / rates.flops
-    sums = math.prod(x) * count / x[2 + _axis(m)]  # written and read again
-    collapsed = 4 * (math.prod(x) + 2 * sums) / rates.bandwidth + _LAUNCHES * rates.launch + left
+    x, w, y = (graph.shape(name) for name in (*conv.inputs[:2], conv.name))
+    flops = ops.flops(graph, conv)
+    products = 1 if allows_tf32(graph, conv) else SPLIT
+    direct = products * flops / rates.tensor_flops + 2 * 4 * math.prod(y) / rates.bandwidth
+    lines = (x if conv.op.transposed else y)[2 + axis]
+    left = flops * count / (lines * w[2 + axis]) / rates.flops
+    sums = math.prod(x) * count / x[2 + axis]  # written and read again
+    collapsed = 4 * (math.prod(x) + 2 * sums) / rates.bandwidth + rates.launch + left
     return None if collapsed < direct else f"{collapsed * 1e6:.0f} us collapsed, {direct * 1e6:.0f} us direct"
 
 
 def _tap_sums(m: Match, conv: ConvOp, axis: int) -> Node:
     """The taps that share a window, added up; where each has its own, the axis may be channels as it lies."""
-    w, taps = m["w"], _taps(m, axis)
+    w, taps = m["w"], _taps(m.graph, m["conv"], axis)
     first, second, length, *rest = w.type.shape
     if not conv.transposed and axis == 0 and len(taps.windows) == len(taps.tap_window):
         return m.add(ReshapeOp(shape=(first, dims.mul(second, length), *rest)), w)
@@ -81,7 +84,7 @@ def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def _collapse_axis(m: Match) -> Node:
-    reduce, conv, axis = reduction(m), m["conv"].op, _axis(m)
+    reduce, conv, axis = reduction(m), m["conv"].op, _first(m.graph, m["conv"], reduction(m).axes)
     assert isinstance(conv, ConvOp)
     kernel = ops.kernel_size(m["w"].type)
     x = m.add(AxisWindowSumOp(conv=conv, kernel=kernel, axis=axis, mean=reduce.fn == "mean"), m["x"])
@@ -106,6 +109,6 @@ RULES = (
         op(ReduceOp, op(ConvOp, anything("x"), anything("w"), name="conv"), fn=LINEAR),
         _collapse_axis,
         Numerics.REASSOCIATES,
-        _along,
+        lambda m: obstacle(m.graph, m["conv"], reduction(m).axes),
     ),
 )

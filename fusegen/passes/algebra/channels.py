@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 from fusegen import dims
 from fusegen.costs import hopper
-from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PointwiseOp, ReduceOp, ReshapeOp
+from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.machines import DEFAULT_TARGET, machine
+from fusegen.passes.algebra import axes as along
 from fusegen.passes.algebra.boxes import product_seconds
 from fusegen.passes.algebra.collapse import LINEAR, conv_below, product_below, reduction, spatial_first
 from fusegen.passes.algebra.pools import CONV
@@ -49,10 +50,14 @@ def _pays(graph: Graph, conv: Node) -> str | None:
 
 def collapses(graph: Graph, x: Node, axes: Collection[int]) -> bool:
     """Whether a product or convolution lies under ``x``, of which a sum over ``axes`` needs less than all."""
+    if isinstance(x.op, PermuteOp) and len(graph.users()[x.name]) == 1 and x.name not in graph.results:
+        return collapses(graph, graph.node(x.inputs[0]), {x.op.order[axis] for axis in axes})
     conv, spatial = conv_below(graph, x), spatial_first(graph, x)
     if product_below(graph, x) or (spatial is not None and set(spatial) <= set(axes)):
         return True
-    return conv is not None and 1 in axes and obstacle(graph, conv) is None
+    if conv is None:
+        return False
+    return (1 in axes and obstacle(graph, conv) is None) or along.obstacle(graph, conv, tuple(sorted(axes))) is None
 
 
 def _over_channels(m: Match) -> str | None:
