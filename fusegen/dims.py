@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 
 Dim: TypeAlias = int | str
 Dims: TypeAlias = tuple[Dim, ...]
@@ -85,8 +85,8 @@ def _print(expr: sympy.Expr, floordiv: str) -> str:
             return "*".join(go(a) for a in e.args)
         if e.is_Pow and e.exp.is_Integer and e.exp > 0:
             return "*".join([go(e.base)] * int(e.exp))
-        if isinstance(e, (sympy.Min, sympy.Max)):
-            name = "min" if isinstance(e, sympy.Min) else "max"
+        if isinstance(e, (sympy.Min, sympy.Max, Min, Max)):
+            name = "min" if isinstance(e, (sympy.Min, Min)) else "max"
             return f"{name}({', '.join(sorted(go(a) for a in e.args))})"
         raise ValueError(f"not a size expression: {e}")
 

@@ -440,8 +440,9 @@ class Graph(Frozen):
         return tuple(dims.evaluate(d, self.sizes) for d in self.node(name).type.shape)
 
     def prune(self) -> Graph:
-        """Without nodes that no result needs; inputs stay, since they are the signature."""
-        live = set(self.results)
+        """Without nodes that no result needs; inputs stay, since they are the signature, and updated buffers."""
+        updated = {path for path, _ in self.updates}
+        live = {*self.results, *(n.name for n in self.params if isinstance(n.op, ParamOp) and n.op.path in updated)}
         for node in reversed(self.nodes):
             if node.name in live:
                 live.update(node.inputs)

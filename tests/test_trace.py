@@ -388,3 +388,10 @@ def test_writes_that_show_elsewhere(body: str, tmp_path: Path) -> None:
     state = [model.state_dict()[name] for name, _ in graph.updates]
     for value, wanted in zip(found, (*expected, *state), strict=True):
         assert torch.allclose(value.double(), wanted.double(), atol=1e-5)
+
+
+def test_a_size_that_is_the_smaller_of_two(tmp_path: Path) -> None:
+    body = "return torch.diagonal(torch.bmm(x, x.mT)[:, 1:], dim1=1, dim2=2).relu()"
+    graph = traced(write(tmp_path, body, "pass", "torch.rand(3, 5, 7)")).graph
+    (result,) = graph.outputs
+    assert graph.shape(result) == (3, 4)

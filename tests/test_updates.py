@@ -59,6 +59,12 @@ def test_what_is_left_to_torch(body: str, init: str, left: set[str], tmp_path: P
     _agrees(path, compiled)
 
 
+def test_a_buffer_that_is_only_written(tmp_path: Path) -> None:
+    body = "y = x.relu() * 2\ntorch.sum(y, (2, 3), out=self.last)\nreturn y + 1"
+    path = write(tmp_path, body, "self.register_buffer('last', torch.zeros(4, 3))")
+    _agrees(path, compile_file(path))
+
+
 def test_the_schema_says_what_is_written(tmp_path: Path) -> None:
     source = compile_file(write(tmp_path, "return self.n(x).relu()", NORM)).source
     assert source.count("(Tensor x0, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor(c!) n0) -> Tensor") == 1

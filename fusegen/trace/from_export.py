@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._sympy.functions import Max
 
 from fusegen import dims, ops
 from fusegen.dims import Dim
@@ -125,6 +126,8 @@ class _Converter:
                 continue
             if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) and guard.lhs.is_Symbol:
                 continue  # asked of every size: see guards.py
+            if guard.has(Max):
+                continue  # of strides, max(size, 1), which nothing here depends on
             operator_text = {"Ne": "!=", "Eq": "=="}.get(guard.rel_op, guard.rel_op)
             try:
                 left, right = dims.canonical(guard.lhs), dims.canonical(guard.rhs)
