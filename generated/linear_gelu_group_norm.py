@@ -213,7 +213,7 @@ constexpr int SPLIT_THREADS = 512;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int SPLIT_BLOCKS = 1;
 #else
-constexpr int SPLIT_BLOCKS = CHUNKS * (CHUNK / STEP) <= SPLIT_THREADS ? 4 : 2;   // of a multiprocessor
+constexpr int SPLIT_BLOCKS = CHUNKS * (CHUNK / STEP) <= SPLIT_THREADS ? 4 : 3;   // of a multiprocessor
 #endif
 constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
@@ -1166,16 +1166,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_81c34f1e66adb24e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ff49185ba44064f6, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_81c34f1e66adb24e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ff49185ba44064f6, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_81c34f1e66adb24e"
+_fusegen_NAMESPACE = "fusegen_ff49185ba44064f6"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -319,7 +319,7 @@ constexpr int SPLIT_THREADS = 512;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int SPLIT_BLOCKS = 1;
 #else
-constexpr int SPLIT_BLOCKS = CHUNKS * (CHUNK / STEP) <= SPLIT_THREADS ? 4 : 2;   // of a multiprocessor
+constexpr int SPLIT_BLOCKS = CHUNKS * (CHUNK / STEP) <= SPLIT_THREADS ? 4 : 3;   // of a multiprocessor
 #endif
 constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
 constexpr int MANY = 4;                         // runs of a tile, and more, are added up by a kernel of their own
@@ -1827,18 +1827,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8efcc0daf2c249c5, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_34d63ef18f047d76, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8efcc0daf2c249c5, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_34d63ef18f047d76, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8efcc0daf2c249c5"
+_fusegen_NAMESPACE = "fusegen_34d63ef18f047d76"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

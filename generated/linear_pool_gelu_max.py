@@ -627,7 +627,7 @@ constexpr int SPLIT_THREADS = 512;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int SPLIT_BLOCKS = 1;
 #else
-constexpr int SPLIT_BLOCKS = CHUNKS * (CHUNK / STEP) <= SPLIT_THREADS ? 4 : 2;   // of a multiprocessor
+constexpr int SPLIT_BLOCKS = CHUNKS * (CHUNK / STEP) <= SPLIT_THREADS ? 4 : 3;   // of a multiprocessor
 #endif
 constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
 constexpr int MANY = 4;                         // runs of a tile, and more, are added up by a kernel of their own
@@ -1941,20 +1941,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d566ebc3c7071d82, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f37540edd4dc01e2, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d566ebc3c7071d82, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f37540edd4dc01e2, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d566ebc3c7071d82"
+_fusegen_NAMESPACE = "fusegen_f37540edd4dc01e2"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

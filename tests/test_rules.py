@@ -802,7 +802,7 @@ def test_sums_that_get_no_further_come_to_rest(body: str, tmp_path: Path) -> Non
         "return self.conv(x).permute(0, 2, 3, 1).mean((1, 2))",
         "return (self.conv(x) + x).mean((2, 3))",
         "return torch.cat([x, self.conv(x)], 1).mean((2, 3))",
-        "return (self.conv(x) * self.s).sum(1, keepdim=True)",
+        "return (self.transposed(x) * self.s).sum(1, keepdim=True)",
         "return self.linear(x).transpose(2, 3).mean(-1)",
         "return ((self.linear(x) - 0.5) * self.t).sum(-1)",
         "return torch.bmm(x.flatten(0, 1), x.flatten(0, 1).mT).sum(1)",
@@ -812,6 +812,7 @@ def test_however_a_sum_is_spelt(body: str, tmp_path: Path) -> None:
     """None computes what it sums: a tenth of the operations are left at most."""
     init = (
         "self.conv, self.linear = nn.Conv2d(32, 32, 3, padding=1), nn.Linear(64, 128)\n"
+        "self.transposed = nn.ConvTranspose2d(32, 32, 4, 2, 1)\n"
         "self.s, self.t = nn.Parameter(torch.randn(32, 1, 1)), nn.Parameter(torch.randn(128))"
     )
     before = decompose.run(traced(write(tmp_path, body, init, "torch.rand(16, 32, 64, 64)")).graph).graph

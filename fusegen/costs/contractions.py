@@ -59,8 +59,8 @@ _CLEARLY = 0.85
 """A convolution that nothing follows leaves the library only for a kernel expected to take less than this share."""
 PLAIN_TAPS = 64
 """Of the convolution that plain fp32 is meant for."""
-_PLAIN_FLOPS, _PLAIN_SECONDS = 0.3, 4e-6
-"""The share of the fp32 rate that it reaches, and the time of a block that has little to do."""
+_PLAIN_FLOPS, _PLAIN_SECONDS, _PLAIN_OUTPUTS = 0.3, 4e-6, 16
+"""The share of the fp32 rate that it reaches, the time of a block that has little to do, the channels of a block."""
 _STREAMED, _GATHERED = 1.5, 10
 """Times over that the traffic of an operand of every result counts: read as results are stored, or as products lie."""
 _TF32_INPUTS = 64
@@ -116,7 +116,10 @@ def plain_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> flo
         return inf
     if prod(ops.kernel_size(body.node(node.inputs[1]).type)) > PLAIN_TAPS:
         return inf
-    waves = ops.flops(body, node) / (_PLAIN_FLOPS * machine.flops)
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    _, outputs = ops.group_channels(node.op, x, w)
+    filled = ceil(outputs / _PLAIN_OUTPUTS) * _PLAIN_OUTPUTS / outputs
+    waves = filled * ops.flops(body, node) / (_PLAIN_FLOPS * machine.flops)
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*node.inputs, node.name))
     return waves + moved / machine.bandwidth + _PLAIN_SECONDS
 
