@@ -439,6 +439,10 @@ class Graph(Frozen):
         """The traced shape of a node."""
         return tuple(dims.evaluate(d, self.sizes) for d in self.node(name).type.shape)
 
+    def has_one_reader(self, name: str) -> bool:
+        """True when one operand of one node is all that reads it: it is no result."""
+        return len(self.users()[name]) == 1 and name not in self.results
+
     def prune(self) -> Graph:
         """Without nodes that no result needs; inputs stay, since they are the signature, and updated buffers."""
         updated = {path for path, _ in self.updates}

@@ -83,8 +83,7 @@ class Match:
 
     def only_user(self, name: str) -> bool:
         """True when the captured node feeds nothing outside the match's chain (one use, not a result)."""
-        node = self.captures[name].name
-        return len(self.graph.users()[node]) == 1 and node not in self.graph.results
+        return self.graph.has_one_reader(self.captures[name].name)
 
 
 def _no_objection(match: Match) -> str | None:

@@ -41,7 +41,7 @@ def obstacle(graph: Graph, conv: Node, axes: tuple[int, ...]) -> str | None:
     kernel = ops.kernel_size(w.type)
     if set(axes) == spatial and windows.window_count(conv.op, kernel) <= collapse.MAX_WINDOWS:
         return ""
-    if len(graph.users()[conv.name]) > 1 or conv.name in graph.results:
+    if not graph.has_one_reader(conv.name):
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
     if x.type.dtype is not DType.FLOAT32:
         return f"{x.type.dtype.value} sums would lose accuracy"

@@ -28,7 +28,7 @@ def obstacle(graph: Graph, conv: Node) -> str | None:
     assert isinstance(conv.op, ConvOp)
     if conv.type.shape[1] == 1 or len(conv.inputs) != 2:
         return ""
-    if len(graph.users()[conv.name]) > 1 or conv.name in graph.results:
+    if not graph.has_one_reader(conv.name):
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
     if conv.type.dtype is not DType.FLOAT32:
         return f"{conv.type.dtype.value} sums would lose accuracy"
@@ -53,7 +53,7 @@ def _pays(graph: Graph, conv: Node) -> str | None:
 
 def collapses(graph: Graph, x: Node, axes: Collection[int]) -> bool:
     """Whether a product or convolution lies under ``x``, of which a sum over ``axes`` needs less than all."""
-    if isinstance(x.op, PermuteOp) and len(graph.users()[x.name]) == 1 and x.name not in graph.results:
+    if isinstance(x.op, PermuteOp) and graph.has_one_reader(x.name):
         return collapses(graph, graph.node(x.inputs[0]), {x.op.order[axis] for axis in axes})
     conv, spatial = conv_below(graph, x), spatial_first(graph, x)
     if product_below(graph, x) or (spatial is not None and set(spatial) <= set(axes)):

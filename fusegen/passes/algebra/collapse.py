@@ -209,7 +209,7 @@ def _collapse_obstacle(graph: Graph, conv: Node) -> str | None:
     """Why a convolution cannot collapse under a mean over all its spatial axes, or None."""
     assert isinstance(conv.op, ConvOp)
     x, w = (graph.node(name) for name in conv.inputs[:2])
-    if len(graph.users()[conv.name]) > 1 or conv.name in graph.results:
+    if not graph.has_one_reader(conv.name):
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
     if x.type.dtype is not DType.FLOAT32:
         return f"window sums are float32 only, not {x.type.dtype.value}"
