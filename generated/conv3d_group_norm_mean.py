@@ -1181,7 +1181,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
             for (int e = 0; e < VEC; ++e)
                 if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
-    double r0[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
+    double r0[S::ROWS];   // sum for the mean
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
@@ -1195,31 +1195,45 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     double t1[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t1[i] = r0[i] / 8.0f;
-    double t2[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    double r3[S::ROWS];   // sum for what rounding took from the mean
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t2[i] = r0[i] / 8.0f;
-    double r5[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    for (int i = 0; i < S::ROWS; ++i) r3[i] = 0.0f;
+    double r6[S::ROWS];   // sum for the variance
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) r5[i] = 0.0f;
+    for (int i = 0; i < S::ROWS; ++i) r6[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
-            const double t3 = v[i][j] - t2[i];   // distance from the mean
-            const double t4 = t3 * t3;   // its square
-            if (live(j)) r5[i] += t4;
+            const double t2 = v[i][j] - t1[i];   // distance from the mean
+            const double t5 = t2 * t2;   // its square
+            if (live(j)) r3[i] += t2;
+            if (live(j)) r6[i] += t5;
         }
     }
-    reduce_row<VEC>(r5, buffers[1], [](auto a, auto b) { return a + b; });
-    double t6[S::ROWS];   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1] = reduce.var(%mean_r1_r1, axes=(2,), keepdim=True)
+    reduce_row<VEC>(r3, buffers[1], [](auto a, auto b) { return a + b; });
+    reduce_row<VEC>(r6, buffers[0], [](auto a, auto b) { return a + b; });
+    double t4[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t6[i] = r5[i] / 8.0f;
+    for (int i = 0; i < S::ROWS; ++i) t4[i] = r3[i] / 8.0f;
+    double t7[S::ROWS];   // %mean_r1_r4: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r1, axes=(2,), keepdim=True)
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) t7[i] = r6[i] / 8.0f;
+    double t8[S::ROWS];   // mean
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) t8[i] = t1[i] + (isnan(t4[i]) ? 0.0f : t4[i]);
+    double t9[S::ROWS];   // variance
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) t9[i] = t7[i] - t4[i] * t4[i];
+    double t10[S::ROWS];   // not negative
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) t10[i] = (t9[i] < 0.0f ? 0.0f : t9[i]);
 
     if (in && part == 0) {
 #pragma unroll
         for (int i = 0; i < S::ROWS; ++i) {
-            args.y0[outer] = t1[i];
-            args.y1[outer] = t6[i];
+            args.y0[outer] = t8[i];
+            args.y1[outer] = t10[i];
         }
     }
 }
@@ -2028,7 +2042,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9b4e7e7df457d9be, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9cc5cca38a883577, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -2036,7 +2050,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9b4e7e7df457d9be, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9b4e7e7df457d9be, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9cc5cca38a883577, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2045,7 +2059,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_9b4e7e7df457d9be, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9b4e7e7df457d9be"
+_fusegen_NAMESPACE = "fusegen_9cc5cca38a883577"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -3141,7 +3141,7 @@ struct State0 {
         const float n = count + o.count, inverse = __fdividef(1.0f, n), about = o.count * inverse;
         const float share = count > 0.0f ? fmaf(fmaf(-about, n, o.count), inverse, about) : 1.0f;
         const float r1_apart = o.r1_mean - r1_mean;
-        r1 += o.r1 + r1_apart * r1_apart * count * share;
+        r1 += o.r1 + r1_apart * (r1_apart * (count * share));
         r1_mean += r1_apart * share;
         count = n;
     }
@@ -3167,6 +3167,12 @@ __device__ __forceinline__ State moved(const State& s, Move move) {
 #pragma unroll
     for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
     return result;
+}
+
+template <int N, int STEP>
+__device__ __forceinline__ float sum_in_pairs(const float* v) {
+    if constexpr (N == 1) return v[0];
+    else return sum_in_pairs<N / 2, STEP>(v) + sum_in_pairs<N / 2, STEP>(v + N / 2 * STEP);
 }
 
 // Joins the states of all threads of a row, in fixed order; each of them gets the result.
@@ -3316,10 +3322,19 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
                     if ((!STRIDED || n % P::WIDTH == i) && (!CHECKED || (present >> n & 1))) visit(n / P::WIDTH, n % P::WIDTH);
             };
             each([&](int, int) { part[i].count += 1.0f; });
-            each([&](int u, int e) { part[i].r1_mean += r1_at[u][e]; });
-            part[i].r1_mean = part[i].count > 0.0f ? __fdividef(part[i].r1_mean, part[i].count) : 0.0f;
+            float r1_center;   // its mean
+            if constexpr (CHECKED) {   // about one of them, so that equal ones have their own value for a mean, to the last bit
+                float origin = 0.0f, sum = 0.0f;
+                each([&](int u, int e) { origin = r1_at[u][e]; });
+                each([&](int u, int e) { sum += r1_at[u][e] -= origin; });
+                r1_center = part[i].count > 0.0f ? __fdividef(sum, part[i].count) : 0.0f;
+                part[i].r1_mean = origin + r1_center;
+            } else {   // a power of two of them, added up in pairs: the same
+                constexpr int N = STRIDED ? COUNT : COUNT * P::WIDTH;
+                r1_center = part[i].r1_mean = sum_in_pairs<N, STRIDED ? P::WIDTH : 1>(&r1_at[0][i]) * (1.0f / N);
+            }
             each([&](int u, int e) {
-                const float apart = r1_at[u][e] - part[i].r1_mean;
+                const float apart = r1_at[u][e] - r1_center;
                 part[i].r1 += apart * apart;
             });
             s[i].join(part[i]);
@@ -3816,18 +3831,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ad13b575275f60d3, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_34499839a01c0dcd, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ad13b575275f60d3, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_34499839a01c0dcd, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ad13b575275f60d3"
+_fusegen_NAMESPACE = "fusegen_34499839a01c0dcd"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

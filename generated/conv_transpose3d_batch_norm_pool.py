@@ -3114,7 +3114,7 @@ struct State0 {
         const float n = count + o.count, inverse = __fdividef(1.0f, n), about = o.count * inverse;
         const float share = count > 0.0f ? fmaf(fmaf(-about, n, o.count), inverse, about) : 1.0f;
         const float r0_apart = o.r0_mean - r0_mean;
-        r0 += o.r0 + r0_apart * r0_apart * count * share;
+        r0 += o.r0 + r0_apart * (r0_apart * (count * share));
         r0_mean += r0_apart * share;
         r1 = [](auto a, auto b) { return a + b; }(r1, o.r1);
         count = n;
@@ -3155,6 +3155,12 @@ __device__ __forceinline__ State moved(const State& s, Move move) {
 #pragma unroll
     for (int i = 0; i < int(sizeof(State) / sizeof(float)); ++i) to[i] = move(from[i], i);
     return result;
+}
+
+template <int N, int STEP>
+__device__ __forceinline__ float sum_in_pairs(const float* v) {
+    if constexpr (N == 1) return v[0];
+    else return sum_in_pairs<N / 2, STEP>(v) + sum_in_pairs<N / 2, STEP>(v + N / 2 * STEP);
 }
 
 // Joins the states of all threads of a row, in fixed order; each of them gets the result.
@@ -3304,10 +3310,19 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
                     if ((!STRIDED || n % P::WIDTH == i) && (!CHECKED || (present >> n & 1))) visit(n / P::WIDTH, n % P::WIDTH);
             };
             each([&](int, int) { part[i].count += 1.0f; });
-            each([&](int u, int e) { part[i].r0_mean += r0_at[u][e]; });
-            part[i].r0_mean = part[i].count > 0.0f ? __fdividef(part[i].r0_mean, part[i].count) : 0.0f;
+            float r0_center;   // its mean
+            if constexpr (CHECKED) {   // about one of them, so that equal ones have their own value for a mean, to the last bit
+                float origin = 0.0f, sum = 0.0f;
+                each([&](int u, int e) { origin = r0_at[u][e]; });
+                each([&](int u, int e) { sum += r0_at[u][e] -= origin; });
+                r0_center = part[i].count > 0.0f ? __fdividef(sum, part[i].count) : 0.0f;
+                part[i].r0_mean = origin + r0_center;
+            } else {   // a power of two of them, added up in pairs: the same
+                constexpr int N = STRIDED ? COUNT : COUNT * P::WIDTH;
+                r0_center = part[i].r0_mean = sum_in_pairs<N, STRIDED ? P::WIDTH : 1>(&r0_at[0][i]) * (1.0f / N);
+            }
             each([&](int u, int e) {
-                const float apart = r0_at[u][e] - part[i].r0_mean;
+                const float apart = r0_at[u][e] - r0_center;
                 part[i].r0 += apart * apart;
             });
             s[i].join(part[i]);
@@ -4029,18 +4044,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2ec0b6b2c53e3f7c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0e44e01ba5362834, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_2ec0b6b2c53e3f7c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0e44e01ba5362834, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_2ec0b6b2c53e3f7c"
+_fusegen_NAMESPACE = "fusegen_0e44e01ba5362834"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -11,7 +11,8 @@ import torch
 
 from fusegen import interpret
 from fusegen.compiler import compile_file
-from fusegen.plan.details import RowStreamPlan
+from fusegen.plan import kernels
+from fusegen.plan.details import RowReducePlan, RowStreamPlan
 from tests.emulated import Kernel, steps
 from tests.models import write
 
@@ -44,3 +45,31 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
         assert torch.allclose(
             y[finite].double(), r[finite], rtol=0, atol=4e-6 * float(r.nan_to_num(0, 0, 0).abs().max())
         ), shape
+
+
+NORMS = {
+    "stream": ("F.instance_norm(x)", lambda n: (2, 1, n)),
+    "stream_of_runs": ("F.batch_norm(x, None, None, training=True)", lambda n: (2, 3, n)),
+    "stream_strided": ("F.batch_norm(x.flatten(1), None, None, training=True)", lambda n: (n, 1, 4)),
+    "double": ("F.layer_norm(x, ({},))", lambda n: (2, 3, n)),
+    "double_strided": ("(x - x.mean(1, True)) / (x.var(1, keepdim=True) + 0.1)", lambda n: (2, n, 5)),
+}
+"""What the forward returns, and the shape of data for about ``n`` elements to a row."""
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_equal_elements_are_their_mean(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamed, or as statistics of statistics: a norm makes exactly zero of them, as in eager."""
+    monkeypatch.setattr(kernels, "_in_double", lambda _: True)
+    body, shape_of = NORMS[name]
+    for n in (7, 96, 1000):
+        shape = shape_of(n)
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        compiled = compile_file(write(folder, f"return {body.format(n)}", inputs=f"torch.rand{shape}"))
+        (plan,) = steps(compiled, (RowStreamPlan, RowReducePlan))
+        assert isinstance(plan.detail, RowStreamPlan) == name.startswith("stream")
+        kernel = Kernel(compiled, plan, folder)
+        for value in (0.1, 1e15, -1e-20):
+            (y,) = kernel([torch.full(shape, value)])
+            assert torch.equal(y, torch.zeros_like(y)), (n, value)

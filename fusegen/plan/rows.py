@@ -69,7 +69,7 @@ class Style:
     split: bool = False
     """Several blocks share a row."""
     double: bool = False
-    """Values are doubles."""
+    """Values are doubles; a mean beside a variance is corrected by the mean of what is left."""
 
 
 @dataclass
@@ -127,6 +127,8 @@ class RowLowering:
     values: dict[str, Value] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
     special: int = 0
+    moments: dict[str, tuple[Value, Value]] = field(default_factory=dict)
+    """By the name of the data: its mean and variance over the row."""
 
     # --- index arithmetic ---------------------------------------------------------------------
 
@@ -308,6 +310,29 @@ class RowLowering:
         length = Value("", False, 0, literal=text)
         return self.draft("{0} / {1}", self.reduce("sum", x, comment), length, element=False, node=node)
 
+    def beside_variance(self, mean: Node) -> bool:
+        """Whether the variance of the same row is asked for, too."""
+        readers = [self.body.node(name).op for name in self.body.users()[mean.inputs[0]]]
+        return any(isinstance(op, ReduceOp) and op.fn == "var" for op in readers)
+
+    def refined(self, x: Value, node: Node) -> tuple[Value, Value]:
+        """(mean, variance) of the row of ``node``'s operand, both corrected by what is left about a first mean.
+
+        The sum of equal elements is rounded, so that mean may be off by units in the last place. What is left of each
+        is exact then, and so is the mean of that: eager has the element for a mean and no variance, and so has this.
+        """
+        if node.inputs[0] not in self.moments:
+            first = self.mean(x, node, "sum for the mean")
+            left = self.draft("{0} - {1}", x, first, element=True, node=node, comment="distance from the mean")
+            rest = self.mean(left, node, "sum for what rounding took from the mean")
+            power = self.draft("{0} * {0}", left, element=True, node=node, comment="its square")
+            squares = self.mean(power, node, "sum for the variance")
+            mean = self.draft("{0} + (isnan({1}) ? 0.0f : {1})", first, rest, element=False, node=node, comment="mean")
+            power = self.draft("{0} - {1} * {1}", squares, rest, element=False, node=node, comment="variance")
+            power = self.draft("({0} < 0.0f ? 0.0f : {0})", power, element=False, node=node, comment="not negative")
+            self.moments[node.inputs[0]] = mean, power
+        return self.moments[node.inputs[0]]
+
     def row_text(self) -> str:
         """C++ of the elements per row."""
         return self.product([self.space.shape[axis] for axis in self.space.row_axes])
@@ -325,6 +350,8 @@ class RowLowering:
             )
             total = self.reduce("sum", power, "its sum", shift=finite if self.style.parts else None)
             self.values[node.name] = self.draft("logf({0}) + {1}", total, finite, element=False, node=node)
+        elif self.style.double and (op.fn == "var" or (op.fn == "mean" and self.beside_variance(node))):
+            self.values[node.name] = self.refined(x, node)[op.fn == "var"]
         elif op.fn == "mean":
             self.values[node.name] = self.mean(x, node, comment)
         elif op.fn == "var":

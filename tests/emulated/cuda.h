@@ -26,6 +26,7 @@
 
 using std::isfinite;
 using std::isinf;
+using std::isnan;
 using cudaError_t = int;
 using cudaStream_t = void*;
 constexpr int cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9;
