@@ -168,6 +168,28 @@ def _centred_norm(draw: Draw) -> Node:
     return draw.add(PointwiseOp(fn="sub"), norm, mean)
 
 
+def _inner_norm(draw: Draw) -> Node:
+    """A norm whose scale and shift do not vary along its axes."""
+    shape = draw.shape()
+    axes = draw.axes(len(shape))
+    kept = [1 if axis in axes or draw.rng.random() < 0.3 else size for axis, size in enumerate(shape)]
+    affine = [draw.leaf(*kept) for _ in range(draw.rng.randint(0, 2))]
+    return draw.add(NormalizeOp(axes=axes, eps=1e-5, center=True), draw.leaf(*shape), *affine)
+
+
+def _variance_of_norm(draw: Draw) -> Node:
+    inner = _inner_norm(draw)
+    assert isinstance(inner.op, NormalizeOp)
+    return draw.reduce(inner, inner.op.axes, "var")
+
+
+def _norm_of_norm(draw: Draw) -> Node:
+    inner = _inner_norm(draw)
+    assert isinstance(inner.op, NormalizeOp)
+    affine = [draw.leaf(*(size if draw.rng.random() < 0.5 else 1 for size in inner.type.shape)) for _ in range(2)]
+    return draw.add(NormalizeOp(axes=inner.op.axes, eps=1e-3, center=True), inner, *affine[: draw.rng.randint(0, 2)])
+
+
 def _reduced_view(draw: Draw, made: Callable[[list[int]], Node], fn: str | None = None) -> Node:
     """Runs of axes are merged before the reduction, or axes split and their parts reduced together."""
     groups = [[draw.rng.randint(2, 3) for _ in range(draw.rng.randint(1, 2))] for _ in range(draw.rng.randint(1, 3))]
@@ -584,6 +606,10 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
         d, *_product(d, MatmulOp)
     ),
     "normalize(x) - mean(normalize(x)) = (x - mean(x)) rsqrt(var of all + eps) w": _centred_norm,
+    "normalize(y) = (x - mean(x)) rsqrt(var(x) + eps) w rsqrt(var(y) + eps) w' + b',  y = normalize(x, w, b)": (
+        _norm_of_norm
+    ),
+    "var(normalize(x)) = var(x) w^2 / (var(x) + eps)": _variance_of_norm,
     "mean(normalize(x)) = (mean(x) - mean of all) rsqrt(var of all + eps) w + b": (_mean_of_norm),
     "mean(reshape(normalize(x))) = reshape(mean(normalize(x))),  the reshape mixes no axes with others": (
         _mean_of_reshaped_norm

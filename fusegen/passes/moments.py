@@ -144,6 +144,52 @@ def _centred(m: Match) -> Node:
     return y
 
 
+# --- a norm, and the variance, of a norm over the same axes -------------------------------------------
+
+
+def _inner(m: Match) -> Node:
+    return m.graph.node(m.root.inputs[0])
+
+
+def _same_axes(m: Match) -> str | None:
+    """None where the root is the variance, or a norm by it, of a norm whose own variance it follows from."""
+    root, inner = m.root.op, _inner(m)
+    assert isinstance(root, NormalizeOp | ReduceOp)
+    if not isinstance(inner.op, NormalizeOp):
+        return ""
+    if inner.op.axes != root.axes or not inner.op.center or (isinstance(root, NormalizeOp) and not root.center):
+        return "its statistics are others"
+    affine = [m.graph.node(name) for name in inner.inputs[1:]]
+    if any(not constant_along(operand, inner, root.axes) for operand in affine):
+        return "the inner norm's scale or shift varies along the axes"
+    return None
+
+
+def _variance_of_norm(m: Match) -> Node:
+    """Factor by factor, so that no square of a scale overflows by itself."""
+    norm = _inner(m)
+    assert isinstance(norm.op, NormalizeOp)
+    x, *affine = (m.graph.node(name) for name in norm.inputs)
+    power = own = _reduce(m, "var", x, norm.op.axes)
+    root = m.add(PointwiseOp(fn="rsqrt"), m.add(PointwiseOp(fn="add"), own, m.const(norm.op.eps)))
+    for factor in (root, *affine[:1]):
+        for _ in range(2):
+            power = m.add(PointwiseOp(fn="mul"), power, factor)
+    for shift in affine[1:]:  # zero, but for one that is infinite or NaN
+        power = m.add(PointwiseOp(fn="add"), power, m.add(PointwiseOp(fn="sub"), shift, shift))
+    return power
+
+
+def _norm_of_norm(m: Match) -> Node:
+    outer, inner = m.root.op, _inner(m)
+    assert isinstance(outer, NormalizeOp)
+    assert isinstance(inner.op, NormalizeOp)
+    x, *affine = (m.graph.node(name) for name in inner.inputs)
+    distance = m.add(PointwiseOp(fn="sub"), x, _reduce(m, "mean", x, outer.axes))
+    y = scaled(m, inner.op, distance, _reduce(m, "var", x, outer.axes), affine[:1])
+    return scaled(m, outer, y, _variance_of_norm(m), [m.graph.node(name) for name in m.root.inputs[1:]])
+
+
 # --- statistics over more axes than others -------------------------------------------------------------
 
 
@@ -177,6 +223,20 @@ CENTRED = (
 """Before ``RULES``, which take the mean by itself."""
 
 RULES = (
+    Rule(
+        "normalize(y) = (x - mean(x)) rsqrt(var(x) + eps) w rsqrt(var(y) + eps) w' + b',  y = normalize(x, w, b)",
+        op(NormalizeOp),
+        _norm_of_norm,
+        Numerics.REASSOCIATES,
+        _same_axes,
+    ),
+    Rule(
+        "var(normalize(x)) = var(x) w^2 / (var(x) + eps)",
+        op(ReduceOp, fn="var"),
+        lambda m: _like_root(m, _variance_of_norm(m)),
+        Numerics.REASSOCIATES,
+        _same_axes,
+    ),
     Rule(
         "mean(normalize(x)) = (mean(x) - mean of all) rsqrt(var of all + eps) w + b",
         op(ReduceOp, op(NormalizeOp, name="norm"), fn=LINEAR),
