@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fusegen.compiler import optimise
-from fusegen.plan.details import HopperConvPlan
+from fusegen.plan.details import DirectConvPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
 from fusegen.trace import trace
 
@@ -77,7 +77,6 @@ def test_full_fp32_runs_where_it_is_faster(inputs: int, outputs: int, kernel: in
     [
         (24, 64, 5, True),
         (96, 64, 5, False),  # cuDNN is in TF32 whatever the other sizes
-        (32, 16, 1, False),  # few outputs leave the time of the input's grid and scales
     ],
 )
 def test_a_file_has_both_classes_where_cudnn_may_choose(inputs: int, outputs: int, kernel: int, both: bool) -> None:
@@ -91,6 +90,21 @@ def test_a_file_has_both_classes_where_cudnn_may_choose(inputs: int, outputs: in
     assert isinstance(hopper, HopperConvPlan)
     assert not hopper.precise
     assert (hopper.in_fp32 is not None) == both
+    assert hopper.in_fp32 is None or hopper.in_fp32.precise
+
+
+@pytest.mark.parametrize(("outputs", "plain"), [(8, True), (16, True), (64, False)])
+def test_few_outputs_are_of_a_plain_kernel_in_full_fp32(outputs: int, plain: bool) -> None:
+    """At a stride of 3, tensor cores would wait for many small stages of the input."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(96, outputs, 3, stride=3, padding=2), nn.Mish())
+        graph = trace(model, (torch.empty(64, 96, 80, 80),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    (step,) = program.steps
+    assert isinstance(step, KernelStep)
+    hopper = step.plan.hopper
+    assert isinstance(hopper, HopperConvPlan)
+    assert isinstance(hopper.in_fp32, DirectConvPlan) == plain
     assert hopper.in_fp32 is None or hopper.in_fp32.precise
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import direct_tiles
+from fusegen.costs import direct_shared, direct_tiles
 from fusegen.ir import ConvOp
 from fusegen.plan.details import DirectConvPlan
 from fusegen.plan.types import KernelStep
@@ -141,3 +141,29 @@ def test_tiles_span_exactly_what_their_windows_read() -> None:
                 if not op.transposed:
                     assert max(reads) + 1 == spanned
     assert phases
+
+
+def test_tiles_of_shared_weights_take_the_same_turns() -> None:
+    """Whatever the width of an access: what is added up in which order must not depend on where tensors lie."""
+    rng = random.Random(0)
+    several = 0
+    for _ in range(300):
+        op, kernel, lengths = random_conv(rng)
+        op = op.replace(groups=1)
+        inputs, outputs = rng.randint(1, 200), rng.randint(1, 20)
+        found = direct_shared.Work(op, kernel, inputs, outputs, lengths, rng.choice((1, 64))).tiles()
+        if not found:
+            continue
+        assert found[-1].vector == 1
+        assert len({(tile.shares, tile.ahead) for tile in found}) == 1
+        assert inputs % found[0].ahead == 0  # a turn has all its channels, or none
+        assert direct_shared.weights_kept(found, kernel, inputs, outputs) % (found[0].shares * found[0].ahead) == 0
+        for tile in found:
+            assert tile.outputs == outputs
+            assert tile.blocks * tile.threads <= 1024
+            results = tile.results[3 - op.rank :]
+            assert not op.transposed or all(own % step == 0 for own, step in zip(results, op.stride, strict=True))
+            across = results[-1] // op.stride[-1] if op.transposed else results[-1] * op.stride[-1]
+            assert across % tile.vector == 0  # every tile begins at an access
+        several += found[0].shares > 1
+    assert several

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.compiler import compile_file
-from fusegen.costs import contractions, direct, direct_tiles
-from fusegen.plan.details import DirectConvPlan
+from fusegen.compiler import Compiled, compile_file
+from fusegen.costs import contractions, direct, direct_shared, direct_tiles
+from fusegen.plan.details import DirectConvPlan, HopperConvPlan
 from fusegen.trace import load_model_file
 from tests.emulated import Emulated
 from tests.models import write
@@ -33,12 +33,14 @@ MODELS = {
 """By name: the module, and the shape of one sample."""
 
 
-def agrees(module: str, body: str, shape: tuple[int, ...], folder: Path) -> Emulated:
+def agrees(
+    module: str, body: str, shape: tuple[int, ...], folder: Path, kind: type[Emulated] = Emulated, batch: int = 2
+) -> Emulated:
     """A model's kernel, compared with float64 at the sizes of the file and others, operands rounded and not."""
-    path = write(folder, f"return {body}", f"self.m = {module}", f"torch.rand(2, {', '.join(map(str, shape))})")
+    path = write(folder, f"return {body}", f"self.m = {module}", f"torch.rand({batch}, {', '.join(map(str, shape))})")
     compiled = compile_file(path)
     torch.manual_seed(0)
-    kernel = Emulated(compiled, dict(load_model_file(path).model_class().named_parameters()), folder)
+    kernel = kind(compiled, dict(load_model_file(path).model_class().named_parameters()), folder)
     assert isinstance(kernel.detail, DirectConvPlan)
     for size in (shape, (shape[0], *(size + 3 for size in shape[1:]))):
         x = torch.randn(3, *size) + 0.5
@@ -50,6 +52,27 @@ def agrees(module: str, body: str, shape: tuple[int, ...], folder: Path) -> Emul
             assert torch.equal(y[~finite].nan_to_num(), r[~finite].float().nan_to_num())
             assert (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max(), (size, tf32)
     return kernel
+
+
+class InFp32(Emulated):
+    """The plain kernel beside one for tensor cores in TF32."""
+
+    variant = "fp32"
+
+    def __init__(self, compiled: Compiled, parameters: dict[str, torch.Tensor], folder: Path):
+        super().__init__(compiled, parameters, folder)
+        assert isinstance(self.plan.hopper, HopperConvPlan)
+        assert isinstance(self.plan.hopper.in_fp32, DirectConvPlan)
+        self.detail = self.plan.hopper.in_fp32
+
+    def of(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
+        return self([self.parameters.get(arg.name, x) for arg in self.plan.args], 0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_kernel_for_full_fp32_beside_one_in_tf32_agrees_with_float64(bias: bool, tmp_path: Path) -> None:
+    module = f"nn.Conv2d(96, 8, 3, stride=3, padding=2, bias={bias})"
+    agrees(module, "self.m(x).tanh()", (96, 13, 31), tmp_path, InFp32, batch=200)
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +135,7 @@ def test_parts_of_many_channels_agree_with_float64(
     module: str, shape: tuple[int, ...], uneven: bool, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of threads that compute some of the channels each: weights read one by one, or from shared memory."""
+    monkeypatch.setattr(direct_shared, "MOST_OUTPUTS", 0)
     monkeypatch.setattr(direct_tiles, "_CHANNELS", 0 if kept else 99)
     monkeypatch.setattr(direct_tiles, "_FILLED", 60)
     monkeypatch.setattr(direct, "is_small", lambda *_: True)
@@ -123,15 +147,15 @@ def test_parts_of_many_channels_agree_with_float64(
 
 
 @pytest.mark.parametrize("module", ["nn.Conv2d(100, 3, 3, padding=1)", "nn.ConvTranspose2d(40, 5, 3, 2, 1)"])
-@pytest.mark.parametrize("filled", [1, 10**6])
+@pytest.mark.parametrize("shares", [(1,), (4, 8)])
 def test_weights_in_shared_memory_agree_with_float64(
-    module: str, filled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, shares: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In chunks of channels, by a thread for each tile and by several."""
-    monkeypatch.setattr(direct_tiles, "_FILLED", filled)
-    monkeypatch.setattr(direct_tiles, "_KEPT", 16 * 60)
+    monkeypatch.setattr(direct_shared, "_SHARES", shares)
+    monkeypatch.setattr(direct_shared, "_KEPT", 16 * 60)
     monkeypatch.setattr(direct, "is_small", lambda *_: True)
     detail = agrees(module, "self.m(x).tanh()", (int(module.split("(")[1].split(",")[0]), 5, 8), tmp_path).detail
     assert isinstance(detail, DirectConvPlan)
-    assert (detail.tiles[0].shares > 1) == (filled > 1)
+    assert detail.tiles[0].shares in shares
     assert 0 < detail.chunk < detail.inputs

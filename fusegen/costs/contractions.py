@@ -64,7 +64,8 @@ _PLAIN_FLOPS, _PLAIN_SECONDS, _PLAIN_OUTPUTS = 0.3, 4e-6, 16
 _STREAMED, _GATHERED = 1.5, 10
 """Times over that the traffic of an operand of every result counts: read as results are stored, or as products lie."""
 _TF32_INPUTS = 64
-"""Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions)."""
+"""Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
+those of 8 outputs, which ``direct.pays_in_fp32`` is for."""
 _PORTABLE_PHASES, _PORTABLE_TF32 = 3, 2.0
 """Phases along x that the portable kernel stores side by side, and the asynchronous one does not; the times over that
 the portable kernel took in TF32 of what was expected."""

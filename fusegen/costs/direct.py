@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusegen import dims, ops
-from fusegen.costs import contractions
-from fusegen.costs.direct_tiles import CHAIN, Tile, along_axes, chain, lines_read, tiles, weights_kept
+from fusegen.costs import contractions, direct_shared, hopper
+from fusegen.costs.direct_tiles import CHAIN, Tile, along_axes, chain, lines_read, tiles
 from fusegen.costs.tiling import TooLarge
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node, ReduceOp, SoftmaxOp
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
@@ -23,13 +23,10 @@ from fusegen.tuning import kernel_or_library
 
 _BANDWIDTH, _FLOPS = 0.75, 0.33
 """Shares of a machine's rates that the kernel reaches."""
-_TURN_SECONDS, _TURN_FLOPS, _WARPS = 8e-7, 0.9, 16
-"""Where weights are in shared memory: what it takes for the elements of the channels that are read at once to arrive,
-the share of the fp32 rate that their products reach after that, and the warps of a multiprocessor."""
-_KEPT_SECONDS = 4e-6
-"""What it takes to copy a chunk of weights there."""
 _FEW_SECONDS = 5e-6
 """Of the arithmetic of a convolution of a single group."""
+_ALTERNATIVE = 0.85
+"""Share of the other kernels' expected time below which one more in the file is worth it."""
 _PREPARED = 8e-6
 """Of the portable tensor-core kernel, besides its expected time, where it has little to do: it packs weights first."""
 
@@ -91,6 +88,29 @@ def is_small(body: Graph, node: Node) -> bool:
     return seconds(body, node, rates) < tensor
 
 
+def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:
+    """Whether a convolution in TF32 is worth a kernel in plain fp32 for sizes at which cuDNN decides on full fp32.
+
+    Of few outputs, tensor cores multiply three times over, and mostly wait.
+    """
+    assert isinstance(node.op, ConvOp)
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    inputs, outputs = ops.group_channels(node.op, x, w)
+    if node.op.groups > 1 or outputs > direct_shared.MOST_OUTPUTS or not contractions.allows_tf32(body, node):
+        return False
+    try:
+        split(body)
+        (tile, *_) = region_tiles(body, node)
+        portable = contractions.portable_seconds(body, node, False, machine, precise=True)
+    except (NotFusable, TooLarge):
+        return False
+    alongs = along_axes(node.op, ops.kernel_size(w), tile.phased[3 - node.op.rank :])
+    if chain(alongs, inputs) > CHAIN * max(1, tile.shares):
+        return False
+    others = min(portable, hopper.conv_seconds(body, node, machine, True))
+    return seconds(body, node, machine) < _ALTERNATIVE * others
+
+
 def split(body: Graph) -> DirectRegion:
     """The parts of a region with such a convolution. Raises ``NotFusable``."""
     products = [node for node in body.nodes if isinstance(node.op, (ConvOp, MatmulOp))]
@@ -115,8 +135,16 @@ def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
     assert isinstance(conv.op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
     batch, _, *lengths = body.shape(conv.name)
-    groups = batch * conv.op.groups
-    found = tiles(conv.op, ops.kernel_size(w), ops.group_channels(conv.op, x, w), tuple(lengths), groups)
+    channels = ops.group_channels(conv.op, x, w)
+    sizes = ops.kernel_size(w), channels, tuple(lengths), batch * conv.op.groups
+    shared = _work(body, conv).tiles() if conv.op.groups == 1 else ()
+    if shared and channels[1] < contractions.LEAST_OUTPUTS:
+        found = shared
+    else:
+        found = tiles(conv.op, *sizes)
+        rates = machine(DEFAULT_TARGET)
+        if shared and _turn_seconds(body, conv, shared, rates) < _turn_seconds(body, conv, found, rates):
+            found = shared
     plain = isinstance(body.node(conv.inputs[0]).op, InputOp)  # else operands of the chain before it differ by channel
     return found if plain else tuple(tile.replace(ahead=1) for tile in found)
 
@@ -124,37 +152,26 @@ def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
 def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> float:
     """Expected time of the kernel at the traced sizes, with so many operations ``before`` the products."""
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*conv.inputs, conv.name))
-    tile = _tile(body, conv)
-    if tile.shares and tile.outputs < contractions.LEAST_OUTPUTS:
-        work = _shared_seconds(body, conv, tile, machine) + 2 * before / (_FLOPS * machine.flops)
+    found, outputs = region_tiles(body, conv), conv.type.shape[1]
+    if found[0].shares and found[0].outputs == outputs:
+        work = _turn_seconds(body, conv, found, machine) + 2 * before / (_FLOPS * machine.flops)
     else:
         work = (ops.flops(body, conv) + 2 * before) / (_FLOPS * machine.flops)
     return max(moved / (_BANDWIDTH * machine.bandwidth), work) + machine.launch
 
 
-def _tile(body: Graph, conv: Node) -> Tile:
-    """The tile of a call at the traced sizes, aligned."""
+def _turn_seconds(body: Graph, conv: Node, found: tuple[Tile, ...], machine: Machine) -> float:
+    """Expected time of the arithmetic with the tile of ``found`` that calls of the traced sizes have, aligned."""
     read, stored = body.shape(conv.inputs[0])[-1], body.shape(conv.name)[-1]
-    found = region_tiles(body, conv)
     fitting = (tile for tile in found if read % tile.vector == 0 and stored % tile.results[2] == 0)
-    return next(fitting, found[-1])
+    return _work(body, conv).seconds(next(fitting, found[-1]), machine)
 
 
-def _shared_seconds(body: Graph, conv: Node, tile: Tile, machine: Machine) -> float:
-    """Expected time of the arithmetic where weights are in shared memory: every turn waits for its elements."""
+def _work(body: Graph, conv: Node) -> direct_shared.Work:
     assert isinstance(conv.op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
-    inputs, outputs = ops.group_channels(conv.op, x, w)
     batch, _, *lengths = body.shape(conv.name)
-    results = tile.results[3 - conv.op.rank :]
-    warps = batch * prod(ceil(n / own) for n, own in zip(lengths, results, strict=True)) * tile.shares / 32
-    alongs = along_axes(conv.op, ops.kernel_size(w), tile.phased[3 - conv.op.rank :])
-    products = outputs * prod(results) * chain(alongs, tile.ahead)
-    resident = min(_WARPS, warps / machine.multiprocessors)
-    turn = _TURN_SECONDS + 64 * products * resident * machine.multiprocessors / (_TURN_FLOPS * machine.flops)
-    waves = ceil(warps / (_WARPS * machine.multiprocessors))
-    chunks = ceil(inputs / weights_kept((tile,), ops.kernel_size(w), inputs, outputs))
-    return waves * (ceil(inputs / (tile.shares * tile.ahead)) * turn + chunks * _KEPT_SECONDS)
+    return direct_shared.Work(conv.op, ops.kernel_size(w), *ops.group_channels(conv.op, x, w), tuple(lengths), batch)
 
 
 def refusal(body: Graph, machine: Machine) -> str | None:

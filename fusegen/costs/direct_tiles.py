@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, gcd, lcm, prod
+from math import ceil, gcd, prod
 
-from fusegen.costs.contractions import LEAST_OUTPUTS
 from fusegen.ir import ConvOp, Frozen
 from fusegen.spaces.rowspace import NotFusable
 
@@ -20,23 +19,17 @@ MAX_PRODUCTS = 1024
 """Of a thread and an input channel, written out one after the other."""
 MAX_HELD = 76
 """Values that a thread holds at once: half of 128 registers are for addresses, and for what is on its way."""
-MOST_POSITIONS, MOST_RESULTS, MOST_HELD = 32, 56, 100
-"""The same where weights are in shared memory: the more results a thread has, the fewer loads a product."""
 CHAIN = 1024
 """Products that are added up one after the other, at most."""
 _FEW_HELD = 68
 """Values of a thread with 96 registers, of which a multiprocessor has more."""
-_SHARES = (1, 4, 8, 16)
-"""Threads that may share a tile."""
-_KEPT = 8192
-"""Words of weights in shared memory at a time."""
 _WEIGHTS, _VOLUME = 8, 16
 """Weights held at once, and what the places in a volume take beyond those in an image."""
 _CHANNELS = 4
 """Channels of a thread for each of its positions from which on their weights are in shared memory: loaded one by one,
 they would be most of what it does."""
-_AHEAD, _MOST_AHEAD = 8, 24
-"""Accesses of a thread that are on their way at once; the same where weights are in shared memory."""
+_AHEAD = 8
+"""Accesses of a thread that are on their way at once."""
 _FILLED = 132 * 512
 """Threads from which on larger tiles are worth having fewer of them."""
 
@@ -127,7 +120,7 @@ class Along:
 
 
 @dataclass(frozen=True)
-class _Way:
+class Way:
     """How a thread may compute: its results along every axis, of so many ``channels`` of a group."""
 
     alongs: tuple[Along, ...]
@@ -141,16 +134,16 @@ class _Way:
         rest = _WEIGHTS + (_VOLUME if len(self.alongs) > 2 else 0)
         return rows * self.alongs[-1].lines(self.results[-1]) + self.channels * prod(self.results) + rest
 
-    @property
-    def accesses(self) -> int:
-        """Lines of a channel that a thread reads."""
-        return prod(along.lines(own) for along, own in zip(self.alongs[:-1], self.results[:-1], strict=True))
+    def accesses(self, vector: int) -> int:
+        """Accesses of ``vector`` elements to a channel."""
+        lines = prod(along.lines(own) for along, own in zip(self.alongs[:-1], self.results[:-1], strict=True))
+        return lines * ceil(self.alongs[-1].lines(self.results[-1]) / vector)
 
-    def ahead(self, inputs: int, vector: int, most: int = MAX_HELD, at_once: int = _AHEAD) -> int:
-        """Channels of the input, of so many in a group, that a thread should read at once, holding ``most`` values."""
-        accesses = self.accesses * ceil(self.alongs[-1].lines(self.results[-1]) / vector)
-        spare = 1 + (most - self.held) // (accesses * vector)
-        return max(n for n in range(1, max(1, min(inputs, at_once // accesses, spare)) + 1) if inputs % n == 0)
+    def ahead(self, inputs: int, vector: int) -> int:
+        """Channels of the input, of so many in a group, that a thread should read at once."""
+        accesses = self.accesses(vector)
+        spare = 1 + (MAX_HELD - self.held) // (accesses * vector)
+        return max(n for n in range(1, max(1, min(inputs, _AHEAD // accesses, spare)) + 1) if inputs % n == 0)
 
     def cost(self, outputs: int, lengths: tuple[int, ...], groups: int) -> tuple[float, int, int]:
         """Lines that all threads read, and more where there are few threads; then preferences."""
@@ -159,19 +152,6 @@ class _Way:
         read = parts * lines_read(self.alongs[:-1], lengths[:-1], self.results[:-1])
         size = self.channels * prod(self.results)
         return read * max(1.0, _FILLED / threads), sum(along.phased for along in self.alongs), size
-
-    def shares(self, inputs: int, lengths: tuple[int, ...], samples: int) -> int:
-        """Threads for each tile: enough of them, and no chain of additions too long."""
-        least = min(inputs, max(_FILLED / 2 / self.threads(lengths, samples), chain(self.alongs, inputs) / CHAIN))
-        return next((n for n in _SHARES if n >= least), _SHARES[-1])
-
-    def threads(self, lengths: tuple[int, ...], samples: int) -> int:
-        return samples * prod(ceil(n / own) for n, own in zip(lengths, self.results, strict=True))
-
-    def shared_cost(self, inputs: int, lengths: tuple[int, ...], samples: int) -> tuple[float, int]:
-        """Elements that all threads read, and more where there are few threads; then the fewest results."""
-        threads = self.threads(lengths, samples) * self.shares(inputs, lengths, samples)
-        return lines_read(self.alongs, lengths, self.results) * max(1.0, _FILLED / threads), prod(self.results)
 
 
 def chain(alongs: tuple[Along, ...], inputs: int) -> int:
@@ -198,7 +178,7 @@ def _vectors(op: ConvOp) -> tuple[tuple[int, int], ...]:
     return tuple((v, v // gcd(v, stride)) for v in (4, 2, 1))
 
 
-def _ways(op: ConvOp, kernel: tuple[int, ...], outputs: int, across: int) -> Iterator[_Way]:
+def _ways(op: ConvOp, kernel: tuple[int, ...], outputs: int, across: int) -> Iterator[Way]:
     """Ways with ``across`` results side by side whose sums and written-out products are not too many."""
     kinds = [(False, True) if op.transposed and step > 1 else (False,) for step in op.stride[:-1]]
     for phased, channels in product(product(*kinds), sorted({ceil(outputs / n) for n in range(1, outputs + 1)})):
@@ -208,66 +188,7 @@ def _ways(op: ConvOp, kernel: tuple[int, ...], outputs: int, across: int) -> Ite
         most = min(MAX_POSITIONS, MAX_RESULTS // channels, int(MAX_PRODUCTS / taps) // channels)
         for rows in product(*([step * n for n in (1, 2, 4, 8)] for step in steps)):
             if prod(rows) * across <= most:
-                yield _Way(alongs, (*rows, across), channels)
-
-
-def _shared_tiles(
-    op: ConvOp, kernel: tuple[int, ...], channels: tuple[int, int], lengths: tuple[int, ...], samples: int
-) -> tuple[Tile, ...]:
-    """Tiles of a convolution of one group, its weights in shared memory; none where they do not fit."""
-    inputs, outputs = channels
-    alongs = along_axes(op, kernel, (False,) * (op.rank - 1))
-    steps = op.stride if op.transposed else (1,) * op.rank
-    most = min(MOST_POSITIONS, MOST_RESULTS // outputs, MAX_PRODUCTS // (outputs * chain(alongs, 1)))
-    if _words(kernel, outputs, outputs) * max(_SHARES) > _KEPT:
-        return ()
-    best: list[tuple[int, _Way]] = []
-    for vector in (4, 2, 1):
-        least = vector * op.stride[-1] if op.transposed else vector // gcd(vector, op.stride[-1])
-        across = [least * n for n in (1, 2, 4)]
-        sizes = product(*([step * n for n in (1, 2, 4, 8)] for step in steps[:-1]), across)
-        ways = [_Way(alongs, size, outputs) for size in sizes if prod(size) <= most]
-        if fitting := [way for way in ways if way.held <= MOST_HELD]:
-            best.append((vector, min(fitting, key=lambda way: way.shared_cost(inputs, lengths, samples))))
-    if not best or best[-1][0] != 1:
-        return ()
-    ahead = min(way.ahead(inputs, vector, MOST_HELD, _MOST_AHEAD) for vector, way in best)
-    shares = best[0][1].shares(inputs, lengths, samples)
-    found = []
-    for vector, way in best:
-        z, y, x = (1,) * (3 - op.rank) + way.results
-        threads = 32 * shares if shares > 1 else 256
-        tile = Tile(
-            vector=vector,
-            results=(z, y, x),
-            phased=(False, False),
-            outputs=outputs,
-            ahead=ahead,
-            threads=threads,
-            blocks=512 // threads,
-            shares=shares,
-        )
-        found.append(tile)
-    return tuple(found)
-
-
-def _words(kernel: tuple[int, ...], outputs: int, channels: int) -> int:
-    """Words of the weights of an input channel in shared memory.
-
-    For each tap along z and y, and for each part of so many ``channels``, a row of whole vectors.
-    """
-    return prod(kernel[:-1]) * ceil(outputs / channels) * (-(-channels * kernel[-1] // 4) * 4)
-
-
-def weights_kept(tiles: tuple[Tile, ...], kernel: tuple[int, ...], inputs: int, outputs: int) -> int:
-    """Channels of the input whose weights are in shared memory at a time; 0 where none are."""
-    if not tiles[0].shares:
-        return 0
-    turn = lcm(*(tile.shares * tile.ahead for tile in tiles))
-    turns = ceil(inputs / turn)
-    words = max(_words(kernel, outputs, tile.outputs) for tile in tiles)
-    parts = ceil(turns / max(1, _KEPT // (turn * words)))
-    return ceil(turns / parts) * turn
+                yield Way(alongs, (*rows, across), channels)
 
 
 def tiles(
@@ -279,9 +200,6 @@ def tiles(
     fewest lines are read, as long as there are threads enough.
     """
     inputs, outputs = channels
-    few = op.groups == 1 and outputs < LEAST_OUTPUTS and inputs > 1  # of one input, weights are few, too
-    if few and (shared := _shared_tiles(op, kernel, channels, lengths, groups)):
-        return shared
     found = []
     for vector, across in _vectors(op):
         fitting = [way for way in _ways(op, kernel, outputs, across) if way.held <= MAX_HELD]

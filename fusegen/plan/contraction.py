@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from fusegen import ops, windows
-from fusegen.costs import contractions, hopper, tiling
+from fusegen import ops
+from fusegen.costs import contractions, direct, hopper, tiling
 from fusegen.ir import ConvOp, Node, ReduceOp, RegionOp
 from fusegen.machines import machine
-from fusegen.plan import conv_sm90, gemm
+from fusegen.plan import conv_direct, conv_sm90, gemm
+from fusegen.plan.conv_axes import axes_of
 from fusegen.plan.conv_window import Pooling
 from fusegen.plan.details import (
     ABSENT_AXIS,
@@ -27,27 +28,6 @@ from fusegen.plan.types import KernelPlan
 from fusegen.spaces import convreduce
 from fusegen.spaces.rowspace import feature_axis, with_rows
 from fusegen.tuning import choose, faster
-
-
-def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
-    kernel = ops.kernel_size(w.type)
-    axes: list[ContractionAxis] = []
-    for axis in range(conv.rank):
-        size = region.sizes.local(x.type.shape[2 + axis])
-        output = windows.output_size(conv, kernel, axis, size)
-        region.sizes.define(node.type.shape[2 + axis], output)  # a rounded size, after a pooling, has no symbol
-        axes.append(
-            ContractionAxis(
-                kernel=kernel[axis],
-                stride=conv.stride[axis],
-                padding=conv.padding[axis],
-                dilation=conv.dilation[axis],
-                output_padding=conv.output_padding[axis],
-                size=size,
-                output=output,
-            )
-        )
-    return tuple(axes)
 
 
 def _statistics(region: Region, node: Node) -> StatisticsPlan | None:
@@ -217,7 +197,8 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     statistics, reduced = _statistics(region, node), _reduced(region)
     rows = region.lower(space, Style("{}" if reduced else "{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
-    if not (portable or statistics or reduced or whole) and _is_plain(region, node):
+    stored = not (statistics or reduced or whole)
+    if not portable and stored and _is_plain(region, node):
         return _plain(region, name, node, axes)
     slower = not portable and not statistics and _is_slower(region, node, whole)
     streamed = 0 if statistics or reduced else _streamed(rows)
@@ -241,6 +222,12 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
             streamed=streamed,
         )
     hopper_plan = None if isinstance(asynchronous, str) else asynchronous
+    if (
+        hopper_plan
+        and not (statistics or reduced or whole)
+        and direct.pays_in_fp32(region.body, node, machine("sm_90"))
+    ):
+        hopper_plan = hopper_plan.replace(in_fp32=conv_direct.detail_of(region).replace(precise=True))
     alone = not portable and hopper_plan is None
     detail = portable_conv(region, node, axes, rows, whole, alone, merge=not reduced)
     return region.plan(

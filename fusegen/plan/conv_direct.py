@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from fusegen import ops
-from fusegen.costs import contractions, direct, direct_tiles
+from fusegen.costs import contractions, direct, direct_shared
 from fusegen.ir import Graph
-from fusegen.plan.contraction import axes_of
+from fusegen.plan.conv_axes import axes_of
 from fusegen.plan.details import ABSENT_AXIS, DirectConvPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import RowProgram
@@ -29,8 +29,8 @@ def _lower(region: Region, part: Graph, space: RowSpace, source: str) -> RowProg
     return _Lowering(part, space, region.args, region.sizes, style, source).program((output,))
 
 
-def plan(region: Region, name: str) -> KernelPlan:
-    """One kernel for such a convolution and the elementwise chains around it."""
+def detail_of(region: Region) -> DirectConvPlan:
+    """Such a convolution and the elementwise chains around it. Raises ``NotFusable``."""
     parts = direct.split(region.body)
     conv = parts.conv
     x, w = (region.body.node(name) for name in conv.inputs)
@@ -38,7 +38,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     first, second, third = [*[ABSENT_AXIS] * (3 - parts.op.rank), *present]
     inputs, outputs = ops.group_channels(parts.op, x.type, w.type)
     tiles = direct.region_tiles(region.body, conv)
-    detail = DirectConvPlan(
+    return DirectConvPlan(
         transposed=parts.op.transposed,
         rank=parts.op.rank,
         axes=(first, second, third),
@@ -50,8 +50,13 @@ def plan(region: Region, name: str) -> KernelPlan:
         weight=region.args[conv.inputs[1]].name,
         precise=not contractions.allows_tf32(region.body, conv),
         tiles=tiles,
-        chunk=direct_tiles.weights_kept(tiles, ops.kernel_size(w.type), inputs, outputs),
+        chunk=direct_shared.weights_kept(tiles, ops.kernel_size(w.type), inputs, outputs),
         before=_lower(region, parts.before, parts.before_space, "v"),
         after=_lower(region, parts.after, parts.after_space, "sum"),
     )
+
+
+def plan(region: Region, name: str) -> KernelPlan:
+    """One kernel for such a convolution and what is around it."""
+    detail = detail_of(region)
     return region.plan(f"{name}_conv_direct", detail, tf32=None if detail.precise else "conv")

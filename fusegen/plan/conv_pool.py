@@ -8,6 +8,7 @@ from math import prod
 from fusegen.ir import ConvOp, Graph
 from fusegen.plan import contraction, pool
 from fusegen.plan.conv_apart import apart, composed
+from fusegen.plan.conv_axes import axes_of
 from fusegen.plan.conv_window import Pooling
 from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, PhasePoolPlan
 from fusegen.plan.region import Region
@@ -59,7 +60,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     own = parts.conv
     assert isinstance(own.op, ConvOp)
     x, w = (region.body.node(operand) for operand in own.inputs)
-    axes = contraction.axes_of(region, own.op, own, x, w)
+    axes = axes_of(region, own.op, own, x, w)
     for axis, placed in enumerate(axes):
         region.sizes.define(parts.op.size[axis], output_size(parts.op, axis, placed.output))
     if parts.by_phases:

@@ -40,8 +40,8 @@ def _library(
     kernel = translate(kernel)
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text("\n\n".join([header, more, *own, kernel + "}\n"]))
-    # Kernels of one name have variables of their own.
-    flags = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-gnu-unique", "-U_FORTIFY_SOURCE"]
+    # Else shared memory of a kernel, a static of a template, would be that of the first library with the same name.
+    flags = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-gnu-unique"]
     run = subprocess.run(["g++", *flags, str(source), "-o", str(library)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[:4000]
     return ctypes.CDLL(str(library))

@@ -4,7 +4,6 @@
 
 #define __CUDA_ARCH_FEAT_SM90_ALL
 #define __constant__
-constexpr int cudaErrorNotSupported = 801;
 inline int cudaGetDevice(int* device) { return *device = 0; }
 template <typename Kernel>
 int cudaOccupancyMaxActiveClusters(int* count, Kernel, const cudaLaunchConfig_t*) { return *count = 1, cudaSuccess; }

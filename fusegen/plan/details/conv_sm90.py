@@ -6,7 +6,7 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
-from fusegen.plan.details.contractions import PositionResult, StatisticsPlan
+from fusegen.plan.details.contractions import DirectConvPlan, PositionResult, StatisticsPlan
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.spaces.convreduce import has_moments
 
@@ -188,7 +188,7 @@ class HopperConvPlan(Frozen):
     in_place: InPlacePlan | None = None
     alternative: HopperConvPlan | None = None
     """The kernel for inputs whose rows and address are multiples of 16 bytes: it reads them as they lie."""
-    in_fp32: HopperConvPlan | None = None
+    in_fp32: HopperConvPlan | DirectConvPlan | None = None
     """Beside a kernel in TF32, the one for sizes at which cuDNN decides on full fp32."""
     rows: RowProgram
     statistics: StatisticsPlan | None = None

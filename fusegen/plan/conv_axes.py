@@ -1,0 +1,29 @@
+"""The axes of a convolution, with their sizes at run time."""
+
+from __future__ import annotations
+
+from fusegen import ops, windows
+from fusegen.ir import ConvOp, Node
+from fusegen.plan.details import ContractionAxis
+from fusegen.plan.region import Region
+
+
+def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
+    kernel = ops.kernel_size(w.type)
+    axes: list[ContractionAxis] = []
+    for axis in range(conv.rank):
+        size = region.sizes.local(x.type.shape[2 + axis])
+        output = windows.output_size(conv, kernel, axis, size)
+        region.sizes.define(node.type.shape[2 + axis], output)  # a rounded size, after a pooling, has no symbol
+        axes.append(
+            ContractionAxis(
+                kernel=kernel[axis],
+                stride=conv.stride[axis],
+                padding=conv.padding[axis],
+                dilation=conv.dilation[axis],
+                output_padding=conv.output_padding[axis],
+                size=size,
+                output=output,
+            )
+        )
+    return tuple(axes)
