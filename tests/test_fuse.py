@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from fusegen import dims
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import RegionOp, TensorType
-from fusegen.plan import sharing
+from fusegen.plan import kernels, sharing
 from fusegen.plan.details import ContractionPlan, DirectConvPlan, PoolPlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
@@ -209,6 +210,36 @@ def test_a_lone_bias_is_added_by_the_product(init: str, body: str, expected: lis
 def test_what_shares_a_kernel_with_a_pooling(body: str, expected: list[str], tmp_path: Path) -> None:
     init = "self.s = nn.Parameter(torch.ones(8, 1, 1))\nself.c = nn.Conv2d(8, 12, 3, 2)"
     assert templates(program(tmp_path, body, init, "torch.rand(4, 8, 12, 17)")) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return F.max_pool2d(x, 2).softmax(1)", ["row_reduce"]),
+        ("return F.avg_pool2d(x.relu() * self.s, 3, 2, 1).amax(1)", ["row_reduce"]),  # the chain before it, too
+        ("return F.max_pool2d(x, 3, 1, 1, ceil_mode=True).softmax(1)", ["row_reduce"]),
+        ("return F.max_pool2d(x, 2).abs().amax((0, 1))", ["row_stream"]),
+        ("return F.max_pool2d(x, 2)[:, :9].softmax(1)", ["pool", "torch", "row_reduce"]),
+        ("y = F.max_pool2d(x, 2)\nreturn y.softmax(1), y", ["pool", "row_reduce"]),  # written anyway
+        ("return F.max_pool2d(F.gelu(x), 3, 1, 1).softmax(1)", ["pointwise", "pool", "row_reduce"]),  # costly again
+        ("return F.max_pool2d(x, 4).softmax(1)", ["pool", "row_reduce"]),  # long windows
+        ("return F.adaptive_avg_pool2d(x, 32).softmax(1)", ["pool", "row_reduce"]),  # of different sizes
+        ("return F.avg_pool2d(x, 3, 2, 1, count_include_pad=False).amax(1)", ["pool", "row_reduce"]),
+        ("return F.instance_norm(F.max_pool2d(x, 2))", ["pool", "row_stream"]),  # rows read more than once
+        ("return F.max_pool2d(x, 2).amax((2, 3))", ["pool", "row_stream"]),  # divisions would find its windows
+        ("return F.max_pool2d(self.c(x), 2).softmax(1)", ["conv_apart", "row_reduce"]),  # by the convolution's kernel
+    ],
+)
+def test_reductions_read_the_windows_of_a_pooling(body: str, expected: list[str], tmp_path: Path) -> None:
+    init = "self.c = nn.Conv2d(32, 32, 3)\nself.s = nn.Parameter(torch.rand(32, 1, 1))"
+    assert templates(program(tmp_path, body, init, "torch.rand(32, 32, 66, 66)")) == expected
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_rows_of_windows_fit_a_block(strided: bool) -> None:
+    for length, taken in product(range(1, 1025), range(1, 10)):
+        threads, rows = kernels._split(length, strided, False, taken)
+        assert threads * rows <= 1024
 
 
 @pytest.mark.parametrize(

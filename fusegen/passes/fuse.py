@@ -37,7 +37,7 @@ from fusegen.ir import (
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
-from fusegen.spaces import channels, convpool, convreduce, poolspace, viewspace
+from fusegen.spaces import channels, convpool, convreduce, poolrows, poolspace, viewspace
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 Template = Literal[
@@ -87,11 +87,13 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template in ("conv_boxes", "conv_reduce"):
             return "its convolution has a kernel of its own"
-        space = analyze(body)
+        space = poolrows.rows(body) if template.startswith("row") else analyze(body)
     except NotFusable as error:
         return str(error)
     if template.startswith("row") and any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
         return "its result is no float32 tensor"
+    if template.startswith("row") and poolrows.takes(body) and (reason := poolrows.refusal(body, machine)):
+        return reason
     if template == "contraction" and (reason := contractions.refusal(body, space, machine)):
         return reason
     return _SHARED if template in ("contraction", "window_sum") and len(body.outputs) > 1 else None
@@ -113,18 +115,23 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         known = refused.get(sink.name)  # why it joined no kernel of a reader says more
         refused[sink.name] = f"{known}; alone: {reason}" if known and isinstance(sink.op, ConvOp) else known or reason
         return None
+    decided: set[str] = set()
     for node in reversed(graph.nodes):  # every reader of a node is decided before the node
         name = node.name
-        if name in group.members or ops.is_leaf(node.op) or not group.members & set(users[name]):
+        if name in group.members | decided or ops.is_leaf(node.op) or not group.members & set(users[name]):
             continue
         unit = _unit(node, by_name)
         if unit is None or not unit <= free:
             continue
+        rows = any(isinstance(by_name[member].op, (ReduceOp, SoftmaxOp)) for member in group.members)
+        if windows := rows and isinstance(node.op, PoolOp):
+            taken, left = _before_windows(grouping, node, free, machine)
+            unit, decided = unit | taken, decided | left
         alone = name not in grouping.results and set(users[name]) <= group.owned
         candidates = [group.plus(unit)]
         if not alone and grouping.can_copy(node):
             candidates.insert(0, group.plus(unit, copied=True))
-        more = _up_to_data(grouping, unit, free)
+        more = unit if windows else _up_to_data(grouping, unit, free)
         if more != unit:
             candidates.append(group.plus(more))
         for candidate in candidates:
@@ -166,6 +173,29 @@ def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str
     return None
 
 
+def _before_windows(grouping: Grouping, pool: Node, free: set[str], machine: Machine) -> tuple[set[str], set[str]]:
+    """Elementwise work on the elements of windows of ``pool``: what a row's kernel takes, and what another one has for
+    free. With a convolution that takes the pooling too: then it is no part of the rows.
+    """
+    chain: set[str] = set()
+    for node in reversed(grouping.graph.nodes):
+        readers = set(grouping.users[node.name])
+        if node.name not in free or not readers or not readers <= chain | {pool.name}:
+            continue
+        if isinstance(node.op, (PointwiseOp, ReshapeOp)):
+            chain.add(node.name)
+        elif isinstance(node.op, SoftmaxOp):
+            return set(), chain
+        elif isinstance(node.op, ConvOp):
+            pooled = Group(frozenset({node.name, pool.name} | chain))
+            return chain | {node.name} if _refusal(grouping, pooled, machine) is None else chain, set()
+        elif isinstance(node.op, MatmulOp):
+            bias = [grouping.by_name[name].op for name in chain] == [PointwiseOp(fn="add")]
+            taken = bias or _refusal(grouping, Group(frozenset({node.name} | chain)), machine) is None
+            return (set(), chain) if taken else (chain, set())
+    return chain, set()
+
+
 def _up_to_data(grouping: Grouping, unit: set[str], free: set[str]) -> set[str]:
     """``unit`` and what it comes from, up to a reduction: a kernel that has the data knows its sizes."""
     found, pending = set(unit), list(unit)
@@ -204,7 +234,7 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
             related = any(name in group.members for name in node.inputs) or isinstance(node.op, ReduceOp)
             candidate = group.plus(unit)
             if related and _refusal(grouping, candidate, machine) is None and not grouping.is_cyclic(candidate):
-                space = analyze(grouping.body(candidate)[0])
+                space = poolrows.rows(grouping.body(candidate)[0])
                 if space.row_axes and node.name in space.axes and not space.is_element(node.name):
                     group = candidate
     return group
@@ -227,11 +257,11 @@ def _template(body: Graph) -> Template:
         return "conv_direct"
     if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
         return "contraction"
-    if pools:
+    if pools and not poolrows.takes(body):
         return "pool"
     if viewspace.takes(body):
         return "pointwise"
-    space = analyze(body)
+    space = poolrows.rows(body)
     if not space.row_axes:
         return "pointwise"
     many = sum(space.is_element(name) for name in body.outputs) > 1

@@ -84,8 +84,10 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
     return region.plan(f"{name}_window_sum", detail, counters=batch, workspace=True)
 
 
-def _split(length: int, strided: bool, wide: bool) -> tuple[int, int]:
+def _split(length: int, strided: bool, wide: bool, taken: int = 1) -> tuple[int, int]:
     """(threads that share a row, rows side by side) for rows of ``length`` elements; ``wide``: 16-byte accesses.
+
+    ``taken``: elements of a window that is read for one of them.
 
     Strided rows: up to 64 values in a thread's registers (64 of one row, or 16 of four neighbouring
     rows) and 512 threads with 128 registers each; fewer rows side by side, or more threads with fewer
@@ -93,7 +95,7 @@ def _split(length: int, strided: bool, wide: bool) -> tuple[int, int]:
     room for few such rows, as many threads then hide more latency.
     """
     if strided:
-        parts = max(-(-length // 16), min(8, length)) if wide else -(-length // 64)
+        parts = max(-(-length // 16), min(8, length)) if wide else -(-length // max(16, 64 // taken))
         return parts, max(8, min(32 if wide else 128, 512 // parts))
     values = 4 if length <= 128 else 16 if 1024 < length <= 4096 else 8
     parts = 4
@@ -132,9 +134,10 @@ def _in_double(region: Region) -> bool:
 def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
     inner = region.product(space.inner_axes)
     strided, double = inner != 1, _in_double(region)
-    splits = [_split(space.length, strided, wide) for wide in (False, True)]
+    taken = prod(region.pooled.op.kernel) if region.pooled else 1
+    splits = [_split(space.length, strided, wide, taken) for wide in (False, True)]
     detail = RowReducePlan(
-        source=region.args[space.source].name,
+        source="" if region.pooled else region.args[space.source].name,
         outer=region.product(space.outer_axes),
         inner=inner,
         strided=strided,

@@ -7,13 +7,13 @@ import re
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import AdaptivePoolOp, Graph, PoolOp
+from fusegen.ir import AdaptivePoolOp, Graph
 from fusegen.plan.details import PoolAxis, PoolPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import OutputArg, RowProgram
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.types import KernelPlan
-from fusegen.spaces.poolspace import PlaneSpace, PoolRegion, output_size, split
+from fusegen.spaces.poolspace import PlaneSpace, PoolRegion, fixed_count, output_size, split
 
 MAX_WINDOW = 32
 """Elements of a window that a thread reads at once, without a loop."""
@@ -84,15 +84,6 @@ def _outputs(axes: tuple[PoolAxis, PoolAxis, PoolAxis], vector: int, below: int)
     return next(fits, 1)
 
 
-def _fixed_count(op: PoolOp | AdaptivePoolOp) -> int | None:
-    if isinstance(op, AdaptivePoolOp):
-        return None
-    if op.divisor is not None:
-        return op.divisor
-    whole = not op.ceil and (op.count_include_pad or not any(op.padding))
-    return math.prod(op.kernel) if whole else None
-
-
 def _vectors(axis: PoolAxis, unrolled: bool, adaptive: bool) -> tuple[int, ...]:
     """Widths of aligned accesses to rows of these windows, the widest first."""
     if unrolled:  # in rows of several windows, padding included, which begin at a multiple of any width
@@ -137,7 +128,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         planes=1 if op.rank == 1 else count,
         rows_are_planes=op.rank == 1,
         count_include_pad=isinstance(op, AdaptivePoolOp) or op.count_include_pad,
-        fixed_count=_fixed_count(op),
+        fixed_count=fixed_count(op),
         vectors=vectors,
         outputs=outputs,
         unrolled=unrolled,

@@ -7,13 +7,14 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, RegionOp
+from fusegen.plan import pooled
 from fusegen.plan.details import Detail
 from fusegen.plan.rowprogram import OutputArg, RowProgram, TensorArg
 from fusegen.plan.rows import RowLowering, Style
 from fusegen.plan.sizes import Sizes
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
-from fusegen.spaces import channels, convreduce
+from fusegen.spaces import channels, convreduce, poolrows
 from fusegen.spaces.rowspace import RowSpace, analyze
 
 
@@ -28,6 +29,10 @@ class Region:
             self.head, self.tail = channels.split(self.body)
         elif node.op.template == "conv_reduce":
             self.head = convreduce.split(self.body).before
+        self.pooled = None
+        if node.op.template.startswith("row") and poolrows.takes(self.body):
+            self.pooled = poolrows.split(self.body)
+            self.head = self.pooled.after
         counts = {"p": 0, "x": 0}
         self.args: dict[str, TensorArg] = {}
         for inside, outside in zip(self.body.inputs, node.inputs, strict=True):
@@ -36,10 +41,12 @@ class Region:
             counts[letter] += 1
         constants = (inside.op.value for inside in self.body.nodes if isinstance(inside.op, ConstOp))
         self.sizes = Sizes(tuple(self.args.values()), [value for value in constants if isinstance(value, str)])
+        if self.pooled:
+            pooled.define(self.pooled, self.sizes)
 
     @cached_property
     def space(self) -> RowSpace:
-        return analyze(self.head)
+        return self.pooled.space if self.pooled else analyze(self.head)
 
     @property
     def outputs(self) -> tuple[OutputArg, ...]:
@@ -58,7 +65,10 @@ class Region:
         outputs = tuple(output for output in self.outputs if output.node in self.head.outputs)
         if not outputs:  # what follows from it is stored
             outputs = (self.outputs[0].replace(node=self.head.outputs[0]),)
-        return lowering(self.head, space, self.args, self.sizes, style, source).program(outputs)
+        rows = lowering(self.head, space, self.args, self.sizes, style, source)
+        if self.pooled:
+            rows.values[space.source] = pooled.element(rows, self.pooled)
+        return rows.program(outputs)
 
     def lower_tail(self, statistics: dict[str, str]) -> RowProgram:
         """What follows from the ``statistics`` of a channel, which the template knows by these names."""

@@ -386,6 +386,8 @@ class RowLowering:
     def lower(self) -> None:
         """Fill ``drafts`` with every node of the body in order."""
         for node in self.body.nodes:
+            if node.name in self.values:
+                continue  # made of other data
             if node.name == self.space.source or (isinstance(node.op, InputOp) and node.name in self.space.axes):
                 self.values[node.name] = self.data(node)
                 continue

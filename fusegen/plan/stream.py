@@ -15,7 +15,7 @@ from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
-from fusegen.plan.rows import Draft, DraftReduction, RowLowering, Style, Value
+from fusegen.plan.rows import Draft, DraftReduction, RowLowering, Style, Value, factor
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 
@@ -41,7 +41,7 @@ class StreamLowering(RowLowering):
         text = "l" if step == 1 else self.quotient(step)
         if size is None:
             return text
-        return f"({text} - {self.quotient(self.sizes.product([*after, size]))} * {self.text(size)})"
+        return f"({text} - {self.quotient(self.sizes.product([*after, size]))} * {factor(self.text(size))})"
 
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
         if tuple(order) == self.space.base_axes(self.space.source):

@@ -63,6 +63,16 @@ def output_size(op: PoolOp | AdaptivePoolOp, axis: int, size: Dim) -> Dim:
     return dims.minimum(dims.add(dims.floordiv(dims.add(spare, stride - 1), stride), 1), begin_inside)
 
 
+def fixed_count(op: PoolOp | AdaptivePoolOp) -> int | None:
+    """What every sum over a window is divided by, where that is one number."""
+    if isinstance(op, AdaptivePoolOp):
+        return None
+    if op.divisor is not None:
+        return op.divisor
+    whole = not op.ceil and (op.count_include_pad or not any(op.padding))
+    return math.prod(op.kernel) if whole else None
+
+
 def _elementwise(part: Graph, source: str, shape: Dims, planes: int) -> PlaneSpace:
     """The space of a chain from ``source`` to a result of this ``shape`` that lies in memory alike.
 
@@ -96,7 +106,7 @@ def along_channels(part: Graph, source: str) -> RowSpace:
     return with_rows(space, (CHANNELS,))
 
 
-def _repeated(op: PoolOp | AdaptivePoolOp) -> float:
+def repeated(op: PoolOp | AdaptivePoolOp) -> float:
     """How many windows an element is in, on average."""
     if isinstance(op, AdaptivePoolOp):
         return 2.0 ** len(op.size)
@@ -150,7 +160,7 @@ def split(body: Graph) -> PoolRegion:
         raise NotFusable(f"no operand has the elements of {pooled}")
     source = max(inputs, key=lambda node: node.type.shape == shape)
     planes = pool.type.rank - pool.op.rank
-    if operations(before) * (_repeated(pool.op) - 1) > MAX_REPEATED:
+    if operations(before) * (repeated(pool.op) - 1) > MAX_REPEATED:
         raise NotFusable(f"{pooled} would be computed again for every window that it is in")
     return PoolRegion(
         pool,

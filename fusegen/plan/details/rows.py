@@ -123,6 +123,7 @@ class RowReducePlan(Frozen):
 
     template: Literal["row_reduce"] = "row_reduce"
     source: str
+    """The operand that is read first, in whole vectors; none where an element is read in parts of several accesses."""
     outer: Dim
     inner: Dim
     strided: bool
