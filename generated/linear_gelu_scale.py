@@ -1051,7 +1051,7 @@ struct Args {
     const float* w;
     const float* p1;
     float* y0;
-    int64_t height;      // rows of a batch
+    int64_t lines;       // rows of a batch
     int row_tiles;       // of a batch
     bool x_aligned, w_aligned;
 };
@@ -1085,9 +1085,9 @@ __device__ __forceinline__ void round_tile(float* tile) {
 }
 
 // A result in plain fp32.
-__device__ __forceinline__ float plain_sum(const Args& args, int64_t batch, int64_t row, int feature) {
-    const float* const x = args.x + (batch * args.height + row) * LENGTH;
-    const float* const w = args.w + (BATCHED ? batch * LENGTH * FEATURES : 0) + (TRANSPOSED ? static_cast<int64_t>(feature) * LENGTH : feature);
+__device__ __forceinline__ float plain_sum(const Args& args, int64_t matrix, int64_t row, int feature) {
+    const float* const x = args.x + (matrix * args.lines + row) * LENGTH;
+    const float* const w = args.w + (BATCHED ? matrix * LENGTH * FEATURES : 0) + (TRANSPOSED ? static_cast<int64_t>(feature) * LENGTH : feature);
     float sum = 0.0f;
 #pragma unroll 1
     for (int64_t k = 0; k < LENGTH; ++k) sum = fmaf(__ldg(x + k), __ldg(w + k * (TRANSPOSED ? 1 : FEATURES)), sum);
@@ -1103,7 +1103,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
 
     // Tiles in panels of PANEL tiles of rows: those of one tile of features follow each other.
     const unsigned tiles = args.row_tiles * COLUMN_TILES;
-    const int64_t batch = blockIdx.x / tiles;
+    const int64_t matrix = blockIdx.x / tiles;
     const unsigned tile = blockIdx.x % tiles, panel = tile / (PANEL * COLUMN_TILES);
     const unsigned panel_rows = min(PANEL, args.row_tiles - panel * PANEL), rest = tile - panel * PANEL * COLUMN_TILES;
     const int64_t first_row = static_cast<int64_t>(panel * PANEL + rest % panel_rows) * ROWS;
@@ -1111,15 +1111,15 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
 
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
-    const float* const x = args.x + (batch * args.height + first_row) * LENGTH;
-    const float* const w = args.w + (BATCHED ? batch * LENGTH * FEATURES : 0) +
+    const float* const x = args.x + (matrix * args.lines + first_row) * LENGTH;
+    const float* const w = args.w + (BATCHED ? matrix * LENGTH * FEATURES : 0) +
                            (TRANSPOSED ? static_cast<int64_t>(first_column) * LENGTH : first_column);
 
     auto load = [&](int slice) {
         float* const to = stages + slice % STAGES * STAGE;
         const int k = slice * SLICE;
-        if (args.x_aligned) load_tile<ROWS, SLICE, K_PITCH, 4>(to, x + k, args.height - first_row, LENGTH - k, LENGTH);
-        else load_tile<ROWS, SLICE, K_PITCH, 1>(to, x + k, args.height - first_row, LENGTH - k, LENGTH);
+        if (args.x_aligned) load_tile<ROWS, SLICE, K_PITCH, 4>(to, x + k, args.lines - first_row, LENGTH - k, LENGTH);
+        else load_tile<ROWS, SLICE, K_PITCH, 1>(to, x + k, args.lines - first_row, LENGTH - k, LENGTH);
         const float* const from = TRANSPOSED ? w + k : w + static_cast<int64_t>(k) * FEATURES;
         const int64_t lines = TRANSPOSED ? FEATURES - first_column : LENGTH - k, words = TRANSPOSED ? LENGTH - k : FEATURES - first_column;
         constexpr int WIDTH = TRANSPOSED ? SLICE : COLUMNS;
@@ -1198,8 +1198,8 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
     const bool special = SPLIT && !all_finite<TILES_M * TILES_N * 4>(&sums[0][0][0]);
     // A result of the block, where split sums are not finite.
     auto plain = [&](int64_t row, int column) {
-        const bool in = first_row + row < args.height && first_column + column < FEATURES;
-        return in ? plain_sum(args, batch, first_row + row, first_column + column) : 0.0f;
+        const bool in = first_row + row < args.lines && first_column + column < FEATURES;
+        return in ? plain_sum(args, matrix, first_row + row, first_column + column) : 0.0f;
     };
 
     // The epilogue: every warp takes its sums through shared memory, so that lanes side by side write
@@ -1219,8 +1219,8 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
         const int64_t first = first_row + block_row;
 #pragma unroll 4
         for (int row = 0; row < 16; ++row) {
-            if (first + row >= args.height) break;
-            [[maybe_unused]] const int64_t outer = batch * args.height + first + row;
+            if (first + row >= args.lines) break;
+            [[maybe_unused]] const int64_t outer = matrix * args.lines + first + row;
 #pragma unroll
             for (int j = 0; j < LANE_COLUMNS; ++j) {
                 const int l = first_column + warp_n * WARP_COLUMNS + j * WARP + lane;
@@ -1240,7 +1240,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
 
 template <bool SPLIT>
 int launch(Args& args, int64_t batches, cudaStream_t stream) {
-    const int64_t row_tiles = (args.height + ROWS - 1) / ROWS, blocks = row_tiles * COLUMN_TILES * batches;
+    const int64_t row_tiles = (args.lines + ROWS - 1) / ROWS, blocks = row_tiles * COLUMN_TILES * batches;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     args.row_tiles = static_cast<int>(row_tiles);
     constexpr int BYTES = WORDS * int(sizeof(float));
@@ -1258,7 +1258,7 @@ int compute(const float* x0, const float* p0, const float* p1, float* y0, void* 
     args.w = p0;
     args.p1 = p1;
     args.y0 = y0;
-    args.height = lines;
+    args.lines = lines;
     args.x_aligned = LENGTH % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
     args.w_aligned = (TRANSPOSED ? LENGTH : FEATURES) % 4 == 0 && reinterpret_cast<uintptr_t>(args.w) % 16 == 0;
     return tf32 ? launch<false>(args, batches, stream) : launch<true>(args, batches, stream);
@@ -1428,16 +1428,16 @@ Tensor call_k0_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9ac954922caeb56a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4bd9c8db46ea9e74, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9ac954922caeb56a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_4bd9c8db46ea9e74, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9ac954922caeb56a"
+_fusegen_NAMESPACE = "fusegen_4bd9c8db46ea9e74"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

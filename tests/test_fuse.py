@@ -47,6 +47,22 @@ def test_what_shares_a_kernel(body: str, expected: list[str], tmp_path: Path) ->
     assert templates(program(tmp_path, body)) == expected
 
 
+@pytest.mark.parametrize(
+    ("body", "rows", "expected"),
+    [
+        ("return self.m(x).square().T - y", 64, ["contraction"]),
+        ("return (self.m(x) + 1).T", 64, ["contraction"]),  # torch's view
+        ("return self.m(x).square().T - y", 8192, ["contraction", "pointwise"]),  # too many to store one by one
+        ("return (x.softmax(1) * 2).T - y", 64, ["row_reduce"]),
+    ],
+)
+def test_a_kernel_stores_where_a_permutation_puts(body: str, rows: int, expected: list[str], tmp_path: Path) -> None:
+    inputs = f"torch.rand({rows}, 64), torch.rand(1, {rows})"
+    path = write(tmp_path, body, "self.m = nn.Linear(64, 192)", inputs, "x, y")
+    found = compile_file(path).program
+    assert [name for name in templates(found) if name != "torch"] == expected
+
+
 def test_a_value_that_is_read_outside_stays_outside(tmp_path: Path) -> None:
     found = program(tmp_path, "y = x.exp()\nreturn y.sum(1), y.flip(1)")
     assert templates(found) == ["row_reduce", "torch"]
