@@ -515,17 +515,33 @@ __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Arg
         const int kd = Depth::tap(phase.depth, depth_part + tap / width_taps / phase.height_taps);
         const int64_t pair = TRANSPOSED ? (static_cast<int64_t>(group) * CHANNELS + channel) * OUTPUTS + output
                                         : (static_cast<int64_t>(group) * OUTPUTS + output) * CHANNELS + channel;
-        return args.w[((pair * Depth::SIZE + kd) * Height::SIZE + kh) * Width::SIZE + kw];
+        return __ldg(args.w + ((pair * Depth::SIZE + kd) * Height::SIZE + kh) * Width::SIZE + kw);
+    };
+    // Several turns at once, so that their loads are on the way together.
+    auto for_each = [&](auto count, auto work) {
+        constexpr int COUNT = decltype(count)::value, TURNS = (COUNT + PACK_THREADS - 1) / PACK_THREADS;
+#pragma unroll 4
+        for (int turn = 0; turn < TURNS; ++turn)
+            if (const int i = turn * PACK_THREADS + threadIdx.x; COUNT % PACK_THREADS == 0 || i < COUNT) work(i);
     };
     if constexpr (SPLIT) {
         __shared__ unsigned peaks[OUTPUT_TILE];
         for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) peaks[i] = 0;
         __syncthreads();
-        for (int i = threadIdx.x; i < OUTPUT_TILE * S::K_STEPS * 8; i += blockDim.x)
-            atomicMax(peaks + i / (S::K_STEPS * 8), finite_magnitude(weight(i / (S::K_STEPS * 8), i % (S::K_STEPS * 8))));
+        constexpr int BATCH = 4;   // loads on the way at once
+        for (int first = threadIdx.x; first < OUTPUT_TILE * S::K_STEPS * 8; first += BATCH * PACK_THREADS) {
+            float own[BATCH];
+#pragma unroll
+            for (int n = 0; n < BATCH; ++n) {
+                const int i = first + n * PACK_THREADS;   // lanes side by side have outputs of their own
+                own[n] = i < OUTPUT_TILE * S::K_STEPS * 8 ? weight(i % OUTPUT_TILE, i / OUTPUT_TILE) : 0.0f;
+            }
+#pragma unroll
+            for (int n = 0; n < BATCH; ++n) atomicMax(peaks + (first + n * PACK_THREADS) % OUTPUT_TILE, finite_magnitude(own[n]));
+        }
         __syncthreads();
         // Two neighbours of a fragment are products 4 apart, as the threads that meet them find x.
-        for (int i = threadIdx.x; i < S::K_STEPS / 2 * OUTPUT_TILE * 8; i += blockDim.x) {
+        for_each(std::integral_constant<int, S::K_STEPS / 2 * OUTPUT_TILE * 8>(), [&](int i) {
             const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
             const int line = fragment * 16 + lane / 4 + reg % 2 * 8, k = k_step * 16 + lane % 4 + reg / 2 * 8;
             const float scale = half_scale(peaks[line]);
@@ -533,13 +549,13 @@ __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Arg
             float* const to = packed + k_step * OUTPUT_TILE * 16 + i % (OUTPUT_TILE * 8);
             to[0] = __uint_as_float(high_halves(near, far));
             to[OUTPUT_TILE * 8] = __uint_as_float(low_halves(near, far));
-        }
+        });
         for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) packed[S::INVERSES + i] = half_inverse(peaks[i]);
     } else {
-        for (int i = threadIdx.x; i < S::K_STEPS * OUTPUT_TILE * 8; i += blockDim.x) {
+        for_each(std::integral_constant<int, S::K_STEPS * OUTPUT_TILE * 8>(), [&](int i) {
             const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
             packed[i] = round_tf32(weight(fragment * 16 + lane / 4 + reg % 2 * 8, k_step * 8 + lane % 4 + reg / 2 * 4));
-        }
+        });
     }
     int* const offsets = reinterpret_cast<int*>(packed + S::SLICE - S::OFFSETS);
     for (int i = threadIdx.x; i < S::OFFSETS; i += blockDim.x) {
@@ -1553,20 +1569,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3e1a47c145736747, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_50816b3e2f1e9a11, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3e1a47c145736747, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_50816b3e2f1e9a11, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3e1a47c145736747"
+_fusegen_NAMESPACE = "fusegen_50816b3e2f1e9a11"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
