@@ -105,9 +105,9 @@ def compile_file(
 ) -> Compiled:
     """Compile a model file, or an operator-graph description (``.json``). Runs the file's Python.
 
-    ``evaluation`` compiles for eval mode. ``progress`` is told each stage as it begins. ``pins`` settle
-    decision points; by default, as the tuning file beside the model says. Raises a ``FusegenError`` whose
-    class says what is wrong.
+    ``evaluation`` compiles for eval mode; without it, for the modes that the constructor leaves. ``progress`` is told
+    each stage as it begins. ``pins`` settle decision points; by default, as the tuning file beside the model says.
+    Raises a ``FusegenError`` whose class says what is wrong.
     """
     machine(target)  # a wrong target is known before any work
     with tuning.choices(tuning.read_pins(model, target) if pins is None else pins) as settled:
@@ -134,9 +134,10 @@ def _compile_file(model: Path, target: str, evaluation: bool, progress: Progress
     progress("trace")
     loaded = load_model_file(model)
     module, inputs = instantiate(loaded)
-    module.train(not evaluation)
+    if evaluation:
+        module.eval()  # else in the modes that the constructor leaves: parts of it may be frozen
     traced = trace(module, inputs, loaded.path)
-    return _finish(traced, loaded.source, model.name, target, evaluation, progress, started)
+    return _finish(traced, loaded.source, model.name, target, not module.training, progress, started)
 
 
 def compile_graph(

@@ -37,7 +37,8 @@ class Subject:
     def build(self, factory: Callable[[], nn.Module], device: torch.device | str) -> nn.Module:
         """``factory()`` under the fixed seed, on ``device``, in the mode that was compiled for."""
         torch.manual_seed(SEED)
-        return factory().to(device).train(not self.evaluation)
+        module = factory().to(device)
+        return module.eval() if self.evaluation else module
 
     def inputs_on(self, device: torch.device | str) -> tuple[Any, ...]:
         """The inputs under the fixed seed, drawn on ``device`` where the factory allows it."""

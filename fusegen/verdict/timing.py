@@ -168,7 +168,7 @@ sys.modules["generated"] = module
 spec.loader.exec_module(module)
 imported = time.perf_counter()
 new = module.ModelNew(**arguments) if isinstance(arguments, dict) else module.ModelNew(*arguments)
-new = new.cuda().train(not evaluation)
+new = new.cuda().eval() if evaluation else new.cuda()
 with torch.no_grad():
     new(*inputs)
 torch.cuda.synchronize()

@@ -17,7 +17,7 @@ from torch import nn
 
 from fusegen.carry import RESERVED
 from fusegen.carry.scopes import bound_names
-from fusegen.compiler import Compiled
+from fusegen.compiler import Compiled, compile_file
 from tests.emitted import BIAS_RELU, WIDTH, compiled_from, module_from, pair, reference_from, simulated
 
 # --- off the fast path --------------------------------------------------------------------------------
@@ -310,6 +310,44 @@ class Model(nn.Module):
 def get_inputs():
     return [torch.rand(4, 6)]
 """
+
+
+FROZEN = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+        self.head = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh())
+
+    def forward(self, x):
+        return self.head(self.frozen(x).mean((2, 3)))
+
+def get_inputs():
+    return [torch.rand(4, 3, 8, 8)]
+"""
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_a_model_keeps_the_modes_of_its_constructor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluation: bool
+) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    path = tmp_path / "model.py"
+    path.write_text(FROZEN)
+    reference, generated, _ = pair(compile_file(path, evaluation=evaluation), FROZEN)
+    if evaluation:
+        reference, generated = reference.eval(), generated.eval()
+    with torch.no_grad():
+        for name in ("running_mean", "running_var"):
+            for model in (reference, generated):
+                getattr(model.frozen[1], name).copy_(torch.arange(1.0, 5.0))
+        x = torch.randn(6, 3, 9, 7)
+        torch.testing.assert_close(generated(x), reference(x))
+    for (name, expected), found in zip(reference.state_dict().items(), generated.state_dict().values(), strict=True):
+        torch.testing.assert_close(found, expected, msg=name)
 
 
 def test_program_without_kernels(tmp_path: Path) -> None:
