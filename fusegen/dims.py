@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from types import CodeType
 from typing import Any, TypeAlias
 
 import sympy
@@ -28,6 +29,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: Mod,
 }
 _CALLS = {"min": sympy.Min, "max": sympy.Max}
+_BUILTINS = {"__builtins__": {}, "min": min, "max": max}
 
 
 def symbol(input_position: int, axis: int) -> str:
@@ -110,9 +112,14 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
     """The value of ``dim``. Raises ``KeyError`` when a symbol has no size."""
     if isinstance(dim, int):
         return dim
-    expr = parse(dim)
-    value = expr.subs({s: sizes[s.name] for s in expr.free_symbols})
-    return int(value)
+    code = _code(dim)
+    return int(eval(code, _BUILTINS, {name: sizes[name] for name in code.co_names if name not in _CALLS}))
+
+
+@lru_cache(maxsize=4096)
+def _code(dim: str) -> CodeType:
+    """``dim`` as Python runs it: of what ``parse`` takes, and nothing else."""
+    return compile(_print(parse(dim), "//"), "<size>", "eval")
 
 
 def substitute(dim: Dim, values: Mapping[str, Dim]) -> Dim:

@@ -7,7 +7,9 @@ is the operator-graph description that ``fusegen compile graph.json`` accepts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -408,8 +410,8 @@ class Graph(Frozen):
     def node(self, name: str) -> Node:
         return self.by_name[name]
 
-    @property
-    def by_name(self) -> dict[str, Node]:
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
         return {node.name: node for node in self.nodes}
 
     @property

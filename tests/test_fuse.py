@@ -10,7 +10,7 @@ import pytest
 from fusegen import dims
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
-from fusegen.ir import RegionOp, TensorType
+from fusegen.ir import DType, RegionOp, TensorType
 from fusegen.plan import kernels, sharing
 from fusegen.plan.details import ContractionPlan, DirectConvPlan, PoolPlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
@@ -20,8 +20,14 @@ from fusegen.proof import prove
 from tests.models import traced, write
 
 
-def program(tmp_path: Path, body: str, init: str = "pass", inputs: str = "torch.rand(4, 8, 6, 5)") -> Program:
-    graph = traced(write(tmp_path, body, init, inputs)).graph
+def program(
+    tmp_path: Path,
+    body: str,
+    init: str = "pass",
+    inputs: str = "torch.rand(4, 8, 6, 5)",
+    arguments: str = "x",
+) -> Program:
+    graph = traced(write(tmp_path, body, init, inputs, arguments)).graph
     result, _ = optimise(graph, "sm_90", False, lambda stage: None)
     return result
 
@@ -61,6 +67,27 @@ def test_a_kernel_stores_where_a_permutation_puts(body: str, rows: int, expected
     path = write(tmp_path, body, "self.m = nn.Linear(64, 192)", inputs, "x, y")
     found = compile_file(path).program
     assert [name for name in templates(found) if name != "torch"] == expected
+
+
+@pytest.mark.parametrize(
+    ("init", "body"),
+    [
+        ("pass", "return torch.softmax(x.masked_fill(flags, -1e4), 1)"),
+        ("pass", "return (x * flags).sum((0, 2, 3))"),
+        ("pass", "return torch.max_pool2d(x * flags, 2)"),
+        ("self.conv = nn.Conv2d(8, 8, 1)", "return self.conv(x).masked_fill(flags, 0.5).relu()"),
+        ("self.conv = nn.Conv2d(8, 8, 3, padding=1, groups=8)", "return self.conv(x).masked_fill(flags, 0.5).relu()"),
+        ("self.conv = nn.Conv2d(8, 64, 1)", "return (self.conv(x) * flags).mean((2, 3))"),
+        ("self.linear = nn.Linear(32, 48)", "return torch.where(flags, self.linear(x), 1.0).relu()"),
+    ],
+)
+def test_only_elementwise_kernels_read_truth_values(init: str, body: str, tmp_path: Path) -> None:
+    inputs = "torch.rand(16, 8, 24, 32), torch.rand(16, 1, 24, 1) > 0.5"
+    found = program(tmp_path, body, init, inputs, "x, flags")
+    for plan in found.kernels:
+        flags = {arg.name for arg in plan.args if arg.type.dtype is not DType.FLOAT32}
+        assert plan.detail.template == "pointwise" or not flags, plan.computes
+    assert any(arg.type.dtype is DType.BOOL for plan in found.kernels for arg in plan.args)
 
 
 def test_a_value_that_is_read_outside_stays_outside(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ where computing it again costs no more traffic than reading it; or as a further 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from fusegen import ops
@@ -61,7 +62,7 @@ FUSION = "fuse into one kernel"
 _SHARED = "it is read outside the kernel too"
 
 
-def _unit(node: Node, by_name: dict[str, Node]) -> set[str] | None:
+def _unit(node: Node, by_name: Mapping[str, Node]) -> set[str] | None:
     """The nodes that join a region together with ``node``; None when it cannot join any."""
     if isinstance(node.op, _JOINABLE):
         return {node.name}
@@ -72,12 +73,25 @@ def _unit(node: Node, by_name: dict[str, Node]) -> set[str] | None:
     return None
 
 
+def _unreadable(body: Graph) -> str | None:
+    """Why an operand of ``body`` is none for a kernel other than a pointwise one, or None: it is float32 as they read.
+
+    Products of 16-bit operands have kernels that read each operand as it is.
+    """
+    if any(isinstance(node.op, MatmulOp) and node.type.dtype is not DType.FLOAT32 for node in body.nodes):
+        return None
+    found = (f"{x.name} is {x.type.dtype.value}" for x in body.inputs if x.type.dtype is not DType.FLOAT32)
+    return next((f"{what}; only elementwise kernels read that" for what in found), None)
+
+
 def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
     body, _ = grouping.body(group)
     try:
         if viewspace.takes(body):
             return viewspace.refusal(body)
         template = _template(body)
+        if template != "pointwise" and (reason := _unreadable(body)):
+            return reason
         if template == "pool":
             poolspace.split(body)
             return None if len(body.outputs) == 1 else _SHARED
@@ -303,7 +317,7 @@ def _with_statistics(grouping: Grouping, conv: Node, free: set[str], machine: Ma
     body, _ = grouping.body(group)
     head, _ = channels.split(body)
     try:
-        reason = contractions.statistics_refusal(head, analyze(head), machine)
+        reason = _unreadable(body) or contractions.statistics_refusal(head, analyze(head), machine)
     except NotFusable:
         return None
     return group if reason is None and channels.pays(grouping.graph, body, machine) else None
@@ -317,7 +331,7 @@ def _reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, 
     group = Group(*map(frozenset, found))
     body, _ = grouping.body(group)
     try:
-        reason = convreduce.refusal(body, machine)
+        reason = _unreadable(body) or convreduce.refusal(body, machine)
     except NotFusable as error:
         reason = str(error)
     if reason:
@@ -344,10 +358,10 @@ def _over_boxes(grouping: Grouping, conv: Node, free: set[str]) -> Group | None:
         return None
     group = Group(*map(frozenset, found))
     try:
-        boxes.split(grouping.body(group)[0])
+        boxes.split(body := grouping.body(group)[0])
     except NotFusable:
         return None
-    return group
+    return None if _unreadable(body) else group
 
 
 def _is_part_of_parameter(graph: Graph, node: Node) -> bool:
@@ -367,15 +381,15 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
         for node in graph.nodes:
             if isinstance(node.op, kind) and node.name in free:
                 sums = _axis_sums(grouping, node, free)
-                grouping.groups[node.name] = sums
+                grouping.add(node.name, sums)
                 free -= sums.owned
     for node in graph.nodes:  # first, for a norm's kernel would take the statistics
         if not isinstance(node.op, ConvOp) or node.name not in free:
             continue
         group = _over_boxes(grouping, node, free) or _with_statistics(grouping, node, free, machine(target))
         if group := group or _reduced(grouping, node, free, refused, machine(target)):
-            last = [n.name for n in graph.nodes if n.name in group.owned][-1]
-            grouping.groups[last] = group
+            last = grouping.in_order(group.owned)[-1].name
+            grouping.add(last, group)
             free -= group.owned
     for sink in reversed(graph.nodes):
         if sink.name not in free or not grouping.is_read(sink.name):
@@ -385,7 +399,7 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
             continue
         if all(isinstance(graph.node(name).op, ReshapeOp) for name in group.members):
             continue  # a view, not a kernel
-        grouping.groups[sink.name] = group
+        grouping.add(sink.name, group)
         free -= group.owned
     inside = {name for group in grouping.groups.values() for name in group.owned}
     nodes: list[Node] = []

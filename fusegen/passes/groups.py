@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from fusegen import dims
 from fusegen.ir import (
@@ -33,46 +35,57 @@ class Group:
         names = frozenset(names)
         return Group(self.members | names, self.copies | names if copied else self.copies)
 
-    @property
+    @cached_property
     def owned(self) -> frozenset[str]:
         return self.members - self.copies
 
 
-@dataclass
+_NOTHING = Group(frozenset())
+
+
 class Grouping:
     """A graph and the groups found so far, by the node at whose end each was started."""
 
-    graph: Graph
-    groups: dict[str, Group] = field(default_factory=dict)
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.by_name, self.users = graph.by_name, graph.users()
+        self.results = set(graph.results)
+        self.groups: dict[str, Group] = {}
+        self._place = {node.name: place for place, node in enumerate(graph.nodes)}
+        self._owner: dict[str, Group] = {}
+        self._holders: defaultdict[str, list[Group]] = defaultdict(list)
 
-    def __post_init__(self) -> None:
-        self.by_name, self.users = self.graph.by_name, self.graph.users()
-        self.results = set(self.graph.results)
+    def add(self, name: str, group: Group) -> None:
+        """Take ``group``, which was started at the node ``name``."""
+        self.groups[name] = group
+        self._owner.update(dict.fromkeys(group.owned, group))
+        for member in group.members:
+            self._holders[member].append(group)
 
-    def owner(self, name: str) -> Group | None:
-        return next((group for group in self.groups.values() if name in group.owned), None)
+    def in_order(self, names: Iterable[str]) -> list[Node]:
+        """The nodes ``names`` in execution order."""
+        return [self.by_name[name] for name in sorted(names, key=self._place.__getitem__)]
 
-    def is_read(self, name: str, inside: Group = Group(frozenset())) -> bool:
+    def is_read(self, name: str, inside: Group = _NOTHING) -> bool:
         """True when something other than ``inside`` needs the value of ``name``."""
         if name in self.results:
             return True
         for user in set(self.users[name]):
-            holders = [group for group in self.groups.values() if user in group.members]
-            if any(name not in group.members for group in holders if group is not inside):
+            if any(name not in group.members for group in self._holders[user] if group is not inside):
                 return True
-            if user in inside.owned or self.owner(user) is not None:
+            if user in inside.owned or user in self._owner:
                 continue
-            if self.is_read(user, inside if user in inside.copies else Group(frozenset())):
+            if self.is_read(user, inside if user in inside.copies else _NOTHING):
                 return True
         return False
 
     def outputs(self, group: Group) -> tuple[str, ...]:
         """What the group's kernel writes, in execution order."""
-        return tuple(n.name for n in self.graph.nodes if n.name in group.owned and self.is_read(n.name, group))
+        return tuple(node.name for node in self.in_order(group.owned) if self.is_read(node.name, group))
 
     def body(self, group: Group) -> tuple[Graph, tuple[str, ...]]:
         """The group as a graph of its own, and its operands in order."""
-        nodes = [node for node in self.graph.nodes if node.name in group.members]
+        nodes = self.in_order(group.members)
         external = dict.fromkeys(name for node in nodes for name in node.inputs if name not in group.members)
         constants = [self.by_name[name] for name in external if isinstance(self.by_name[name].op, ConstOp)]
         operands = tuple(name for name in external if not isinstance(self.by_name[name].op, ConstOp))
@@ -83,30 +96,19 @@ class Grouping:
 
     def is_cyclic(self, group: Group) -> bool:
         """True when ``group`` would read, through other kernels, what it writes itself."""
-        unit = {name: id(other) for other in self.groups.values() for name in other.owned}
-        unit.update(dict.fromkeys(group.owned, id(group)))
-        reads: dict[object, set[object]] = {}
-        for node in self.graph.nodes:
-            holders = [g for g in (*self.groups.values(), group) if node.name in g.members]
-            for reader in {unit.get(node.name, node.name), *map(id, holders)}:
-                found = reads.setdefault(reader, set())
-                found.update(unit.get(name, name) for name in node.inputs)
-        for holder in (*self.groups.values(), group):  # what a kernel computes itself it does not read
-            reads[id(holder)] = {
-                unit.get(name, name)
-                for member in holder.members
-                for name in self.by_name[member].inputs
-                if name not in holder.members
-            }
-        seen: set[object] = set()
-        pending = list(reads[id(group)])
+
+        def reads(kernel: Group) -> list[str]:  # what a kernel computes itself it does not read
+            return [n for member in kernel.members for n in self.by_name[member].inputs if n not in kernel.members]
+
+        pending, seen = reads(group), set[str | Group]()
         while pending:
-            current = pending.pop()
-            if current == id(group):
+            name = pending.pop()
+            if name in group.owned:
                 return True
-            if current not in seen:
-                seen.add(current)
-                pending.extend(reads.get(current, ()))
+            kernel = self._owner.get(name)
+            if (unit := kernel or name) not in seen:
+                seen.add(unit)
+                pending.extend(reads(kernel) if kernel else self.by_name[name].inputs)
         return False
 
     def can_copy(self, node: Node) -> bool:

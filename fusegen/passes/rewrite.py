@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -102,7 +102,7 @@ class Rule:
 
 
 def _matches(
-    pattern: Pattern, node: Node, graph: dict[str, Node], captures: dict[str, Node]
+    pattern: Pattern, node: Node, graph: Mapping[str, Node], captures: dict[str, Node]
 ) -> Iterator[dict[str, Node]]:
     if pattern.op is not None and not isinstance(node.op, pattern.op):
         return

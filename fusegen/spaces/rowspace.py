@@ -9,7 +9,7 @@ position of the row), one without is a *row* value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fusegen import dims
@@ -157,7 +157,7 @@ def _reshaped(node: Node, axes: AxisMap, shape: Dims) -> AxisMap:
     return tuple(result)
 
 
-def _choose_source(body: Graph, by_name: dict[str, Node]) -> Node:
+def _choose_source(body: Graph, by_name: Mapping[str, Node]) -> Node:
     for node in body.nodes:
         if isinstance(node.op, (ConvOp, MatmulOp)):
             operands = [by_name[name] for name in node.inputs]
@@ -262,7 +262,7 @@ def _check_part(body: Graph, node: Node, axes: AxisMap, source: Node) -> None:
         raise NotFusable(f"{node.name} is a small part of the data")
 
 
-def _is_view_of_input(node: Node, by_name: dict[str, Node]) -> bool:
+def _is_view_of_input(node: Node, by_name: Mapping[str, Node]) -> bool:
     while isinstance(node.op, ReshapeOp):
         node = by_name[node.inputs[0]]
     return isinstance(node.op, InputOp)
