@@ -73,3 +73,33 @@ def test_equal_elements_are_their_mean(name: str, tmp_path: Path, monkeypatch: p
         for value in (0.1, 1e15, -1e-20):
             (y,) = kernel([torch.full(shape, value)])
             assert torch.equal(y, torch.zeros_like(y)), (n, value)
+
+
+FLAGGED = {
+    "causal": ("torch.softmax(x.masked_fill(flags, -1e4), -1)", (1, 1, 7, 20)),
+    "padding": ("torch.softmax(torch.where(flags, x, -9.0), -1)", (6, 1, 1, 20)),
+    "of_every_element": ("(torch.where(flags, x, 2 * x) * x).mean((2, 3), keepdim=True) + x", (6, 12, 7, 20)),
+    "of_a_row": ("torch.where(flags, x.amax((2, 3), keepdim=True) - x, x)", (6, 12, 1, 1)),
+    "along_strided_rows": ("(x * flags).logsumexp(1, keepdim=True) - x", (1, 12, 1, 1)),
+    "of_every_row": ("(x * flags).sum(0)", (6, 12, 7, 20)),
+    "of_long_rows": ("(x * ~flags).flatten(1).softmax(-1)", (6, 1, 7, 20)),
+}
+"""By name: what the forward returns, and the shape of its truth values."""
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+def test_truth_values_beside_the_data(name: str, tmp_path: Path) -> None:
+    body, shape = FLAGGED[name]
+    sizes = (6, 12, 7, 20)
+    inputs = f"torch.rand{sizes}, torch.rand{shape} > 0.5"
+    compiled = compile_file(write(tmp_path, f"return {body}", inputs=inputs, arguments="x, flags"))
+    (plan,) = steps(compiled, (RowStreamPlan, RowReducePlan))
+    kernel = Kernel(compiled, plan, tmp_path)
+    torch.manual_seed(1)
+    given = {"x": torch.randn(sizes), "flags": torch.rand(shape) > 0.5}
+    operands = [given[arg.node] for arg in plan.args]
+    (y,), (r,) = (
+        kernel(operands),
+        interpret.run(kernel.body, [t.double() if t.is_floating_point() else t for t in operands], {}),
+    )
+    torch.testing.assert_close(y.double(), r.double(), rtol=1e-5, atol=1e-5)

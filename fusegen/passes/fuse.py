@@ -73,15 +73,19 @@ def _unit(node: Node, by_name: Mapping[str, Node]) -> set[str] | None:
     return None
 
 
-def _unreadable(body: Graph) -> str | None:
-    """Why an operand of ``body`` is none for a kernel other than a pointwise one, or None: it is float32 as they read.
+def _unreadable(body: Graph, beside: str = "") -> str | None:
+    """Why an operand of ``body`` is none for a kernel other than a pointwise one, or None: they read float32.
 
-    Products of 16-bit operands have kernels that read each operand as it is.
+    Kernels of rows, whose data is ``beside``, read truth values too. Products of 16-bit operands have kernels that
+    read each operand as it is.
     """
     if any(isinstance(node.op, MatmulOp) and node.type.dtype is not DType.FLOAT32 for node in body.nodes):
         return None
-    found = (f"{x.name} is {x.type.dtype.value}" for x in body.inputs if x.type.dtype is not DType.FLOAT32)
-    return next((f"{what}; only elementwise kernels read that" for what in found), None)
+    for x in body.inputs:
+        flag = beside and x.name != beside and x.type.dtype is DType.BOOL
+        if x.type.dtype is not DType.FLOAT32 and not flag:
+            return f"{x.name} is {x.type.dtype.value}, which such kernels do not read"
+    return None
 
 
 def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
@@ -90,7 +94,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if viewspace.takes(body):
             return viewspace.refusal(body)
         template = _template(body)
-        if template != "pointwise" and (reason := _unreadable(body)):
+        rows = template.startswith("row")
+        if template != "pointwise" and not rows and (reason := _unreadable(body)):
             return reason
         if template == "pool":
             poolspace.split(body)
@@ -104,7 +109,9 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         space = poolrows.rows(body) if template.startswith("row") else analyze(body)
     except NotFusable as error:
         return str(error)
-    if template.startswith("row") and any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
+    if rows and (reason := _unreadable(body, space.source)):
+        return reason
+    if rows and any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
         return "its result is no float32 tensor"
     if template.startswith("row") and poolrows.takes(body) and (reason := poolrows.refusal(body, machine)):
         return reason

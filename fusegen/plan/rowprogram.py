@@ -70,11 +70,13 @@ class Operand(Frozen):
     """C++ condition under which there is such an element; its value is not used elsewhere."""
     step: str = ""
     """C++ of the distance of two neighbours, where elements are read by runs of the result's."""
+    flag: bool = False
+    """A truth value, a byte in memory: kernels of rows read each by itself."""
 
     @property
     def along_row(self) -> bool:
         """True where neighbours along the row are neighbours in memory, from a whole number of rows on."""
-        return self.index == "l" or self.index.endswith(" + l")
+        return not self.flag and (self.index == "l" or self.index.endswith(" + l"))
 
 
 class Statement(Frozen):

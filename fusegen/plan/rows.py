@@ -219,6 +219,7 @@ class RowLowering:
         index, per_element = self.index(order)
         key = (arg.name, index)
         if key not in self.operands:
+            flag = node.type.dtype is DType.BOOL
             name = (
                 f"v_{arg.name}"
                 if all(k[0] != arg.name for k in self.operands)
@@ -230,7 +231,8 @@ class RowLowering:
                 index=index,
                 per_element=per_element,
                 comment=f"%{node.name}: {node.type}",
-                vector=self.vector(order, index),
+                vector="" if flag else self.vector(order, index),
+                flag=flag,
             )
         found = self.operands[key]
         style = self.style.element_operand if per_element else self.style.scalar

@@ -169,7 +169,7 @@ def _choose_source(body: Graph, by_name: Mapping[str, Node]) -> Node:
     inputs = [node for node in body.inputs if node.type.rank]
     if not inputs:
         raise NotFusable("no tensor operand")
-    return max(inputs, key=lambda node: dims.numel(node.type.shape, body.sizes))
+    return max(inputs, key=lambda node: (dims.numel(node.type.shape, body.sizes), node.type.dtype is not DType.BOOL))
 
 
 def analyze(body: Graph, source_name: str | None = None) -> RowSpace:
