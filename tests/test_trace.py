@@ -395,3 +395,26 @@ def test_a_size_that_is_the_smaller_of_two(tmp_path: Path) -> None:
     graph = traced(write(tmp_path, body, "pass", "torch.rand(3, 5, 7)")).graph
     (result,) = graph.outputs
     assert graph.shape(result) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return F.interpolate(x, scale_factor=2, mode='bicubic', align_corners=False)",
+        "return x * torch.exp(torch.arange(x.size(2), device=x.device) * (-9.0 / x.size(2)))[:, None]",
+    ],
+)
+def test_numbers_made_of_sizes_fix_them(body: str, tmp_path: Path) -> None:
+    found = traced(write(tmp_path, body))
+    assert list(found.graph.sizes) == ["x0_0"]
+    assert "sizes but the batch's are fixed to the example inputs" in found.notes[0]
+
+
+def test_a_number_that_depends_on_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="a number that depends on tensor values"):
+        traced(write(tmp_path, "return x * x.max().item()"))
+
+
+def test_results_of_other_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="forward returns a max"):
+        traced(write(tmp_path, "return x.max(1)"))

@@ -56,4 +56,4 @@ def emit_module(program: Program, traced: TracedModel | Graph, source_text: str 
     )
     carried = carried.replace(forward=forward)
     modules = snapshot_modules(traced.model)
-    return render(program, carried, modules, mode_dependent=traced.mode_dependent, title=title)
+    return render(program, carried, modules, mode_dependent=traced.mode_dependent, title=title, results=traced.results)

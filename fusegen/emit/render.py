@@ -7,6 +7,7 @@ import builtins
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jinja2
 from jinja2.ext import Extension
@@ -215,6 +216,18 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
     return [*sizes, *constants, *lines, *updates, f"return {results}{comma}"]
 
 
+def _structure(results: Any) -> str:
+    """``results`` as Python text, with results in place of their numbers."""
+    if isinstance(results, int):
+        return f"_fusegen_results[{results}]"
+    if isinstance(results, dict):
+        return "{" + ", ".join(f"{key!r}: {_structure(value)}" for key, value in results.items()) + "}"
+    parts = ", ".join(map(_structure, results))
+    if isinstance(results, list):
+        return f"[{parts}]"
+    return f"({parts},)" if len(results) == 1 else f"({parts})"
+
+
 def _paths_behind_outputs(graph: Graph) -> set[str]:
     """The parameters and buffers that some output depends on: updates of the others have no part in a gradient."""
     live = set(graph.outputs)
@@ -287,11 +300,13 @@ def render(
     *,
     mode_dependent: bool = False,
     title: str = "Model",
+    results: Any = None,
 ) -> str:
     """The whole generated module. Raises ``EmitError``; the result obeys every emission rule.
 
     ``modules``: ``snapshot_modules`` of the traced instance. ``mode_dependent``: the graph holds only
-    for the training flags in those snapshots.
+    for the training flags in those snapshots. ``results``: lists, tuples and dicts with the number of a result in the
+    place of each, where forward returns more than a tensor or a tuple of tensors.
     """
     env = environment()
     plans = program.kernels
@@ -339,6 +354,7 @@ def render(
         paths=tuple(f"model.{o.path}" for o in params),
         differentiable=differentiable(operands),
         integer_outputs=any(graph.node(n).type.dtype.value not in FLOATS for n in graph.outputs),
+        structure="" if results is None else _structure(results),
         many_outputs=graph.tuple_output or len(graph.outputs) > 1,
         mode_dependent=mode_dependent,
         random=random,

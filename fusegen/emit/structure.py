@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 
@@ -121,9 +122,19 @@ def class_expression(module: ModuleSnapshot, carried: CarriedModel) -> str | Non
     if module.path == "":
         return "ModelNew"
     if module.class_module == "torch" or module.class_module.startswith("torch.nn."):
+        if not _is_found(module):
+            return None
         return f"_fusegen_{module.class_module}.{module.class_name}"
     carries = module.class_name.partition(".")[0] in carried.names and "<locals>" not in module.class_name
     return carried_name(module.class_name, carried) if carries else None
+
+
+def _is_found(module: ModuleSnapshot) -> bool:
+    """Whether the class is where its name says: parametrised modules have classes that torch makes."""
+    found: object = sys.modules.get(module.class_module)
+    for name in module.class_name.split("."):
+        found = getattr(found, name, None)
+    return found is not None
 
 
 def carried_name(qualified: str, carried: CarriedModel) -> str:

@@ -26,9 +26,10 @@ from fusegen.interpret import evaluated, input_shapes
 from fusegen.ir import EagerOp, Graph, Node, ParamOp, ReduceOp, SoftmaxOp
 from fusegen.trace.assigned import Assigned, hold, plain_tensors, watched
 from fusegen.trace.decompositions import decompositions
-from fusegen.trace.from_export import convert, known
+from fusegen.trace.from_export import SizeArithmeticError, convert, known
 from fusegen.trace.in_place import without_writes
 from fusegen.trace.model_file import first_line, location
+from fusegen.trace.results import results
 from fusegen.trace.whole import kept_whole
 
 
@@ -38,13 +39,15 @@ class TracedModel:
 
     ``mode_dependent``: the graph holds for the module's training flags only. ``held``: attributes of the
     model that were plain tensors and are its buffers now. ``literals``: example inputs that are no tensors, by their
-    place among forward's arguments; they are part of the graph.
+    place among forward's arguments; they are part of the graph. ``results``: how forward returns its tensors
+    (``trace/results.py``).
     """
 
     graph: Graph
     model: nn.Module
     mode_dependent: bool
     held: tuple[str, ...] = ()
+    results: Any = None
     literals: Mapping[int, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -174,6 +177,30 @@ def _renewed(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return _with_tensors(inputs, [torch.empty(x.shape, dtype=x.dtype) for x in _tensors(inputs)])
 
 
+def _all_sizes(inputs: tuple[Any, ...]) -> frozenset[str]:
+    """Every size of every input but the first of each, the batch's."""
+    return frozenset(dims.symbol(i, axis) for i, x in enumerate(_tensors(inputs)) for axis in range(1, x.dim()))
+
+
+_FIXED = (("sizes but the batch's", True), ("sizes", False))
+"""What is fixed to the example inputs where sizes cannot be free; whether any is left."""
+
+
+def _with_fixed_sizes(
+    model: nn.Module, inputs: tuple[Any, ...], path: Path, error: SizeArithmeticError
+) -> tuple[Graph, frozenset[str], str]:
+    """The graph with as few fixed sizes as leave none in ``error``'s arithmetic, those, and what a user should know."""
+    fixed = _all_sizes(inputs)
+    for which, dynamic in _FIXED:
+        try:
+            graph = convert(_export(model, _renewed(inputs), dynamic, fixed), model, path)
+        except SizeArithmeticError as again:
+            error = again
+        else:
+            return graph, fixed, f"{which} are fixed to the example inputs: {error.message}"
+    raise error
+
+
 _NOT_SET = "the generated forward does not set {}"
 
 
@@ -191,9 +218,8 @@ def _first_export(
         try:
             program = _export(model, inputs, dynamic=True)
         except Exception as dynamic_error:
-            sizes = ((i, axis) for i, x in enumerate(_tensors(inputs)) for axis in range(1, x.dim()))
-            fixed = frozenset(dims.symbol(i, axis) for i, axis in sizes)
-            for which, dynamic in (("sizes but the batch's", True), ("sizes", False)):
+            fixed = _all_sizes(inputs)
+            for which, dynamic in _FIXED:
                 notes = (f"{which} are fixed to the example inputs: {first_line(dynamic_error)}",)
                 try:
                     program, failed = _export(model, _renewed(inputs), dynamic, fixed), None
@@ -230,7 +256,11 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
             )
     held = hold(model)
     program, fixed, notes, assigned = _first_export(model, inputs, path)
-    graph = convert(program, model, path)
+    try:
+        graph = convert(program, model, path)
+    except SizeArithmeticError as error:
+        graph, fixed, note = _with_fixed_sizes(model, inputs, path, error)
+        notes = (note, *notes)
     if more := _row_lengths(graph) | _obscuring(graph):
         graph = convert(_export(model, _renewed(inputs), dynamic=True, fixed=fixed | more), model, path)
     if graph.sizes:
@@ -246,6 +276,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         model=model,
         mode_dependent=mode_dependent,
         literals=literals,
+        results=results(program),
         held=tuple(name for name in held if name in read),
         notes=(*notes, *map(_NOT_SET.format, made)),
     )

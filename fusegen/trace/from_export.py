@@ -40,6 +40,10 @@ from fusegen.verify import verify
 INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8})
 
 
+class SizeArithmeticError(TraceError):
+    """A size, or a number made of sizes, has no form in the graph: fixed sizes have."""
+
+
 class _Size(str):
     """The text of a size expression, to tell it from a string argument."""
 
@@ -76,7 +80,17 @@ class _Converter:
                 source=self.source(),
                 hint="use torch.where or a mask instead of selecting elements",
             )
-        return dims.canonical(expr)
+        try:
+            return dims.canonical(expr)
+        except ValueError as error:
+            raise self.unsaid(expr) from error
+
+    def unsaid(self, expr: sympy.Expr) -> SizeArithmeticError:
+        return SizeArithmeticError(
+            f"arithmetic on sizes that is none of whole numbers: {expr}",
+            node=self.current.name if self.current else None,
+            source=self.source(),
+        )
 
     def type_of(self, value: torch.Tensor, where: str) -> TensorType:
         name = str(value.dtype).removeprefix("torch.")
@@ -182,6 +196,15 @@ class _Converter:
         """An fx argument with values for nodes and ``Dim`` for symbolic integers."""
         if isinstance(value, fx.Node):
             found = value.meta.get("val")
+            if isinstance(found, torch.SymFloat):
+                if found.node.expr.free_symbols <= self.renames.keys():
+                    raise self.unsaid(found.node.expr)
+                raise TraceError(
+                    "forward computes with a number that depends on tensor values",
+                    node=value.name,
+                    source=self.source(),
+                    hint="keep it a tensor: leave out .item()",
+                )
             return _size(self.dim(found)) if isinstance(found, torch.SymInt) else self.env[value]
         if isinstance(value, (list, tuple)):
             return type(value)(self.argument(item) for item in value)
@@ -362,11 +385,7 @@ class _Converter:
             else:
                 raise TraceError(f"forward writes to its input ({spec.target})", hint="clone the input first")
         structure = self.program.call_spec.out_spec
-        nested = structure is not None and structure.type in (tuple, list)
-        if structure is not None and structure.type not in (None, tuple, list):
-            raise TraceError(
-                f"forward returns a {structure.type.__name__}", hint="return a tensor or a tuple of tensors"
-            )
+        nested = structure is not None and structure.type is not None
         graph = Graph(
             name=self.name,
             nodes=tuple(self.nodes.values()),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 from fusegen.compiler import Compiled, compile_file
 from tests.emitted import BIAS_RELU, WIDTH, compiled_from, pair, reference_from, simulated
@@ -216,3 +217,46 @@ def test_numbers_among_the_inputs_are_compiled_in(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"argument scale differs from 0.5, which was compiled in"):
         torch.testing.assert_close(model(0.25, x, 1), reference(0.25, x, 1))
     assert len(module.calls) == calls
+
+
+NESTED = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x):
+        y = self.linear(x).exp()
+        return RESULT
+
+def get_inputs():
+    return [torch.rand(5, 6)]
+"""
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "{'logits': y, 'more': [y.relu(), (y.sum(1),)]}",
+        "y, (y.tanh(), [y.argmax(1), y * 2])",
+        "[y, y.sigmoid()]",
+        "{0: y}",
+    ],
+)
+def test_results_come_in_lists_tuples_and_dicts(result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    source = NESTED.replace("RESULT", result)
+    (path := tmp_path / "model.py").write_text(source)
+    reference, generated, _ = pair(compile_file(path), source)
+    x, found = torch.rand(7, 6), []
+    for model in (reference, generated):
+        leaves, structure = tree_flatten(model(x))
+        sum(y.sum() for y in leaves if y.requires_grad).backward()
+        found.append((leaves, structure, [p.grad for p in model.parameters()]))
+    (expected, outline, slopes), (actual, own, gradients) = found
+    assert own == outline
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(gradients, slopes)

@@ -350,6 +350,19 @@ def test_a_model_keeps_the_modes_of_its_constructor(
         torch.testing.assert_close(found, expected, msg=name)
 
 
+def test_a_class_that_torch_makes_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    source = BIAS_RELU.replace(
+        "nn.Linear(width, channels)", "nn.utils.parametrizations.weight_norm(nn.Linear(width, channels))"
+    )
+    reference, generated, _ = pair(compiled_from(source, tmp_path), source, WIDTH)
+    x = torch.randn(3, WIDTH)
+    torch.testing.assert_close(generated(x), reference(x))
+    torch.nn.utils.parametrize.remove_parametrizations(generated.linear, "weight")
+    with pytest.raises(RuntimeError, match="submodule linear is a Linear"):
+        generated(x)
+
+
 def test_program_without_kernels(tmp_path: Path) -> None:
     compiled = compiled_from(LIBRARY_ONLY, tmp_path)
     assert "CUDA_SOURCE" not in compiled.source
