@@ -12,19 +12,28 @@ from tests.emitted import reference_from, simulated
 from tests.variants import ROOT
 
 SMALL = {
+    "bert_layer": ("[torch.randint(0, 30, (3, 9)), torch.randint(0, 2, (3, 9))]", "[30, 12, 16, 4]"),
     "deep_mlp": ("[torch.rand(3, 24)]", "[24, [16, 16, 16], 8]"),
     "densenet_block": ("[torch.rand(2, 8, 9, 11)]", "[3, 8, 4]"),
+    "frozen_backbone": ("[torch.rand(3, 3, 32, 32)]", "[5, 4]"),
     "gpt_block": ("[torch.rand(2, 7, 24)]", "[24, 3, 0.0, 0.0, 9]"),
     "inception": ("[torch.rand(2, 12, 7, 9)]", "[12, 8, 6, 8, 4, 8, 4]"),
     "lenet": ("[torch.rand(3, 1, 32, 32)]", "[10]"),
     "lstm_classifier": ("[torch.rand(3, 7, 12)]", "[12, 8, 2, 5, 3]"),
     "mbconv_se": ("[torch.rand(2, 32, 9, 11)]", "[]"),
+    "metric_losses": ("[torch.randn(6, 12), torch.randint(0, 9, (6,)), torch.randn(6, 9)]", "[12, 9, 4.0, 1.0]"),
     "mobilenet_v1": ("[torch.rand(2, 3, 224, 224)]", "[10, 3, 0.0625]"),
     "netvlad": ("[torch.rand(6, 5, 16)]", "[4, 16, 2]"),
+    "padded_attention": (
+        "[torch.randn(3, 5, 16), torch.randn(3, 7, 16), torch.arange(7)[None, :] >= torch.randint(2, 8, (3, 1))]",
+        "[16, 4]",
+    ),
     "relu_attention": ("[torch.rand(2, 7, 24)]", "[24, 3, 9]"),
     "resnet18": ("[torch.rand(2, 3, 64, 64)]", "[10]"),
+    "scans": ("[torch.randn(5, 33), torch.randint(0, 2, (5, 33)).bool()]", "[1]"),
     "shuffle_unit": ("[torch.rand(2, 24, 7, 9)]", "[24, 48, 3]"),
     "state_space_scan": ("[torch.rand(2, 16, 2, 4)]", "[2, 16, 2, 4, 3, 8]"),
+    "swin_stage": ("[torch.rand(2, 3, 56, 56)]", "[56, 12, 3, 7]"),
     "transformer": ("[torch.rand(2, 7, 24), torch.rand(2, 5, 24)]", "[24, 3, 1, 16, 9]"),
     "unet": ("[torch.rand(2, 3, 8, 16)]", "[3, 2, 4]"),
     "vit": ("[torch.rand(2, 3, 32, 32)]", "[32, 8, 5, 24, 2, 4, 48]"),
