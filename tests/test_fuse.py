@@ -75,6 +75,8 @@ def test_a_kernel_stores_where_a_permutation_puts(body: str, rows: int, expected
         ("pass", "return torch.softmax(x.masked_fill(flags, -1e4), 1)"),
         ("pass", "return (x * flags).sum((0, 2, 3))"),
         ("pass", "return torch.max_pool2d(x * flags, 2)"),
+        ("pass", "return torch.max_pool2d(x * flags, 2).sum(1)"),
+        ("pass", "return (torch.max_pool2d(x, 2) * flags[:, :, :12]).amax(1)"),
         ("self.conv = nn.Conv2d(8, 8, 1)", "return self.conv(x).masked_fill(flags, 0.5).relu()"),
         ("self.conv = nn.Conv2d(8, 8, 3, padding=1, groups=8)", "return self.conv(x).masked_fill(flags, 0.5).relu()"),
         ("self.conv = nn.Conv2d(8, 64, 1)", "return (self.conv(x) * flags).mean((2, 3))"),

@@ -106,14 +106,15 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template in ("conv_boxes", "conv_reduce"):
             return "its convolution has a kernel of its own"
-        space = poolrows.rows(body) if template.startswith("row") else analyze(body)
+        pooled = rows and poolrows.takes(body)
+        space = poolrows.rows(body) if pooled else analyze(body)
     except NotFusable as error:
         return str(error)
-    if rows and (reason := _unreadable(body, space.source)):
+    if rows and (reason := _unreadable(body, "" if pooled else space.source)):
         return reason
     if rows and any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
         return "its result is no float32 tensor"
-    if template.startswith("row") and poolrows.takes(body) and (reason := poolrows.refusal(body, machine)):
+    if pooled and (reason := poolrows.refusal(body, machine)):
         return reason
     if template == "contraction" and (reason := contractions.refusal(body, space, machine)):
         return reason
