@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 
 MODELS = {
     "stored": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.hardswish(self.m(x)) * 2", (20, 9, 14)),
-    "turned": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.hardswish(self.m(x)).permute(0, 2, 3, 1) * 2", (20, 9, 14)),
     "channels": ("nn.ConvTranspose2d(16, 40, 3, 2, 1)", "self.m(x).softmax(1)", (16, 6, 7)),
     "sums": ("nn.Conv3d(3, 24, 3)", "F.relu(self.m(x)).mean((2, 3, 4))", (3, 6, 7, 9)),
     "sums_of_places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).relu().sum((2, 3))", (16, 20, 31)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import shutil
 from pathlib import Path
@@ -11,8 +10,6 @@ import pytest
 import torch
 
 from fusegen.compiler import compile_file
-from fusegen.costs import gemm
-from fusegen.plan.types import KernelStep
 from fusegen.trace import load_model_file
 from tests.chains import chain
 from tests.emulated.programs import OnTheCPU
@@ -35,20 +32,6 @@ def test_an_only_output_channel(tmp_path: Path) -> None:
     path = write(tmp_path, body, init, "torch.rand(2, 8, 5, 6)")
     y, total = OnTheCPU(compile_file(path), "generated_channel", tmp_path)(torch.rand(3, 8, 5, 6))
     assert (y.shape, total.shape) == ((3, 1), (1,))
-
-
-@pytest.mark.parametrize("features", [24, 200])
-@pytest.mark.parametrize(
-    "body", ["self.m(x).square().T - y", "(self.m(x).reshape(3, 5, -1) * 2).permute(2, 0, 1) + y.reshape(3, 5)"]
-)
-def test_results_in_another_order(body: str, features: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "_library_seconds", lambda *_: math.inf)
-    init, inputs = f"self.m = nn.Linear(40, {features})", "torch.rand(15, 40), torch.rand(1, 15)"
-    path = write(tmp_path, f"return {body}", init, inputs, "x, y")
-    compiled = compile_file(path)
-    (step,) = compiled.program.steps
-    assert isinstance(step, KernelStep)
-    OnTheCPU(compiled, "generated_turned", tmp_path)(*load_model_file(path).get_inputs())
 
 
 def check(seed: int, folder: Path) -> None:

@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 
 MODELS = {  # parameters of the linear layer, what the forward returns, inputs
     "stored": ((1280, 200), "F.gelu(self.linear(x)) * self.p", ["70, 1280"]),
-    "turned": ((1280, 200), "(F.gelu(self.linear(x)) * self.p).T - y", ["70, 1280", "1, 70"]),
     "one_block": ((1290, 77), "self.linear(x).abs() - self.p", ["33, 1290"]),
     "columns": ((1283, 600), "self.linear(x).tanh() * self.p", ["130, 1283"]),
     "weights": ((1280, 300), "(x @ self.w).relu() + self.p", ["70, 1280"]),

@@ -23,12 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 
 CASES = MODELS | {
     "plain": ("nn.Conv2d(20, 33, 3)", "F.hardswish(self.m(x)) * 2", (20, 30, 41)),
-    "turned": ("nn.Conv2d(24, 40, 3, padding=1)", "F.hardswish(self.m(x)).permute(0, 2, 3, 1) * 2", (24, 13, 20)),
     "channels": ("nn.Conv2d(24, 40, 3, padding=1)", "(self.m(x) + y).softmax(1) * y", (24, 13, 20), (40, 13, 20)),
 }
 PREPARED = (
     "plain",
-    "turned",
     "channels",
     "pixels",
     "gated",
@@ -40,7 +38,7 @@ PREPARED = (
     "transposed_volume",
     "transposed_rows",
 )
-IN_PLACE = ("turned", "channels", "aligned", "dilated", "volume", "transposed")
+IN_PLACE = ("channels", "aligned", "dilated", "volume", "transposed")
 
 
 @pytest.mark.parametrize(

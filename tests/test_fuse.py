@@ -53,20 +53,12 @@ def test_what_shares_a_kernel(body: str, expected: list[str], tmp_path: Path) ->
     assert templates(program(tmp_path, body)) == expected
 
 
-@pytest.mark.parametrize(
-    ("body", "rows", "expected"),
-    [
-        ("return self.m(x).square().T - y", 64, ["contraction"]),
-        ("return (self.m(x) + 1).T", 64, ["contraction"]),  # torch's view
-        ("return self.m(x).square().T - y", 8192, ["contraction", "pointwise"]),  # too many to store one by one
-        ("return (x.softmax(1) * 2).T - y", 64, ["row_reduce"]),
-    ],
-)
-def test_a_kernel_stores_where_a_permutation_puts(body: str, rows: int, expected: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [64, 8192])
+def test_a_product_stores_in_its_own_order(rows: int, tmp_path: Path) -> None:
+    """Results stored one by one where a permutation puts them take longer than a kernel behind it."""
     inputs = f"torch.rand({rows}, 64), torch.rand(1, {rows})"
-    path = write(tmp_path, body, "self.m = nn.Linear(64, 192)", inputs, "x, y")
-    found = compile_file(path).program
-    assert [name for name in templates(found) if name != "torch"] == expected
+    path = write(tmp_path, "return self.m(x).square().T - y", "self.m = nn.Linear(64, 192)", inputs, "x, y")
+    assert templates(compile_file(path).program) == ["contraction", "pointwise"]
 
 
 @pytest.mark.parametrize(

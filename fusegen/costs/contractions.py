@@ -12,7 +12,7 @@ from fusegen import dims, ops
 from fusegen.costs import gemm, hopper
 from fusegen.costs.matmul_tiling import tile_matmul
 from fusegen.costs.tiling import TooLarge, tile_conv
-from fusegen.ir import HALVES, ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PermuteOp, PointwiseOp, ReshapeOp
+from fusegen.ir import HALVES, ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.spaces.rowspace import RowSpace, feature_axis
 from fusegen.tuning import kernel_or_library
@@ -250,21 +250,6 @@ def library_share(body: Graph, node: Node, machine: Machine) -> float:
     return seconds * (_CLEARLY if _is_alone(body, node) else 1.0)
 
 
-def _is_view(body: Graph, space: RowSpace, name: str) -> bool:
-    """True where ``name`` is a permutation of what is stored in the order of the data, or follows in it."""
-    node = body.node(name)
-    while isinstance(node.op, (ReshapeOp, PermuteOp)):
-        node = body.node(node.inputs[0])
-    axes = space.base_axes(node.name)
-    return list(axes) == sorted(axes)
-
-
-def scatters_late(body: Graph, machine: Machine) -> bool:
-    """Whether a kernel that stores its results one by one, in another order, takes longer than two that do not."""
-    traffic = 4 * max(dims.numel(body.node(name).type.shape, body.sizes) for name in body.outputs) / machine.bandwidth
-    return (_GATHERED - 1) * traffic > machine.launch + 2 * traffic
-
-
 def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     """Why the contraction in ``body`` is left to the library, or None when a kernel computes it."""
     node = body.node(space.source)
@@ -279,10 +264,7 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     by_gemm = fits_gemm(body, space, node)
     plain = is_plain_product(body, node) or by_gemm
     if plain and any(list(axes) != sorted(axes) for axes in map(space.base_axes, body.outputs)):
-        if any(_is_view(body, space, name) for name in body.outputs):
-            return "its result is laid out in another way: a view is free"
-        if scatters_late(body, machine):
-            return "another kernel puts its results where they are asked for sooner"
+        return "its result is laid out in another way: a view is free"
     if by_gemm and (machine.wgmma or node.type.dtype in HALVES or gemm.streams(body, space, node)):
         return gemm.refusal(body, space, node, machine, _is_alone(body, node))
     if unfit := not_portable(body, space, node):

@@ -156,12 +156,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         more = unit if windows else _up_to_data(grouping, unit, free)
         if more != unit:
             candidates.append(group.plus(more))
-        whole: set[str] = set()
         for candidate in candidates:
-            reason = _refusal(grouping, candidate, machine)
-            if reason is None and (found := _left_behind(grouping, candidate, unit, free, machine)):
-                head, whole = found
-                reason = f"the kernel of {head} takes it"
+            reason = _refusal(grouping, candidate, machine) or _left_behind(grouping, candidate, unit, free, machine)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:
@@ -169,18 +165,14 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
                 break
             if candidate.members <= group.members | unit:  # what comes before it is no part of the reason
                 refused[name] = f"with {sink.name}: {reason}"
-        if alone and whole and name not in group.members and _takes_view(grouping, group.plus(whole), machine):
-            group = group.plus(whole)
     body, _ = grouping.body(group)
     if viewspace.takes(body) and not viewspace.pays(body):
         return None
     return _absorb(grouping, group, free, machine)
 
 
-def _left_behind(
-    grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine
-) -> tuple[str, set[str]] | None:
-    """Of elementwise work before a view: the node whose kernel takes it, if any, and all from that node on.
+def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine) -> str | None:
+    """Why elementwise work before a view stays out of the kernel behind it, or None: its data's kernel takes it.
 
     The library adds a bias to a convolution in a pass of its own, and so takes none; to a product it does at once.
     """
@@ -194,9 +186,9 @@ def _left_behind(
                 continue
             if isinstance(grouping.by_name[name].op, ConvOp):
                 if _refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
-                    return name, {name} | seen
+                    return f"the kernel of {name} takes it"
             elif isinstance(grouping.by_name[name].op, heads):
-                return name, {name} | seen
+                return f"the kernel of {name} takes it"
             if isinstance(grouping.by_name[name].op, (PointwiseOp, ReshapeOp)):
                 seen.add(name)
                 pending.append(name)
@@ -224,13 +216,6 @@ def _before_windows(grouping: Grouping, pool: Node, free: set[str], machine: Mac
             taken = bias or _refusal(grouping, Group(frozenset({node.name} | chain)), machine) is None
             return (set(), chain) if taken else (chain, set())
     return chain, set()
-
-
-def _takes_view(grouping: Grouping, group: Group, machine: Machine) -> bool:
-    """Whether one kernel computes the data of a view and what follows the view, storing results one by one."""
-    return _refusal(grouping, group, machine) is None and not contractions.scatters_late(
-        grouping.body(group)[0], machine
-    )
 
 
 def _up_to_data(grouping: Grouping, unit: set[str], free: set[str]) -> set[str]:
