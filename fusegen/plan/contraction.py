@@ -22,8 +22,8 @@ from fusegen.plan.details import (
     StatisticsPlan,
 )
 from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.plan.rows import Style
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import convreduce
 from fusegen.spaces.rowspace import feature_axis, with_rows

@@ -7,8 +7,9 @@ from fusegen.costs import boxes, contractions
 from fusegen.ir import ReduceOp
 from fusegen.plan.details import ContractionAxis, ConvBoxesPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import KernelPlan
 

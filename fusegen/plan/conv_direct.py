@@ -10,8 +10,9 @@ from fusegen.ir import Graph
 from fusegen.plan.conv_axes import axes_of
 from fusegen.plan.details import ABSENT_AXIS, DirectConvPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces.rowspace import RowSpace
 

@@ -12,8 +12,9 @@ from fusegen.plan.conv_axes import axes_of
 from fusegen.plan.conv_window import Pooling
 from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, PhasePoolPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import convpool

@@ -10,7 +10,8 @@ from fusegen.ir import HALVES, MatmulOp
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan
 from fusegen.plan.region import Region
-from fusegen.plan.rows import RowLowering, Style, indexed
+from fusegen.plan.rowdraft import Style, indexed
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces.rowspace import feature_axes, feature_axis, with_rows
 from fusegen.tuning import choose

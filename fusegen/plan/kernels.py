@@ -24,8 +24,8 @@ from fusegen.plan import axis_sum, contraction, conv_boxes, conv_direct, conv_po
 from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rowprogram import Operand
-from fusegen.plan.rows import Style, indexed
 from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import DOUBLE
 from fusegen.spaces import viewspace

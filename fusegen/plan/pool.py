@@ -10,8 +10,9 @@ from fusegen.dims import Dim
 from fusegen.ir import AdaptivePoolOp, Graph
 from fusegen.plan.details import PoolAxis, PoolPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import OutputArg, RowProgram
-from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces.poolspace import PlaneSpace, PoolRegion, fixed_count, output_size, split
 

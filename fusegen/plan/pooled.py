@@ -9,7 +9,8 @@ from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import Node
 from fusegen.literals import hex_float
-from fusegen.plan.rows import RowLowering, Value, factor
+from fusegen.plan.rowdraft import Value, factor
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.sizes import Sizes
 from fusegen.spaces.poolrows import PooledRows
 from fusegen.spaces.poolspace import fixed_count, output_size

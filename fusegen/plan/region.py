@@ -9,8 +9,9 @@ from fusegen.dims import Dim
 from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, RegionOp
 from fusegen.plan import pooled
 from fusegen.plan.details import Detail
+from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import OutputArg, RowProgram, TensorArg
-from fusegen.plan.rows import RowLowering, Style
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.sizes import Sizes
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node

@@ -27,6 +27,7 @@ from fusegen.ir import (
     SoftmaxOp,
 )
 from fusegen.literals import hex_float
+from fusegen.plan.rowdraft import Draft, DraftReduction, Reduced, Style, Value, factor
 from fusegen.plan.rowprogram import (
     Operand,
     OutputArg,
@@ -43,71 +44,7 @@ from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
 from fusegen.spaces.rowspace import AxisMap, RowSpace
 
-_Reduction = Literal["sum", "max", "min", "prod", "var", "exponentials"]
 _LOG2E = hex_float(1.4426950408889634)
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a template writes references to a value called ``{}``.
-
-    ``array``: an element value kept in registers; ``scalar``: a value of the row;
-    ``element_operand``: an operand read per element; ``outer``: the template's name for the position
-    along the axes before the row.
-    """
-
-    array: str
-    scalar: str
-    element_operand: str = "{}"
-    outer: str = "outer"
-    moves_rows: bool = False
-    """The template itself stores a result that is laid out like the source."""
-    parts: bool = False
-    """Parts of a row are reduced apart, each with a shift of its own exponentials."""
-    quick: bool = False
-    """Elements carry the error of tensor cores already: the special-function unit is exact enough for exponentials."""
-    split: bool = False
-    """Several blocks share a row."""
-    double: bool = False
-    """Values are doubles; a mean beside a variance is corrected by the mean of what is left."""
-
-
-@dataclass
-class Value:
-    """A value on its way to text: where it is known (phase) and how often later phases read it."""
-
-    name: str
-    element: bool
-    phase: int
-    literal: str | None = None
-    array: bool = False
-
-
-@dataclass
-class Draft:
-    """A statement before its operands are turned into text."""
-
-    value: Value
-    template: str
-    operands: tuple[Value, ...]
-    ctype: Literal["float", "bool"]
-    comment: str
-
-
-@dataclass
-class DraftReduction:
-    value: Value
-    fn: _Reduction
-    operand: Value
-    comment: str
-    second: Value | None = None
-    rest: Value | None = None
-    partial: bool = False
-    shift: Value | None = None
-
-    @property
-    def key(self) -> tuple[str, Value, bool, Value | None]:
-        return self.fn, self.operand, self.partial, self.shift
 
 
 @dataclass
@@ -196,7 +133,7 @@ class RowLowering:
         return value
 
     def reduce(
-        self, fn: _Reduction, operand: Value, comment: str, *, partial: bool = False, shift: Value | None = None
+        self, fn: Reduced, operand: Value, comment: str, *, partial: bool = False, shift: Value | None = None
     ) -> Value:
         for known in self.drafts:
             if isinstance(known, DraftReduction) and known.key == (fn, operand, partial, shift):
@@ -495,13 +432,3 @@ class RowLowering:
             helpers=tuple(sorted(self.helpers)),
             special=self.special,
         )
-
-
-def indexed(letter: str, length: Dim) -> str:
-    """A ``Style.array`` of the elements of a row of ``length``: an only one is its row's value, outside of loops."""
-    return "{}[0]" if length == 1 else f"{{}}[{letter}]"
-
-
-def factor(text: str) -> str:
-    """``text`` ready to stand in a product."""
-    return f"({text})" if any(symbol in text for symbol in "+-*/% ") else text

@@ -14,8 +14,9 @@ from fusegen.dims import Dim
 from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import RowStreamPlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Draft, DraftReduction, Style, Value, factor
 from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
-from fusegen.plan.rows import Draft, DraftReduction, RowLowering, Style, Value, factor
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 

@@ -11,8 +11,9 @@ from fusegen.ir import ConstOp, DType, InputOp, Node, PadOp, PointwiseOp
 from fusegen.literals import hex_float
 from fusegen.plan.details import PointwisePlan
 from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style, Value, factor
 from fusegen.plan.rowprogram import Operand, OutputArg, Position, Store
-from fusegen.plan.rows import RowLowering, Style, Value, factor
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import viewspace
 from fusegen.spaces.rowspace import RowSpace
