@@ -70,15 +70,13 @@ def is_small(body: Graph, node: Node) -> bool:
         return False
     rates = machine(DEFAULT_TARGET)
     x, w = (body.node(name).type for name in node.inputs[:2])
-    inputs, outputs = ops.group_channels(node.op, x, w)
+    _, outputs = ops.group_channels(node.op, x, w)
     if outputs >= contractions.LEAST_OUTPUTS and ops.flops(body, node) > _FEW_SECONDS * _FLOPS * rates.flops:
         return False
     try:
-        (tile, *_) = region_tiles(body, node)
+        if not _adds_up_few(body, node):
+            return False
     except NotFusable:
-        return False
-    alongs = along_axes(node.op, ops.kernel_size(w), tile.phased[3 - node.op.rank :])
-    if chain(alongs, inputs) > CHAIN * max(1, tile.shares):
         return False
     tensor = contractions.asynchronous_seconds(body, node, rates)
     try:
@@ -95,20 +93,26 @@ def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:
     """
     assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
-    inputs, outputs = ops.group_channels(node.op, x, w)
+    _, outputs = ops.group_channels(node.op, x, w)
     if node.op.groups > 1 or outputs > direct_shared.MOST_OUTPUTS or not contractions.allows_tf32(body, node):
         return False
     try:
         split(body)
-        (tile, *_) = region_tiles(body, node)
+        if not _adds_up_few(body, node):
+            return False
         portable = contractions.portable_seconds(body, node, False, machine, precise=True)
     except (NotFusable, TooLarge):
         return False
-    alongs = along_axes(node.op, ops.kernel_size(w), tile.phased[3 - node.op.rank :])
-    if chain(alongs, inputs) > CHAIN * max(1, tile.shares):
-        return False
     others = min(portable, hopper.conv_seconds(body, node, machine, True))
     return seconds(body, node, machine) < _ALTERNATIVE * others
+
+
+def _adds_up_few(body: Graph, conv: Node) -> bool:
+    """Whether no chain of additions of a thread is too long. Raises ``NotFusable``."""
+    assert isinstance(conv.op, ConvOp)
+    (tile, *_), work = region_tiles(body, conv), _work(body, conv)
+    alongs = along_axes(conv.op, work.kernel, tile.phased[3 - conv.op.rank :])
+    return chain(alongs, work.inputs) <= CHAIN * max(1, tile.shares)
 
 
 def split(body: Graph) -> DirectRegion:
@@ -132,19 +136,13 @@ def split(body: Graph) -> DirectRegion:
 
 def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
     """The tiles of the kernel for ``conv`` at the traced sizes. Raises ``NotFusable``."""
-    assert isinstance(conv.op, ConvOp)
-    x, w = (body.node(name).type for name in conv.inputs[:2])
-    batch, _, *lengths = body.shape(conv.name)
-    channels = ops.group_channels(conv.op, x, w)
-    sizes = ops.kernel_size(w), channels, tuple(lengths), batch * conv.op.groups
-    shared = _work(body, conv).tiles() if conv.op.groups == 1 else ()
-    if shared and channels[1] < contractions.LEAST_OUTPUTS:
-        found = shared
-    else:
-        found = tiles(conv.op, *sizes)
-        rates = machine(DEFAULT_TARGET)
-        if shared and _turn_seconds(body, conv, shared, rates) < _turn_seconds(body, conv, found, rates):
-            found = shared
+    work, rates = _work(body, conv), machine(DEFAULT_TARGET)
+    found = work.tiles() if work.op.groups == 1 else ()
+    if not found or work.outputs >= contractions.LEAST_OUTPUTS:
+        channels, groups = (work.inputs, work.outputs), work.samples * work.op.groups
+        apart = tiles(work.op, work.kernel, channels, work.lengths, groups)
+        if not found or _turn_seconds(body, conv, apart, rates) <= _turn_seconds(body, conv, found, rates):
+            found = apart
     plain = isinstance(body.node(conv.inputs[0]).op, InputOp)  # else operands of the chain before it differ by channel
     return found if plain else tuple(tile.replace(ahead=1) for tile in found)
 

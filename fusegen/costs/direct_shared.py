@@ -58,7 +58,7 @@ def weights_kept(tiles: tuple[Tile, ...], kernel: tuple[int, ...], inputs: int, 
 
 @dataclass(frozen=True)
 class Work:
-    """A convolution of one group: the lengths of its result, and the samples."""
+    """A convolution: its channels (of a group), the lengths of its result, and the samples."""
 
     op: ConvOp
     kernel: tuple[int, ...]

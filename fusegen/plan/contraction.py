@@ -222,11 +222,7 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
             streamed=streamed,
         )
     hopper_plan = None if isinstance(asynchronous, str) else asynchronous
-    if (
-        hopper_plan
-        and not (statistics or reduced or whole)
-        and direct.pays_in_fp32(region.body, node, machine("sm_90"))
-    ):
+    if hopper_plan and stored and direct.pays_in_fp32(region.body, node, machine("sm_90")):
         hopper_plan = hopper_plan.replace(in_fp32=conv_direct.detail_of(region).replace(precise=True))
     alone = not portable and hopper_plan is None
     detail = portable_conv(region, node, axes, rows, whole, alone, merge=not reduced)

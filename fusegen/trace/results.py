@@ -17,7 +17,7 @@ def results(program: ExportedProgram) -> Any:
     Raises ``TraceError`` for what is not built of lists, tuples and dicts.
     """
     specs = program.graph_signature.output_specs
-    numbers = [number for number, _ in enumerate(spec for spec in specs if spec.kind is OutputKind.USER_OUTPUT)]
+    numbers = range(sum(spec.kind is OutputKind.USER_OUTPUT for spec in specs))
     spec = program.call_spec.out_spec
     if spec is None or spec.type is None or spec == tree_structure(tuple(numbers)):
         return None
