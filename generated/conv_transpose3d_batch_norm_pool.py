@@ -2977,8 +2977,8 @@ constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streami
 constexpr int AHEAD = 8;                 // batches of accesses on their way to shared memory
 constexpr int COPIED = 2;                // accesses of such a batch: nothing waits for more, and instructions come from memory too
 constexpr int THREAD_ROW = 128;          // elements of a row that one thread is enough for
-constexpr int FEW = 8;                   // threads to a short row
-constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
+constexpr int FEW = 1;                   // threads to a short row
+constexpr int SHORT_ROW = 32, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
 using Position = int64_t;   // along a row
 
@@ -3004,6 +3004,7 @@ struct Args {
     int splits;          // blocks of a row
     int kept_stride;     // elements of shared memory for each kept tensor
     bool scattered;      // some tensor does not begin at a multiple of 16 bytes
+    int64_t elements;    // of all rows
     int64_t kept_slots;  // of a chunk, the first ones: in shared memory
     float* partials;
     FastDivide by_inner, by_middle;   // used while row_count < 2^31
@@ -3066,7 +3067,11 @@ struct Place {
     __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
         return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
     }
-    // The same of the slots from `first` to `last`.
+    // One access may read a slot, with neighbours that are other rows' elements.
+    __device__ __forceinline__ static bool readable(const Args& args, const Slot& s) {
+        return !RAGGED || (!args.scattered && s.offset + WIDTH <= args.elements);
+    }
+    // The same as `whole`, of the slots from `first` to `last`.
     __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
         if (!RAGGED) return true;
         return whole(args, slot(args, first)) && whole(args, slot(args, last));
@@ -3225,10 +3230,10 @@ template <int VEC, int PARTS>
 constexpr int SCRATCH = PARTS == 1 ? 1 : STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
-// The elements of a slot at p; those that are not the row's are left alone.
+// The elements of a slot at p, at least those that are the row's; `wide`: one access may read it.
 template <int WIDTH>
-__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
-    if (whole) load_once<WIDTH>(v, p);
+__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool wide) {
+    if (wide) load_once<WIDTH>(v, p);
     else
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e)
@@ -3266,7 +3271,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             if (step >= steps) continue;
             const Slot slot = at.slot(args, begin + step);
             float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
-            if (P::whole(args, slot)) {
+            if (P::readable(args, slot)) {
                 shared_copy<P::WIDTH>(copy + 0 * args.kept_stride, args.x0 + slot.offset);
             } else {
                 for (int e = slot.from; e < slot.to; ++e) {
@@ -3295,9 +3300,9 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
             [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
-            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::readable(args, slot));
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
-            read_slot(v_x1_at[u], args.x1 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            read_slot(v_x1_at[u], args.x1 + slot.offset, slot, !CHECKED || P::readable(args, slot));
         }
         State0 part[P::ROWS];
         float r0_at[COUNT][P::WIDTH];
@@ -3382,9 +3387,9 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
             [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
-            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::readable(args, slot));
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
-            read_slot(v_x2_at[u], args.x2 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            read_slot(v_x2_at[u], args.x2 + slot.offset, slot, !CHECKED || P::readable(args, slot));
         }
         State1 part[P::ROWS];
 #pragma unroll
@@ -3445,9 +3450,9 @@ __device__ __forceinline__ void sweep_2(const Args& args, const Place<VEC, PARTS
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
             [[maybe_unused]] float* const copy = kept + (step / PARTS * THREADS + threadIdx.x) * P::WIDTH;
-            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            if constexpr (IN_MEMORY) read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::readable(args, slot));
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
-            read_slot(v_x2_at[u], args.x2 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            read_slot(v_x2_at[u], args.x2 + slot.offset, slot, !CHECKED || P::readable(args, slot));
         }
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
@@ -3618,16 +3623,16 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
 template <int VEC>
 constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
 
-// Partial states of sweep 0, a row's side by side.
-__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
+// Partial state of sweep 0, those of neighbouring rows side by side.
+__device__ __forceinline__ State0& state_0(const Args& args, int64_t row, int split) {
     float* first = args.partials;
-    return reinterpret_cast<State0*>(first) + row * args.splits;
+    return reinterpret_cast<State0*>(first)[split * args.row_count + row];
 }
 
-// Partial states of sweep 1, a row's side by side.
-__device__ __forceinline__ State1* states_1(const Args& args, int64_t row) {
+// Partial state of sweep 1, those of neighbouring rows side by side.
+__device__ __forceinline__ State1& state_1(const Args& args, int64_t row, int split) {
     float* first = args.partials + args.row_count * args.splits * (sizeof(State0) / sizeof(float));
-    return reinterpret_cast<State1*>(first) + row * args.splits;
+    return reinterpret_cast<State1*>(first)[split * args.row_count + row];
 }
 
 template <int VEC>
@@ -3647,7 +3652,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
     sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
     across_threads<VEC, PARTS>(s, at, scratch);
     if (at.in && at.part == 0)
-        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
+        for (int i = 0; i < P::ROWS; ++i) state_0(args, at.row + i, split) = s[i];
 }
 
 template <int VEC>
@@ -3666,7 +3671,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i)
             if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(state_0(args, at.row + i, p));
         across_threads<VEC, PARTS>(s, at, scratch);
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
@@ -3678,7 +3683,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
     sweep_1<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
     across_threads<VEC, PARTS>(s, at, scratch);
     if (at.in && at.part == 0)
-        for (int i = 0; i < P::ROWS; ++i) states_1(args, at.row + i)[split] = s[i];
+        for (int i = 0; i < P::ROWS; ++i) state_1(args, at.row + i, split) = s[i];
 }
 
 template <int VEC>
@@ -3697,7 +3702,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i)
             if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(state_0(args, at.row + i, p));
         across_threads<VEC, PARTS>(s, at, scratch);
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
@@ -3708,7 +3713,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i)
             if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_1(args, at.row + i)[p]);
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(state_1(args, at.row + i, p));
         across_threads<VEC, PARTS>(s, at, scratch);
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
@@ -3755,8 +3760,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds.
-    int64_t splits = (4 * busy + groups - 1) / groups;
+    // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
+    int64_t splits = groups < 3 * busy ? 3 * busy / groups : 1;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -3835,7 +3840,7 @@ extern "C" int k1_row_stream(const float* x0, const float* x1, const float* p0, 
     args.batch = batch;
     args.given0 = given0;
     args.given1 = given1;
-    args.row_count = all.row_count, args.length = all.before * all.run;
+    args.row_count = all.row_count, args.length = all.before * all.run, args.elements = args.row_count * args.length;
     args.middle = 1, args.run = batch, args.inner = 48;
     args.between = args.middle * args.run * args.inner;
     args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
@@ -4060,18 +4065,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5090cd3cf4678175, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fd09e1bcb47c01b1, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5090cd3cf4678175, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_fd09e1bcb47c01b1, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5090cd3cf4678175"
+_fusegen_NAMESPACE = "fusegen_fd09e1bcb47c01b1"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

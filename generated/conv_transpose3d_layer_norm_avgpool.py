@@ -2434,8 +2434,8 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 16 : 16;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 8 : 8;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 4 : 8;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 32 : 16;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
     static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
@@ -3054,20 +3054,20 @@ Tensor call_k2_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1eb1d9071a7898cc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ca6b60c35a307f08, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> (Tensor, Tensor)");
     m.def("k2_pool(Tensor p0, Tensor x0, Tensor p1, Tensor x1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_1eb1d9071a7898cc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ca6b60c35a307f08, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_1eb1d9071a7898cc"
+_fusegen_NAMESPACE = "fusegen_ca6b60c35a307f08"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -2745,6 +2745,7 @@ struct Args {
     int splits;          // blocks of a row
     int kept_stride;     // elements of shared memory for each kept tensor
     bool scattered;      // some tensor does not begin at a multiple of 16 bytes
+    int64_t elements;    // of all rows
     int64_t kept_slots;  // of a chunk, the first ones: in shared memory
     float* partials;
     FastDivide by_inner, by_middle;   // used while row_count < 2^31
@@ -2807,7 +2808,11 @@ struct Place {
     __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
         return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
     }
-    // The same of the slots from `first` to `last`.
+    // One access may read a slot, with neighbours that are other rows' elements.
+    __device__ __forceinline__ static bool readable(const Args& args, const Slot& s) {
+        return !RAGGED || (!args.scattered && s.offset + WIDTH <= args.elements);
+    }
+    // The same as `whole`, of the slots from `first` to `last`.
     __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
         if (!RAGGED) return true;
         return whole(args, slot(args, first)) && whole(args, slot(args, last));
@@ -2906,10 +2911,10 @@ template <int VEC, int PARTS>
 constexpr int SCRATCH = PARTS == 1 ? 1 : STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
-// The elements of a slot at p; those that are not the row's are left alone.
+// The elements of a slot at p, at least those that are the row's; `wide`: one access may read it.
 template <int WIDTH>
-__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
-    if (whole) load_once<WIDTH>(v, p);
+__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool wide) {
+    if (wide) load_once<WIDTH>(v, p);
     else
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e)
@@ -2939,7 +2944,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            read_slot(v_x0_at[u], args.x0 + slot.offset, slot, !CHECKED || P::readable(args, slot));
         }
         State0 part[P::ROWS];
 #pragma unroll
@@ -3048,10 +3053,10 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
 template <int VEC>
 constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
 
-// Partial states of sweep 0, a row's side by side.
-__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
+// Partial state of sweep 0, those of a row side by side.
+__device__ __forceinline__ State0& state_0(const Args& args, int64_t row, int split) {
     float* first = args.partials;
-    return reinterpret_cast<State0*>(first) + row * args.splits;
+    return reinterpret_cast<State0*>(first)[row * args.splits + split];
 }
 
 template <int VEC>
@@ -3071,7 +3076,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
     sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
     across_threads<VEC, PARTS>(s, at, scratch);
     if (at.in && at.part == 0)
-        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
+        for (int i = 0; i < P::ROWS; ++i) state_0(args, at.row + i, split) = s[i];
 }
 
 template <int VEC>
@@ -3090,7 +3095,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i)
             if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(state_0(args, at.row + i, p));
         across_threads<VEC, PARTS>(s, at, scratch);
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
@@ -3131,8 +3136,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds.
-    int64_t splits = (4 * busy + groups - 1) / groups;
+    // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
+    int64_t splits = groups < 4 * busy ? 4 * busy / groups : 1;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -3198,7 +3203,7 @@ extern "C" int k1_row_stream(const float* x0, float* y0, void* workspace, int64_
     args.y0 = y0;
     args.height = height;
     args.width = width;
-    args.row_count = all.row_count, args.length = all.before * all.run;
+    args.row_count = all.row_count, args.length = all.before * all.run, args.elements = args.row_count * args.length;
     args.middle = 1, args.run = height*width, args.inner = 1;
     args.between = args.middle * args.run * args.inner;
     args.scattered = reinterpret_cast<uintptr_t>(x0) % 16 != 0;
@@ -3374,18 +3379,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_19e59d1ec58d1e8f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b77f5dbe6d48cada, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_19e59d1ec58d1e8f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b77f5dbe6d48cada, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_19e59d1ec58d1e8f"
+_fusegen_NAMESPACE = "fusegen_b77f5dbe6d48cada"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -453,7 +453,7 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 8 : 1;   // threads that share a row
+    static constexpr int PARTS = VEC == WIDE ? 4 : 1;   // threads that share a row
     static constexpr int LANES = VEC == WIDE ? 32 : 128;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
@@ -1941,20 +1941,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e024b465008e3e49, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6e945d790da91386, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e024b465008e3e49, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6e945d790da91386, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e024b465008e3e49"
+_fusegen_NAMESPACE = "fusegen_6e945d790da91386"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

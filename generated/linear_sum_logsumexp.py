@@ -392,6 +392,7 @@ struct Args {
     int splits;          // blocks of a row
     int kept_stride;     // elements of shared memory for each kept tensor
     bool scattered;      // some tensor does not begin at a multiple of 16 bytes
+    int64_t elements;    // of all rows
     int64_t kept_slots;  // of a chunk, the first ones: in shared memory
     float* partials;
     FastDivide by_inner, by_middle;   // used while row_count < 2^31
@@ -454,7 +455,11 @@ struct Place {
     __device__ __forceinline__ static bool whole(const Args& args, const Slot& s) {
         return !RAGGED || (s.from == 0 && s.to == WIDTH && !args.scattered);
     }
-    // The same of the slots from `first` to `last`.
+    // One access may read a slot, with neighbours that are other rows' elements.
+    __device__ __forceinline__ static bool readable(const Args& args, const Slot& s) {
+        return !RAGGED || (!args.scattered && s.offset + WIDTH <= args.elements);
+    }
+    // The same as `whole`, of the slots from `first` to `last`.
     __device__ __forceinline__ bool whole(const Args& args, Position first, Position last) const {
         if (!RAGGED) return true;
         return whole(args, slot(args, first)) && whole(args, slot(args, last));
@@ -551,10 +556,10 @@ template <int VEC, int PARTS>
 constexpr int SCRATCH = PARTS == 1 ? 1 : STATE_FLOATS * (STRIDED ? (PARTS / 2) * Place<VEC, PARTS>::BLOCK_ROWS : THREADS / WARP);
 constexpr int STAGED = STRIDED ? 4 : MAX_CLUSTER;   // blocks of a cluster whose states are fetched at a time
 
-// The elements of a slot at p; those that are not the row's are left alone.
+// The elements of a slot at p, at least those that are the row's; `wide`: one access may read it.
 template <int WIDTH>
-__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool whole) {
-    if (whole) load_once<WIDTH>(v, p);
+__device__ __forceinline__ void read_slot(float (&v)[WIDTH], const float* p, const Slot& slot, bool wide) {
+    if (wide) load_once<WIDTH>(v, p);
     else
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e)
@@ -582,7 +587,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            read_slot(v_p0_at[u], args.p0 + slot.offset, slot, !CHECKED || P::whole(args, slot));
+            read_slot(v_p0_at[u], args.p0 + slot.offset, slot, !CHECKED || P::readable(args, slot));
         }
         State0 part[P::ROWS];
 #pragma unroll
@@ -675,10 +680,10 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
 template <int VEC>
 constexpr int STREAM_PARTS = STRIDED ? THREADS / (COLUMNS / VEC) : THREADS;
 
-// Partial states of sweep 0, a row's side by side.
-__device__ __forceinline__ State0* states_0(const Args& args, int64_t row) {
+// Partial state of sweep 0, those of neighbouring rows side by side.
+__device__ __forceinline__ State0& state_0(const Args& args, int64_t row, int split) {
     float* first = args.partials;
-    return reinterpret_cast<State0*>(first) + row * args.splits;
+    return reinterpret_cast<State0*>(first)[split * args.row_count + row];
 }
 
 template <int VEC>
@@ -698,7 +703,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
     sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, nullptr, s);
     across_threads<VEC, PARTS>(s, at, scratch);
     if (at.in && at.part == 0)
-        for (int i = 0; i < P::ROWS; ++i) states_0(args, at.row + i)[split] = s[i];
+        for (int i = 0; i < P::ROWS; ++i) state_0(args, at.row + i, split) = s[i];
 }
 
 template <int VEC>
@@ -717,7 +722,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i)
             if (at.in)
-                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(states_0(args, at.row + i)[p]);
+                for (int p = at.part; p < args.splits; p += PARTS) s[i].join(state_0(args, at.row + i, p));
         across_threads<VEC, PARTS>(s, at, scratch);
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
@@ -760,8 +765,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
             return {true, THREADS, c, chunk, kept, groups};
         }
     }
-    // Streaming: several turns of the blocks that a multiprocessor holds.
-    int64_t splits = (4 * busy + groups - 1) / groups;
+    // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
+    int64_t splits = groups < 3 * busy ? 3 * busy / groups : 1;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -826,7 +831,7 @@ extern "C" int k1_row_stream(const float* p0, float* y0, void* workspace, cudaSt
     Args args = {};
     args.p0 = p0;
     args.y0 = y0;
-    args.row_count = all.row_count, args.length = all.before * all.run;
+    args.row_count = all.row_count, args.length = all.before * all.run, args.elements = args.row_count * args.length;
     args.middle = 1, args.run = 8192, args.inner = 8192;
     args.between = args.middle * args.run * args.inner;
     args.scattered = reinterpret_cast<uintptr_t>(p0) % 16 != 0;
@@ -872,7 +877,7 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 1024 : 1024;   // threads that share a row
+    static constexpr int PARTS = VEC == WIDE ? 256 : 256;   // threads that share a row
     static constexpr int LANES = VEC == WIDE ? 1 : 1;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
@@ -1156,20 +1161,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6a5e336e0f9c4a13, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b5595362c69bb43e, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_stream(Tensor p0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6a5e336e0f9c4a13, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b5595362c69bb43e, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6a5e336e0f9c4a13"
+_fusegen_NAMESPACE = "fusegen_b5595362c69bb43e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -25,6 +25,8 @@ MODELS = {
     "whole_planes": ("x.flatten(2).softmax(-1).view_as(x) * x", [(2, 2, 96, 96), (1, 2, 100, 93), (40, 10, 3, 5)]),
     "one_channel": ("F.batch_norm(x, None, None, training=True)", [(8, 1, 7, 139), (3, 1, 5, 20)]),
     "norm": ("F.instance_norm(x)", [(2, 2, 90, 52), (1, 3, 71, 73), (30, 20, 6, 6)]),
+    "a_thread_to_a_short_row": ("x.amax(-1).tanh()", [(20, 20, 4, 14), (20, 20, 4, 16), (40, 20, 4, 35)]),
+    "two_threads_to_a_plane": ("F.instance_norm(x)", [(40, 20, 7, 7), (40, 20, 8, 8), (20, 30, 5, 9), (60, 20, 9, 9)]),
 }
 """By name: what the forward returns, and shapes of ``x``: the first is the file's."""
 

@@ -35,6 +35,8 @@ _THREADS = 512
 """Of a block that finds window sums."""
 _FEW = 32
 """Elements of the data for each of a statistic."""
+_MANY = 1 << 21
+"""Elements that fill the GPU's threads with 16 of them each."""
 _ABSENT_AXIS = WindowAxis(
     kernel=1, step=1, windows=(WindowBounds(start=0, stop=1),), tap_window=(0,), full=True, size=1, least=1
 )
@@ -84,20 +86,27 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
     return region.plan(f"{name}_window_sum", detail, counters=batch, workspace=True)
 
 
-def _split(length: int, strided: bool, wide: bool, taken: int = 1) -> tuple[int, int]:
-    """(threads that share a row, rows side by side) for rows of ``length`` elements; ``wide``: 16-byte accesses.
+def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1) -> tuple[int, int]:
+    """(threads that share a row, rows side by side) for ``rows`` of ``length`` elements; ``wide``: 16-byte accesses.
 
     ``taken``: elements of a window that is read for one of them.
 
     Strided rows: up to 64 values in a thread's registers (64 of one row, or 16 of four neighbouring
     rows) and 512 threads with 128 registers each; fewer rows side by side, or more threads with fewer
-    registers, were slower on sm_90. Contiguous rows: 4 to 32 values a thread; few where a multiprocessor has
-    room for few such rows, as many threads then hide more latency.
+    registers, were slower on sm_90. Contiguous rows: 8 to 15 values a thread, 8 where they are read one by one;
+    16 to 32 of rows that take a block. Threads with fewer cost more than they hide, unless they would not fill the GPU.
     """
+    many = rows * length >= _MANY
     if strided:
-        parts = max(-(-length // 16), min(8, length)) if wide else -(-length // max(16, 64 // taken))
-        return parts, max(8, min(32 if wide else 128, 512 // parts))
-    values = 4 if length <= 128 else 16 if 1024 < length <= 4096 else 8
+        least = -(-length // 4) if many else length
+        parts = max(-(-length // 16), min(8, least)) if wide else -(-length // max(16, 64 // taken))
+        return parts, max(8, min(max(32, 128 // parts) if wide else 128, 512 // parts))
+    if taken > 1 or not many or (length <= 1024 and not wide):
+        values = 8
+    elif length <= 1024:
+        values = 15
+    else:
+        values = 32 if 4096 < length <= 8192 else 16
     parts = 4
     while parts < 1024 and length > parts * values:
         parts *= 2
@@ -135,7 +144,9 @@ def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
     inner = region.product(space.inner_axes)
     strided, double = inner != 1, _in_double(region)
     taken = prod(region.pooled.op.kernel) if region.pooled else 1
-    splits = [_split(space.length, strided, wide, taken) for wide in (False, True)]
+    others = (*space.outer_axes, *space.inner_axes)
+    rows = dims.numel(tuple(space.shape[axis] for axis in others), region.body.sizes)  # as traced
+    splits = [_split(space.length, rows, strided, wide, taken) for wide in (False, True)]
     detail = RowReducePlan(
         source="" if region.pooled else region.args[space.source].name,
         outer=region.product(space.outer_axes),

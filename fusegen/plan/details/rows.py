@@ -157,6 +157,8 @@ class RowStreamPlan(Frozen):
     kept: tuple[str, ...]
     unroll: tuple[int, int]
     """Accesses in flight per thread, scalar and of 16 bytes."""
+    few: int
+    """Threads to a short row."""
     rows: RowProgram
 
 
