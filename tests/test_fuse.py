@@ -497,6 +497,6 @@ def test_threads_of_a_row_follow_its_length() -> None:
     shared = {length: kernels._split(length, 1 << 16, False, True)[0] for length in lengths}
     assert shared == {16: 4, 64: 8, 100: 8, 768: 64, 4096: 256, 5000: 256, 8192: 256}
     assert kernels._split(768, 16, False, True)[0] == 128
-    assert kernels._split(3, 1 << 16, True, True) == (1, 128)
+    assert kernels._split(3, 1 << 20, True, True) == (1, 128)
     assert [stream._few(length, kept=False) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 4, 8, 8]
     assert [stream._few(length, kept=True) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 2, 4, 8]
