@@ -103,6 +103,13 @@ def test_a_size_that_a_norm_fixes_by_way_of_a_convolution_is_fixed(tmp_path: Pat
     assert graph.inputs[0].type.shape == ("x0_0", 6, 20)
 
 
+def test_sizes_whose_product_a_parameter_fixes_are_fixed(tmp_path: Path) -> None:
+    init = "self.floor = nn.Parameter(torch.rand(90))"
+    graph = traced(write(tmp_path, "return torch.maximum(x.view(x.shape[0], -1), self.floor)", init)).graph
+    assert kinds(graph) == ["reshape", "maximum"]
+    assert graph.inputs[0].type.shape == ("x0_0", 3, 6, 5)
+
+
 def test_a_branch_on_a_size_becomes_a_constraint(tmp_path: Path) -> None:
     graph = traced(write(tmp_path, "return x * 2 if x.shape[2] > 4 else x.relu()")).graph
     assert kinds(graph) == ["mul"]

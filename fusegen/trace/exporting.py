@@ -108,7 +108,6 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
     them, and what the parameters of a norm fix. Batch and spatial sizes stay free.
     """
     found = set()
-    lengths = {length for length, _, number in (c.partition(" == ") for c in graph.constraints) if number.isdigit()}
     for node in graph.nodes:
         match node.op:
             case SoftmaxOp(axis=axis):
@@ -117,21 +116,22 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
                 found.add(graph.node(node.inputs[0]).type.shape[1])
             case EagerOp(target="aten.group_norm.default"):  # channels that are split into groups
                 found.add(graph.node(node.inputs[0]).type.shape[1])
-            case EagerOp(target="aten.layer_norm.default" | "aten.rms_norm.default"):  # over a computed axis
-                found.update(dims.symbols(lengths.intersection(graph.node(node.inputs[0]).type.shape)))
     return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
 
 
 def _obscuring(graph: Graph) -> frozenset[str]:
-    """Input sizes in whose quotients the shapes of known ops got lost, so that these are left to torch.
+    """Input sizes in whose arithmetic the shapes of known ops got lost, so that these are left to torch.
 
-    Windows, patches and chunks of a size give such shapes: ``(n // 7, 7)`` regrouped has ``n // (n // 7)`` rows.
+    Windows, patches and chunks of a size give such shapes: ``(n // 7, 7)`` regrouped has ``n // (n // 7)`` rows. So
+    does a product of sizes that has to be one number: the length of a parameter, or of a norm.
     """
+    lengths = {length for length, _, number in (c.partition(" == ") for c in graph.constraints) if number.isdigit()}
     found: set[str] = set()
     for node in graph.nodes:
         if isinstance(node.op, EagerOp) and known(node.op.target):
             shapes = [node.type.shape, *(graph.node(name).type.shape for name in node.inputs)]
             found.update(*(dims.divided(dim) for shape in shapes for dim in shape))
+            found.update(*(dims.symbols(lengths.intersection(shape)) for shape in shapes))
     return frozenset(found & graph.sizes.keys())
 
 
