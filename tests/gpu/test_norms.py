@@ -19,7 +19,15 @@ from tests.models import write
 
 pytestmark = pytest.mark.gpu
 
-IMAGES = [(4, 8, 6, 5), (3, 8, 64, 64), (2, 8, 301, 303), (1, 8, 1024, 1030), (64, 8, 33, 30), (100, 8, 63, 61)]
+IMAGES = [
+    (4, 8, 6, 5),
+    (3, 8, 64, 64),
+    (2, 8, 301, 303),
+    (1, 8, 1024, 1030),
+    (64, 8, 33, 30),
+    (100, 8, 63, 61),
+    (700, 8, 6, 5),
+]
 MATRICES = [(6, 33), (3000, 33), (100_001, 33)]
 BODIES = {
     "group": ("return F.relu(self.n(x * 2)) + 1", "nn.GroupNorm(2, 8)", IMAGES),
@@ -35,6 +43,8 @@ BODIES = {
     "logsumexp": ("return x.relu().logsumexp((2, 3))", "nn.Identity()", IMAGES),
     "mean": ("return (x.relu() * 2).mean((2, 3))", "nn.Identity()", IMAGES),
     "extremes": ("return x.tanh().amax((2, 3)) + x.abs().amin((2, 3))", "nn.Identity()", IMAGES),
+    "short_rows": ("return x.tanh().amax(-1) + x.relu().sum(-1)", "nn.Identity()", IMAGES),
+    "few_channels": ("return x[:, :3].exp().amax(1), x.softmax(1)", "nn.Identity()", IMAGES),
     "everything": ("return x.square().sum()", "nn.Identity()", IMAGES),
     "long_channels": ("return x.softmax(1)", "nn.Identity()", [(2, 5000, 7), (3, 5000, 64), (1, 5000, 1000)]),
     "two_runs": ("return x.sum(2).relu(), x.exp().mean((1, 3))", "nn.Identity()", IMAGES),
