@@ -47,6 +47,10 @@ def templates(found: Program) -> list[str]:
         ("y = x.exp()\nreturn y, y.sum(1)", ["row_reduce"]),  # two results of one kernel
         ("return x.max(1)[0].softmax(2)", ["row_reduce", "row_reduce"]),  # rows along two different axes
         ("return x.flatten(1)", ["torch"]),
+        (
+            "y = x.flatten(1).softmax(1)\nreturn y[:, :, None] - y[:, None]",
+            ["row_stream", "torch", "torch", "torch"],
+        ),
     ],
 )
 def test_what_shares_a_kernel(body: str, expected: list[str], tmp_path: Path) -> None:

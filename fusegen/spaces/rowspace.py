@@ -128,6 +128,9 @@ def _pointwise_axes(node: Node, operands: list[Node], known: dict[str, AxisMap])
                 raise NotFusable(f"{node.name} broadcasts up to an axis that the data does not have")
     if any(len(bases) > 1 for bases in mapped):
         raise NotFusable(f"{node.name} pairs different axes of the data")
+    used = [base for bases in mapped for run in bases for base in run]
+    if len(used) != len(set(used)):
+        raise NotFusable(f"{node.name} has every pair of elements of an axis")
     return tuple(next(iter(bases), ()) for bases in mapped)
 
 
