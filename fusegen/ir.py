@@ -105,6 +105,18 @@ class ReduceOp(Frozen):
     keepdim: bool
 
 
+class ScanOp(Frozen):
+    """What a reduction over ``axis`` has come to at every element of it: from the last one on if ``reverse``, without
+    the element itself if ``exclusive`` (the first one is 0 or 1).
+    """
+
+    kind: Literal["scan"] = "scan"
+    fn: Literal["sum", "prod"]
+    axis: int
+    reverse: bool = False
+    exclusive: bool = False
+
+
 class SoftmaxOp(Frozen):
     """softmax, or log_softmax when ``log``, over one axis."""
 
@@ -174,6 +186,13 @@ class PermuteOp(Frozen):
 
     kind: Literal["permute"] = "permute"
     order: tuple[int, ...]
+
+
+class FlipOp(Frozen):
+    """Elements in the opposite order along ``axes`` (sorted, non-negative)."""
+
+    kind: Literal["flip"] = "flip"
+    axes: tuple[int, ...]
 
 
 class ExpandOp(Frozen):
@@ -345,6 +364,7 @@ class RegionOp(Frozen):
         "pool",
         "row_reduce",
         "row_stream",
+        "scan",
         "pointwise",
     ]
     body: Graph
@@ -356,12 +376,14 @@ Op: TypeAlias = Annotated[
     | ConstOp
     | PointwiseOp
     | ReduceOp
+    | ScanOp
     | SoftmaxOp
     | NormalizeOp
     | ConvOp
     | MatmulOp
     | ReshapeOp
     | PermuteOp
+    | FlipOp
     | ExpandOp
     | SliceOp
     | CatOp

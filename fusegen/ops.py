@@ -20,6 +20,7 @@ from fusegen.ir import (
     DType,
     EagerOp,
     ExpandOp,
+    FlipOp,
     GetItemOp,
     Graph,
     InputOp,
@@ -35,6 +36,7 @@ from fusegen.ir import (
     ReduceOp,
     RegionOp,
     ReshapeOp,
+    ScanOp,
     SliceOp,
     SoftmaxOp,
     TapSumOp,
@@ -102,8 +104,13 @@ def _infer_reduce(op: ReduceOp, types: Types, declared: TensorType) -> TensorTyp
     return TensorType(dtype=types[0].dtype, shape=reduced_shape(types[0].shape, op.axes, op.keepdim))
 
 
-def _infer_softmax(op: SoftmaxOp, types: Types, declared: TensorType) -> TensorType:
+def _infer_along(op: SoftmaxOp | ScanOp, types: Types, declared: TensorType) -> TensorType:
     _check_axes((op.axis,), types[0].rank)
+    return types[0]
+
+
+def _infer_flip(op: FlipOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes(op.axes, types[0].rank)
     return types[0]
 
 
@@ -335,6 +342,20 @@ def _torch_reduce(op: ReduceOp, args: Sequence[str]) -> str:
     return args[0]
 
 
+SCAN_STARTS = {"sum": 0.0, "prod": 1.0}
+"""What a scan begins with."""
+
+
+def _torch_scan(op: ScanOp, args: Sequence[str]) -> str:
+    """An exclusive scan begins with one more element, in place of the last."""
+    text = f"torch.flip({args[0]}, [{op.axis}])" if op.reverse else args[0]
+    text = f"torch.cum{op.fn}({text}, dim={op.axis})"
+    if op.exclusive:
+        last = f"torch.movedim({text}, {op.axis}, -1)"
+        text = f"torch.nn.functional.pad({last}, (1, -1), value={SCAN_STARTS[op.fn]}).movedim(-1, {op.axis})"
+    return f"torch.flip({text}, [{op.axis}])" if op.reverse else text
+
+
 def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
     bias = args[2] if len(args) > 2 else "None"
     if op.precise:  # the one form of the call that names the precision: its last argument permits TF32
@@ -382,8 +403,10 @@ ROWS: dict[str, OpRow] = {
         _torch_reduce,
         lambda op, operands, result: (4 if op.fn == "var" else 1) * math.prod(operands[0]),
     ),
+    "scan": OpRow(_infer_along, _torch_scan, lambda op, operands, result: math.prod(result)),
+    "flip": OpRow(_infer_flip, lambda op, args: f"torch.flip({args[0]}, {list(op.axes)})"),
     "softmax": OpRow(
-        _infer_softmax,
+        _infer_along,
         lambda op, args: f"torch.{'log_' if op.log else ''}softmax({args[0]}, dim={op.axis})",
         lambda op, operands, result: 8 * math.prod(result),
         lambda op: not op.log,

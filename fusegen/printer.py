@@ -14,6 +14,7 @@ from fusegen.ir import (
     EagerOp,
     ExpandOp,
     FillOp,
+    FlipOp,
     GetItemOp,
     Graph,
     InputOp,
@@ -28,6 +29,7 @@ from fusegen.ir import (
     ReduceOp,
     RegionOp,
     ReshapeOp,
+    ScanOp,
     SliceOp,
     SoftmaxOp,
     TapSumOp,
@@ -63,6 +65,13 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return fn, []
         case ReduceOp(fn=fn, axes=axes, keepdim=keepdim):
             return f"reduce.{fn}", [f"axes={axes}", f"keepdim={keepdim}"]
+        case ScanOp(fn=fn, axis=axis):
+            return f"scan.{fn}", [
+                f"axis={axis}",
+                *(flag for flag in ("reverse", "exclusive") if getattr(node.op, flag)),
+            ]
+        case FlipOp(axes=axes):
+            return "flip", [f"axes={axes}"]
         case SoftmaxOp(axis=axis, log=log):
             return "log_softmax" if log else "softmax", [f"axis={axis}"]
         case NormalizeOp(axes=axes, eps=eps, center=center):

@@ -21,6 +21,7 @@ from fusegen.ir import (
     ConvOp,
     ExpandOp,
     FillOp,
+    FlipOp,
     Graph,
     InputOp,
     MatmulOp,
@@ -33,6 +34,7 @@ from fusegen.ir import (
     PoolOp,
     ReduceOp,
     ReshapeOp,
+    ScanOp,
     SliceOp,
     TapSumOp,
     WindowSumOp,
@@ -134,6 +136,18 @@ def normalize(args: list[torch.Tensor], axes: tuple[int, ...], center: bool) -> 
     return y + affine[1] if len(affine) > 1 else y
 
 
+def scan(x: torch.Tensor, op: ScanOp) -> torch.Tensor:
+    """By the definition, element by element."""
+    y, length = torch.empty_like(x), x.shape[op.axis]
+    state = torch.full_like(x.select(op.axis, 0), 0 if op.fn == "sum" else 1)
+    for place in reversed(range(length)) if op.reverse else range(length):
+        element = x.select(op.axis, place)
+        after = (state + element if op.fn == "sum" else state * element) % PRIME
+        y.select(op.axis, place).copy_(state if op.exclusive else after)
+        state = after
+    return y
+
+
 def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
     match node.op:
         case ConstOp(value=value):
@@ -176,6 +190,10 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0].reshape([int(size) for size in shape])
         case PermuteOp(order=order):
             return args[0].permute(order)
+        case ScanOp() as op:
+            return scan(args[0], op)
+        case FlipOp(axes=axes):
+            return args[0].flip(axes)
         case ExpandOp(shape=shape):
             return args[0].expand([int(size) for size in shape])
         case FillOp(value=value, shape=shape):

@@ -51,6 +51,18 @@ def templates(found: Program) -> list[str]:
             "y = x.flatten(1).softmax(1)\nreturn y[:, :, None] - y[:, None]",
             ["row_stream", "torch", "torch", "torch"],
         ),
+        (
+            "y = x.flatten(1).cumsum(1)\nreturn (y[:, :, None] - y[:, None]).exp()",
+            ["scan", "torch", "torch", "torch", "pointwise"],
+        ),
+        ("return ((x * 2).cumsum(1) + x.flip(1).cumsum(1).flip(1)).tanh()", ["scan"]),
+        ("y = x.cumsum(1)\nreturn y, y * 2 - x.cumprod(1)", ["scan"]),
+        ("return x.cumsum(1).cumsum(1)", ["scan", "scan"]),  # the second needs a whole first
+        ("return x.cumsum(1) + x.cumsum(2)", ["scan", "scan"]),
+        ("return x.cumsum(1).softmax(1)", ["scan", "row_reduce"]),
+        ("return x.permute(0, 2, 3, 1).flatten(1).cumsum(1) + 1", ["torch", "scan"]),  # in the order of a copy
+        ("return (x > 0.5).cumsum(1)", ["pointwise", "torch"]),  # integers
+        ("return x.double().cumsum(1), x.half().cumsum(1)", ["torch"] * 4),
     ],
 )
 def test_what_shares_a_kernel(body: str, expected: list[str], tmp_path: Path) -> None:

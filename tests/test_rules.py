@@ -23,6 +23,7 @@ from fusegen.ir import (
     DType,
     ExpandOp,
     FillOp,
+    FlipOp,
     Graph,
     InputOp,
     MatmulOp,
@@ -34,6 +35,7 @@ from fusegen.ir import (
     PoolOp,
     ReduceOp,
     ReshapeOp,
+    ScanOp,
     SliceOp,
     TensorType,
 )
@@ -587,6 +589,51 @@ def _part_of_pooled(draw: Draw) -> Node:
     return _part(draw, _pooling(draw, x, draw.rng.choice(["max", "mean"])), axis)
 
 
+def _scan_op(draw: Draw, rank: int) -> ScanOp:
+    fn, reverse = draw.rng.choice(["sum", "prod"]), draw.rng.random() < 0.5
+    return ScanOp(fn=fn, axis=draw.rng.randrange(rank), reverse=reverse)  # type: ignore[arg-type]
+
+
+def _flipped_scan(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape())
+    flip, scan = FlipOp(axes=draw.axes(x.type.rank)), _scan_op(draw, x.type.rank)
+    scan = scan.replace(exclusive=draw.rng.random() < 0.5)
+    return draw.add(flip, draw.add(scan, draw.add(flip, x)))
+
+
+def _started(draw: Draw, scan: ScanOp, x: Node, count: int = 1) -> Node:
+    """``x`` behind ``count`` elements that change nothing, as ``scan`` comes to them."""
+    shape = [*x.type.shape]
+    shape[scan.axis] = count
+    start = draw.add(FillOp(value=ops.SCAN_STARTS[scan.fn], shape=tuple(shape)), x)
+    return draw.add(CatOp(axis=scan.axis), *((x, start) if scan.reverse else (start, x)))
+
+
+def _without_last(draw: Draw, scan: ScanOp, x: Node) -> Node:
+    length = int(x.type.shape[scan.axis]) - 1
+    return draw.add(SliceOp(axis=scan.axis, start=int(scan.reverse), length=length), x)
+
+
+def _scanned_start(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape())
+    scan = _scan_op(draw, x.type.rank)
+    return draw.add(scan, _started(draw, scan, x, draw.rng.randint(1, 3)))
+
+
+def _scan_moved_on(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape())
+    scan = _scan_op(draw, x.type.rank)
+    return _without_last(draw, scan, _started(draw, scan, draw.add(scan, x)))
+
+
+def _scan_of_less(draw: Draw) -> Node:
+    x = draw.leaf(*(size + 1 for size in draw.shape()))
+    scan = _scan_op(draw, x.type.rank)
+    first = draw.rng.random() < 0.5
+    part = _without_last(draw, scan, draw.add(scan, x) if first else x)
+    return _started(draw, scan, part if first else draw.add(scan, part))
+
+
 def _chain(draw: Draw, *fns: str) -> Node:
     x = draw.leaf(*draw.shape())
     for fn in fns:
@@ -618,6 +665,12 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "reduce(permute(x)) = permute(reduce(x))": _reduced_permute,
     "sum(cat(x, y)) = cat(sum(x), sum(y)) over other axes,  mean likewise,  above a product": _summed_join,
     "var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise": (_statistics_of_statistics),
+    "flip(scan(flip(x))) = scan(x) from the other end": _flipped_scan,
+    "scan(cat(start, x)) = cat(start, scan(x)),  start 0 for sums, 1 for products": _scanned_start,
+    "cat(start, scan(x)) without its last = scan(x) of what is before": _scan_moved_on,
+    "cat(start, scan(x without its last)) = scan(x) of what is before,  scan(x) without its last likewise": (
+        _scan_of_less
+    ),
     "conv(x, w, b) = conv(x, w) + b": _biased,
     "matmul(x, w, b) = matmul(x, w) + b": lambda d: _biased_matmul(d, bias=True),
     "matmul(x, w) with x's axes swapped = matmul(transpose(x), w)": _left_transposed,

@@ -75,6 +75,15 @@ SPELLINGS = {
         torch.logit(x, 0.1)
         torch.special.expit(x)
     """,
+    "scans": """
+        x.cumsum(1)
+        torch.cumsum(x, dim=-1)
+        torch.cumprod(x, 2)
+        x.flip(1)
+        torch.flip(x, (0, -1))
+        torch.fliplr(x) + torch.flipud(x)
+        x.flip(3).cumsum(3).flip(3)
+    """,
     "bounds": """
         torch.max(x, torch.tensor(0.5))
         torch.maximum(x, x * 2)

@@ -171,7 +171,7 @@ def row_text(rows: RowProgram) -> str:
     texts += [text for operand in rows.operands for text in (operand.index, operand.guard)]
     for phase in rows.phases:
         texts += [s.expr for s in (*phase.elements, *phase.scalars)]
-        texts += [r.value for r in phase.reductions]
+        texts += [r.value for r in phase.reductions] + [s.value for s in phase.scans]
     for store in rows.stores:
         texts += [store.index, store.value]
     return "\n".join(texts)

@@ -31,6 +31,7 @@ from fusegen.ir import (
     RegionOp,
     ReshapeOp,
     RuleRefused,
+    ScanOp,
     SliceOp,
     SoftmaxOp,
     WindowSumOp,
@@ -38,7 +39,7 @@ from fusegen.ir import (
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
-from fusegen.spaces import channels, convpool, convreduce, poolrows, poolspace, viewspace
+from fusegen.spaces import channels, convpool, convreduce, poolrows, poolspace, scanspace, viewspace
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 Template = Literal[
@@ -52,11 +53,12 @@ Template = Literal[
     "pool",
     "row_reduce",
     "row_stream",
+    "scan",
     "pointwise",
 ]
 _POOLS = (PoolOp, AdaptivePoolOp)
 _AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
-_JOINABLE = (PointwiseOp, ReduceOp, SoftmaxOp, *viewspace.VIEWS, *_POOLS)
+_JOINABLE = (PointwiseOp, ReduceOp, ScanOp, SoftmaxOp, *viewspace.VIEWS, *_POOLS)
 _SMALL = (PointwiseOp, ReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
 _SHARED = "it is read outside the kernel too"
@@ -94,7 +96,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if viewspace.takes(body):
             return viewspace.refusal(body)
         template = _template(body)
-        rows = template.startswith("row")
+        rows = template.startswith("row") or template == "scan"
         if template != "pointwise" and not rows and (reason := _unreadable(body)):
             return reason
         if template == "pool":
@@ -106,6 +108,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template in ("conv_boxes", "conv_reduce"):
             return "its convolution has a kernel of its own"
+        if template == "scan":
+            scanspace.check(body)
         pooled = rows and poolrows.takes(body)
         space = poolrows.rows(body) if pooled else analyze(body)
     except NotFusable as error:
@@ -176,7 +180,7 @@ def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str
 
     The library adds a bias to a convolution in a pass of its own, and so takes none; to a product it does at once.
     """
-    heads = (ConvOp, MatmulOp, ReduceOp, SoftmaxOp, *_POOLS)
+    heads = (ConvOp, MatmulOp, ReduceOp, ScanOp, SoftmaxOp, *_POOLS)
     if not viewspace.takes(grouping.body(group)[0]):
         return None
     pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
@@ -263,6 +267,8 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
 
 
 def _template(body: Graph) -> Template:
+    if scanspace.takes(body):
+        return "scan"
     if any(isinstance(node.op, WindowSumOp) for node in body.nodes):
         return "window_sum"
     if any(isinstance(node.op, _AXIS_SUMS) for node in body.nodes):

@@ -19,6 +19,7 @@ from fusegen.ir import (
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    ScanOp,
     SliceOp,
     SoftmaxOp,
 )
@@ -135,7 +136,7 @@ class Grouping:
             if isinstance(op, ReshapeOp):
                 if user in self.results or not self._fusable_readers(user):
                     return False
-            elif not isinstance(op, (PointwiseOp, ReduceOp, SoftmaxOp)):
+            elif not isinstance(op, (PointwiseOp, ReduceOp, ScanOp, SoftmaxOp)):
                 return False
         return True
 

@@ -20,7 +20,7 @@ from fusegen.ir import (
     ReshapeOp,
     WindowSumOp,
 )
-from fusegen.plan import axis_sum, contraction, conv_boxes, conv_direct, conv_pool, pool, stream, views
+from fusegen.plan import axis_sum, contraction, conv_boxes, conv_direct, conv_pool, pool, scan, stream, views
 from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
@@ -228,6 +228,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
     "row_stream": stream.plan,
+    "scan": scan.plan,
     "pointwise": _pointwise,
 }
 

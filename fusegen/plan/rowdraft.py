@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusegen.dims import Dim
+from fusegen.ir import ScanOp
 
 Reduced = Literal["sum", "max", "min", "prod", "var", "exponentials"]
 
@@ -71,6 +72,16 @@ class DraftReduction:
     @property
     def key(self) -> tuple[str, Value, bool, Value | None]:
         return self.fn, self.operand, self.partial, self.shift
+
+
+@dataclass
+class DraftScan:
+    """``value`` is an element value of the phase after its operand's."""
+
+    value: Value
+    op: ScanOp
+    operand: Value
+    comment: str
 
 
 def indexed(letter: str, length: Dim) -> str:

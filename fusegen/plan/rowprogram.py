@@ -113,8 +113,19 @@ class Reduction(Frozen):
     shift: str | None = None
 
 
+class Scan(Frozen):
+    """``name``, for each element of the row: fn of ``value`` from one end of the row up to it (see ``ir.ScanOp``)."""
+
+    name: str
+    fn: Literal["sum", "prod"]
+    reverse: bool
+    exclusive: bool
+    value: str
+    comment: str
+
+
 class Phase(Frozen):
-    """Element statements, then the reductions of what they computed, then statements on the results.
+    """Element statements, then the reductions and scans of what they computed, then statements on the results.
 
     ``loads`` names the element operands that the element statements read.
     """
@@ -122,6 +133,7 @@ class Phase(Frozen):
     loads: tuple[str, ...] = ()
     elements: tuple[Statement, ...] = ()
     reductions: tuple[Reduction, ...] = ()
+    scans: tuple[Scan, ...] = ()
     scalars: tuple[Statement, ...] = ()
 
 

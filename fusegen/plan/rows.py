@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fusegen import dims
 from fusegen.dims import Dim
@@ -23,11 +23,12 @@ from fusegen.ir import (
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    ScanOp,
     SliceOp,
     SoftmaxOp,
 )
 from fusegen.literals import hex_float
-from fusegen.plan.rowdraft import Draft, DraftReduction, Reduced, Style, Value, factor
+from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Reduced, Style, Value, factor
 from fusegen.plan.rowprogram import (
     Operand,
     OutputArg,
@@ -57,13 +58,15 @@ class RowLowering:
     sizes: Sizes
     style: Style
     source: str
-    drafts: list[Draft | DraftReduction] = field(default_factory=list)
+    drafts: list[Draft | DraftReduction | DraftScan] = field(default_factory=list)
     positions: dict[str, Position] = field(default_factory=dict)
     """By their text."""
     operands: dict[tuple[str, str], Operand] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
     special: int = 0
+    wide_flags: ClassVar[bool] = False
+    """The template reads runs of truth values, too."""
     moments: dict[str, tuple[Value, Value]] = field(default_factory=dict)
     """By the name of the data: its mean and variance over the row."""
 
@@ -168,7 +171,7 @@ class RowLowering:
                 index=index,
                 per_element=per_element,
                 comment=f"%{node.name}: {node.type}",
-                vector="" if flag else self.vector(order, index),
+                vector=self.vector(order, index) if self.wide_flags or not flag else "",
                 flag=flag,
             )
         found = self.operands[key]
@@ -303,6 +306,12 @@ class RowLowering:
                 self.helpers.add(f"nan_{op.fn}")
             self.values[node.name] = self.reduce(op.fn, x, comment)
 
+    def scan(self, node: Node, op: ScanOp) -> None:
+        operand = self.values[node.inputs[0]]
+        value = Value(f"s{len(self.drafts)}", True, operand.phase + 1)
+        self.drafts.append(DraftScan(value, op, operand, format_node(node)))
+        self.values[node.name] = value
+
     def data(self, node: Node) -> Value:
         """A tensor of rows."""
         if node.name == self.space.source:  # elements in registers from the start, so any phase may read them
@@ -339,6 +348,8 @@ class RowLowering:
                     self.softmax(node, log)
                 case ReduceOp() as op:
                     self.reduction(node, op)
+                case ScanOp() as op:
+                    self.scan(node, op)
                 case SliceOp() as op:
                     self.part(node, op)
                 case ReshapeOp() | PermuteOp() | ExpandOp():
@@ -384,7 +395,7 @@ class RowLowering:
             scalars: list[Statement] = []
             loads: dict[str, None] = {}
             for draft in self.drafts:
-                if draft.value.phase != number:
+                if draft.value.phase != number or isinstance(draft, DraftScan):  # these have a lowering of their own
                     continue
                 if isinstance(draft, DraftReduction):
                     reductions.append(

@@ -13,7 +13,7 @@ from fusegen.plan.types import KernelPlan
 from fusegen.proof.generalise import generalise
 from fusegen.spaces.rowspace import NotFusable
 
-_ANY_SIZE = ("row_stream",)
+_ANY_SIZE = ("row_stream", "scan")
 """Templates whose kernels are as fast with sizes of the call as with constants."""
 _EXACT = 1 << 24
 """Integers up to this are float32 numbers."""

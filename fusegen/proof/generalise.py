@@ -21,6 +21,7 @@ from fusegen.ir import (
     CatOp,
     ConvOp,
     ExpandOp,
+    FlipOp,
     Graph,
     MatmulOp,
     Node,
@@ -31,6 +32,7 @@ from fusegen.ir import (
     PoolOp,
     ReduceOp,
     ReshapeOp,
+    ScanOp,
     SliceOp,
     SoftmaxOp,
     TensorType,
@@ -61,7 +63,7 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
     match node.op:
         case PointwiseOp() | ExpandOp() | NormalizeOp():
             return broadcast()
-        case SoftmaxOp():
+        case SoftmaxOp() | ScanOp() | FlipOp():
             return along(range(node.type.rank))
         case ReduceOp(axes=axes, keepdim=keepdim):
             rank = operands[0].type.rank

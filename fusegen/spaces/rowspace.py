@@ -28,6 +28,7 @@ from fusegen.ir import (
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    ScanOp,
     SliceOp,
     SoftmaxOp,
     TapSumOp,
@@ -232,7 +233,7 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
                 reduce_over(node, [first[axis] for axis in reduced])
                 left = [() if i in reduced else base for i, base in enumerate(first) if keepdim or i not in reduced]
                 axes[node.name] = tuple(left)
-            case SoftmaxOp(axis=axis):
+            case SoftmaxOp(axis=axis) | ScanOp(axis=axis):
                 reduce_over(node, [first[axis]])
                 axes[node.name] = first
             case SliceOp():

@@ -217,10 +217,17 @@ inline unsigned __reduce_max_sync(unsigned, unsigned v) {
     });
     return out[0];
 }
-inline float __shfl_down_sync(unsigned, float v, int down) {
+inline float __shfl_down_sync(unsigned, float v, int down, int width = 32) {
     uint32_t in[1] = {__float_as_uint(v)}, out[1];
-    emulated::together(in, out, [down](emulated::Warp& w) {
-        for (int i = 0; i < 32; ++i) w.out[i][0] = w.in[i + down < 32 ? i + down : i][0];
+    emulated::together(in, out, [down, width](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) w.out[i][0] = w.in[i % width + down < width ? i + down : i][0];
+    });
+    return __uint_as_float(out[0]);
+}
+inline float __shfl_up_sync(unsigned, float v, int up, int width = 32) {
+    uint32_t in[1] = {__float_as_uint(v)}, out[1];
+    emulated::together(in, out, [up, width](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) w.out[i][0] = w.in[i % width >= up ? i - up : i][0];
     });
     return __uint_as_float(out[0]);
 }
@@ -239,15 +246,20 @@ inline float __shfl_xor_sync(unsigned, float v, int mask) {
     return __uint_as_float(out[0]);
 }
 inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t v, int lanes) { return __float_as_uint(__shfl_xor_sync(mask, __uint_as_float(v), lanes)); }
-inline double __shfl_xor_sync(unsigned, double v, int mask) {
+template <typename From>
+double shuffled(double v, From from) {
     uint32_t in[2], out[2];
     memcpy(in, &v, 8);
-    emulated::together(in, out, [mask](emulated::Warp& w) {
-        for (int i = 0; i < 32; ++i) memcpy(w.out[i], w.in[i ^ mask], 8);
+    emulated::together(in, out, [from](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) memcpy(w.out[i], w.in[from(i)], 8);
     });
     memcpy(&v, out, 8);
     return v;
 }
+inline double __shfl_xor_sync(unsigned, double v, int mask) { return shuffled(v, [mask](int i) { return i ^ mask; }); }
+inline double __shfl_sync(unsigned, double v, int from) { return shuffled(v, [from](int) { return from; }); }
+inline double __shfl_up_sync(unsigned, double v, int up) { return shuffled(v, [up](int i) { return i >= up ? i - up : i; }); }
+inline double __shfl_down_sync(unsigned, double v, int down) { return shuffled(v, [down](int i) { return i + down < 32 ? i + down : i; }); }
 
 // ---- In place of the helpers that are instructions ----------------------------------------------------------------
 inline float nan_max(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }

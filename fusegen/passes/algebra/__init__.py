@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fusegen.ir import Graph
 from fusegen.passes import simplify
-from fusegen.passes.algebra import axes, boxes, channels, collapse, elementwise, pools, products, slices, views
+from fusegen.passes.algebra import axes, boxes, channels, collapse, elementwise, pools, products, scans, slices, views
 from fusegen.passes.rewrite import Outcome, rewrite
 
 # Cheap forms first: a rule that moves a scale meets it before a collapse has hidden the convolution. Box means, which
@@ -17,6 +17,7 @@ RULES = (
     *elementwise.RULES,
     *slices.RULES,
     *views.RULES,
+    *scans.RULES,
     *boxes.RULES,
     *pools.RULES,
     *products.RULES,

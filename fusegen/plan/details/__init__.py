@@ -38,6 +38,7 @@ from fusegen.plan.details.rows import (
     PoolPlan,
     RowReducePlan,
     RowStreamPlan,
+    ScanPlan,
     WindowAxis,
     WindowBounds,
     WindowSumPlan,
@@ -58,7 +59,8 @@ Detail: TypeAlias = Annotated[
     | HalfGemmPlan
     | NarrowPlan
     | RowReducePlan
-    | RowStreamPlan,
+    | RowStreamPlan
+    | ScanPlan,
     Field(discriminator="template"),
 ]
 
@@ -89,6 +91,7 @@ __all__ = [
     "ProductGroup",
     "RowReducePlan",
     "RowStreamPlan",
+    "ScanPlan",
     "StatisticsPlan",
     "TapResidue",
     "TapStep",

@@ -162,6 +162,23 @@ class RowStreamPlan(Frozen):
     rows: RowProgram
 
 
+class ScanPlan(Frozen):
+    """Scans along the rows of [outer, length, inner], with the chains before and after them.
+
+    ``rows`` has two phases: what is scanned, and what follows from the scans.
+    """
+
+    template: Literal["scan"] = "scan"
+    outer: Dim
+    length: Dim
+    inner: Dim
+    strided: bool
+    """True when ``inner`` can exceed 1: threads side by side take neighbouring rows."""
+    items: int
+    """Elements of a row in a thread's registers, for every operand and scan."""
+    rows: RowProgram
+
+
 class PoolAxis(Frozen):
     """One pooled axis; ``size`` and ``output`` are its lengths over binding names."""
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from fusegen.ir import ConvOp, PadOp, ReduceOp, ReshapeOp, SoftmaxOp
+from fusegen.ir import ConvOp, DType, PadOp, ReduceOp, ReshapeOp, ScanOp, SoftmaxOp
 from fusegen.trace.aten import elementwise, norms, pools, products, shapes  # noqa: F401  (they register their importers)
 from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
 
@@ -70,6 +70,16 @@ def _reduce(call: Call, fn: _Reduction) -> Value | None:
     axes, keepdim = axes_of(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
     return call.build.add(ReduceOp(fn=fn, axes=axes, keepdim=keepdim), x)
 
+
+def _scan(call: Call, fn: Literal["sum", "prod"]) -> Value | None:
+    x = call["self"]
+    if not _keeps_dtype(call) or x.type.dtype is not DType.FLOAT32 or x.type.rank == 0:
+        return None
+    return call.build.add(ScanOp(fn=fn, axis=call["dim"] % x.type.rank), x)
+
+
+IMPORTERS["cumsum.default"] = partial(_scan, fn="sum")
+IMPORTERS["cumprod.default"] = partial(_scan, fn="prod")
 
 _REDUCTIONS: dict[_Reduction, tuple[str, ...]] = {
     "sum": ("sum.default", "sum.dim_IntList"),

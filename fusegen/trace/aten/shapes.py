@@ -6,8 +6,8 @@ from functools import partial
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import CatOp, ExpandOp, PadOp, PermuteOp, ReshapeOp, SliceOp
-from fusegen.trace.aten.call import IMPORTERS, Call, Value, pointwise, register
+from fusegen.ir import CatOp, ExpandOp, FlipOp, PadOp, PermuteOp, ReshapeOp, SliceOp
+from fusegen.trace.aten.call import IMPORTERS, Call, Value, axes_of, pointwise, register
 
 
 def _to(call: Call, x: Value, shape: Dims) -> Value:
@@ -196,6 +196,13 @@ def _roll(call: Call) -> Value | None:
             parts = _part(call, x, axis, size - first, first), _part(call, x, axis, 0, size - first)
             x = call.build.add(CatOp(axis=axis), *parts)
     return x
+
+
+@register("flip.default", "fliplr.default", "flipud.default")
+def _flip(call: Call) -> Value | None:
+    x: Value = call["self"]
+    axes = call.args.get("dims", [int(call["fn"] == "fliplr")])
+    return call.build.add(FlipOp(axes=axes_of(axes, x.type.rank)), x) if axes else x
 
 
 @register("unfold.default")

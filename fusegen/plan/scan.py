@@ -1,0 +1,81 @@
+"""Rows that are scanned: two passes over what a thread holds of a row, before and after its scans."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fusegen.ir import Node
+from fusegen.plan.details import ScanPlan
+from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Draft, DraftScan, Style, Value
+from fusegen.plan.rowprogram import Phase, Scan, Statement
+from fusegen.plan.rows import RowLowering
+from fusegen.plan.types import KernelPlan
+
+_HELD = 48
+"""Values of operands and scans in a thread's registers: a multiprocessor has room for 1,024 threads of 64."""
+
+
+class ScanLowering(RowLowering):
+    """Operands and scans are kept for a thread's elements; what follows from them is computed where it is needed."""
+
+    wide_flags: ClassVar[bool] = True
+
+    def data(self, node: Node) -> Value:
+        return self.operand(node, self.space.axes[node.name])
+
+    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
+        if tuple(order) == self.space.base_axes(self.space.source):
+            return "source"
+        return "row" if index == "l" else ""
+
+    def phases(self, count: int, results: list[Value]) -> tuple[Phase, ...]:
+        scans = [draft for draft in self.drafts if isinstance(draft, DraftScan)]
+        before = self.phase([draft.operand for draft in scans]).replace(
+            scans=tuple(
+                Scan(
+                    name=draft.value.name,
+                    fn=draft.op.fn,
+                    reverse=draft.op.reverse,
+                    exclusive=draft.op.exclusive,
+                    value=self.reference(draft.operand),
+                    comment=draft.comment,
+                )
+                for draft in scans
+            ),
+            scalars=tuple(self.text_of(d) for d in self.drafts if isinstance(d, Draft) and not d.value.element),
+        )
+        return before, self.phase(results)
+
+    def phase(self, needed: list[Value]) -> Phase:
+        """The element statements behind the values ``needed``, but for scans."""
+        elements: list[Draft] = []
+        needed = list(needed)
+        for draft in reversed(self.drafts):
+            if isinstance(draft, Draft) and draft.value.element and any(draft.value is value for value in needed):
+                elements.insert(0, draft)
+                needed += draft.operands
+        loads = dict.fromkeys(value.name for value in needed if value.element and value.literal is not None)
+        return Phase(loads=tuple(loads), elements=tuple(map(self.text_of, elements)))
+
+    def text_of(self, draft: Draft) -> Statement:
+        expr = draft.template.format(*map(self.reference, draft.operands))
+        return Statement(name=draft.value.name, ctype=draft.ctype, expr=expr, comment=draft.comment)
+
+
+def plan(region: Region, name: str) -> KernelPlan:
+    """One operator for rows of any length; its launcher chooses, by length and number of rows, who shares a row."""
+    space = region.space
+    rows = region.lower(space, Style("{}", "{}", moves_rows=True), "v", ScanLowering)
+    inner = region.product(space.inner_axes)
+    before, after = rows.phases
+    held = max(len(before.loads), len(before.scans)) + len(after.loads)
+    detail = ScanPlan(
+        outer=region.product(space.outer_axes),
+        length=region.product(space.row_axes),
+        inner=inner,
+        strided=inner != 1,
+        items=next(items for items in (16, 8, 4) if items * held <= _HELD or items == 4),
+        rows=rows,
+    )
+    return region.plan(f"{name}_scan", detail, workspace=True)
