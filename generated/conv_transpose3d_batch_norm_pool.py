@@ -2977,8 +2977,8 @@ constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streami
 constexpr int AHEAD = 8;                 // batches of accesses on their way to shared memory
 constexpr int COPIED = 2;                // accesses of such a batch: nothing waits for more, and instructions come from memory too
 constexpr int THREAD_ROW = 128;          // elements of a row that one thread is enough for
-constexpr int FEW = 1;                   // threads to a short row
-constexpr int SHORT_ROW = 32, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
+constexpr int FEW = 8;                   // threads to a short row
+constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
 using Position = int64_t;   // along a row
 
@@ -4065,18 +4065,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fd09e1bcb47c01b1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4acb4713052b6920, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fd09e1bcb47c01b1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_4acb4713052b6920, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fd09e1bcb47c01b1"
+_fusegen_NAMESPACE = "fusegen_4acb4713052b6920"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

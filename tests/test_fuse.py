@@ -514,5 +514,6 @@ def test_threads_of_a_row_follow_its_length() -> None:
     assert shared == {16: 4, 64: 8, 100: 8, 768: 64, 4096: 256, 5000: 256, 8192: 256}
     assert kernels._split(768, 16, False, True)[0] == 128
     assert kernels._split(3, 1 << 20, True, True) == (1, 128)
-    assert [stream._few(length, kept=False) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 4, 8, 8]
-    assert [stream._few(length, kept=True) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 2, 4, 8]
+    assert [stream._few(1024, length, kept=False) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 4, 8, 8]
+    assert stream._few(256, 7, kept=False) == 8
+    assert [stream._few(1024, length, kept=True) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 2, 4, 8]

@@ -21,6 +21,11 @@ from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 
+_MOST = 8
+"""Threads that share a short row."""
+_MANY_ROWS = 512
+"""Fewer rows are given a block each."""
+
 
 @dataclass
 class StreamLowering(RowLowering):
@@ -181,15 +186,18 @@ class StreamLowering(RowLowering):
         return rows.replace(dividers=tuple(d for d in self.dividers.values() if d.name in words))
 
 
-def _few(length: int, kept: bool) -> int:
+def _few(rows: int, length: int, kept: bool) -> int:
     """Threads that share a short row, of ``length`` elements as traced: a power of two.
 
     A thread has 4 accesses of 16 bytes on their way, 8 where the row is kept: with fewer it costs more to begin a row
     than to read it. (sm_90; maxima of rows of 16, 32 and 64: 79, 32 and 29 us with 8 threads, 16, 24 and 25 so.)
+    Where ``rows`` are no more than blocks, nothing is decided here, so that kernels stay alike.
     """
+    if rows < _MANY_ROWS:
+        return _MOST
     accesses = -(-length // 4)
     least = 2 if kept and accesses > 4 else 1
-    return next((few for few in (1, 2, 4) if few >= least and accesses <= few * (8 if kept else 4)), 8)
+    return next((few for few in (1, 2, 4) if few >= least and accesses <= few * (8 if kept else 4)), _MOST)
 
 
 def plan(region: Region, name: str) -> KernelPlan:
@@ -205,6 +213,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     again = {name for loads in later for name in loads}.intersection(first)  # the first sweep fills shared memory
     kept = tuple(o.name for o in rows.operands if o.vector == "source" and o.name in again)
     length = dims.numel(tuple(space.shape[axis] for axis in space.row_axes), region.body.sizes)
+    row_count = dims.numel(space.shape, region.body.sizes) // max(1, length)
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),
@@ -214,7 +223,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         strided=inner != 1,
         kept=kept,
         unroll=(8, 4),
-        few=_few(length, bool(kept)),
+        few=_few(row_count, length, bool(kept)),
         rows=rows,
     )
     return region.plan(f"{name}_row_stream", detail, workspace=True)
