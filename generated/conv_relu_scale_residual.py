@@ -749,7 +749,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k) {
                                 const float result = t[n][u][k];
-                                [[maybe_unused]] const int64_t outer = outers[k], inner = inners[u][k];
                                 [[maybe_unused]] const int l = first_channel + s * SLICE + 4 * n + quarter;
                                 const float v_p0 = v_p0_row[l];
                                 const float v_p2 = v_p2_row[l];
@@ -1423,7 +1422,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
 #pragma unroll
                             for (int k = 0; k < WINDOWS; ++k) {
                                 const float result = t[n][u][k];
-                                [[maybe_unused]] const int64_t outer = outers[k], inner = inners[u][k];
                                 [[maybe_unused]] const int l = first_channel + s * SLICE + 4 * n + quarter;
                                 const float v_p0 = v_p0_row[l];
                                 const float v_p2 = v_p2_row[l];
@@ -2106,9 +2104,12 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     float* const staged = weights + warp * 16 * PITCH;
     int64_t at[LANE_COLUMNS];
     bool in[LANE_COLUMNS];
+    const float* v_x0_at[LANE_COLUMNS];   // the first channel of a column: divisions, once for all channels
 #pragma unroll
     for (int j = 0; j < LANE_COLUMNS; ++j) {
         in[j] = output_at(warp_p * WARP_COLUMNS + j * WARP + lane, at[j]) && j * WARP + lane < WARP_COLUMNS;
+        [[maybe_unused]] const int64_t inner = at[j];
+        v_x0_at[j] = args.x0 + (outer * (64*height*width) + inner);
     }
 #pragma unroll
     for (int o = 0; o < TILES_O; ++o) {
@@ -2134,7 +2135,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 v[j] = staged[channel * PITCH + j * WARP + lane];
                 const float v_p0 = __ldg(args.p0 + l);   // %conv2d_r1: float32[64, 1, 1]
                 const float v_p2 = __ldg(args.p2 + l);   // %p_scale: float32[64, 1, 1]
-                const float v_x0 = in[j] ? __ldg(args.x0 + outer * (64*height*width) + l * (height*width) + inner) : 0.0f;   // %x: float32[x0_0, 64, x0_2, x0_3]
+                const float v_x0 = in[j] ? __ldg(v_x0_at[j] + l * (height*width)) : 0.0f;   // %x: float32[x0_0, 64, x0_2, x0_3]
                 const float t0 = v[j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
                 const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%conv2d)
                 const float t2 = t1 * v_p2;   // %mul: float32[x0_0, 64, x0_2, x0_3] = mul(%relu, %p_scale)
@@ -2379,16 +2380,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_59bd53cec17dd510, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_742505adfc225c31, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_59bd53cec17dd510, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_742505adfc225c31, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_59bd53cec17dd510"
+_fusegen_NAMESPACE = "fusegen_742505adfc225c31"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -13,6 +13,9 @@ import torch
 from torch import nn
 
 from fusegen.compiler import optimise
+from fusegen.costs import contractions
+from fusegen.ir import ConvOp
+from fusegen.machines import machine
 from fusegen.plan.details import DirectConvPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
 from fusegen.trace import trace
@@ -182,3 +185,33 @@ def test_operands_of_every_result_are_streamed(
     assert (len(plans) < len(program.steps)) == library
     found = [plan.hopper.ahead for plan in plans if isinstance(plan.hopper, HopperConvPlan)]
     assert library or found == [ahead]
+
+
+@pytest.mark.parametrize(
+    ("shape", "streams", "by_column"),
+    [
+        ((16, 128, 1, 72), True, True),
+        ((16, 128, 102, 1), True, False),
+        ((16, 128, 1, 1), True, False),
+        ((128, 102, 72), True, True),
+        ((128, 1, 1), False, False),
+        ((16, 1, 102, 72), False, True),
+    ],
+)
+def test_an_operand_of_channels_finds_its_positions_once(
+    shape: tuple[int, ...], streams: bool, by_column: bool
+) -> None:
+    """What it costs to find them does not count for every channel; neighbours that share an element share its copy."""
+    with torch.device("meta"):
+        example = torch.empty(16, 128, 104, 74), torch.empty(shape)
+        graph = trace(_Gated(False, 3), example, Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    (plan,) = [step.plan for step in program.steps if isinstance(step, KernelStep)]
+    assert isinstance(plan.hopper, HopperConvPlan)
+    assert bool(plan.hopper.ahead) == streams
+    (operand,) = (o for o in plan.hopper.rows.operands if o.comment.startswith("%y"))
+    assert operand.by_outer
+    assert operand.by_column == by_column
+    assert not {"/", "%"}.intersection(operand.along)
+    conv = next(node for node in graph.nodes if isinstance(node.op, ConvOp))
+    assert (contractions.operand_seconds(graph, conv, machine("sm_90"), streamed=True) > 0) == streams

@@ -34,7 +34,13 @@ MODELS = {
 
 
 def agrees(
-    module: str, body: str, shape: tuple[int, ...], folder: Path, kind: type[Emulated] = Emulated, batch: int = 2
+    module: str,
+    body: str,
+    shape: tuple[int, ...],
+    folder: Path,
+    kind: type[Emulated] = Emulated,
+    batch: int = 2,
+    more: int = 3,
 ) -> Emulated:
     """A model's kernel, compared with float64 at the sizes of the file and others, operands rounded and not."""
     path = write(folder, f"return {body}", f"self.m = {module}", f"torch.rand({batch}, {', '.join(map(str, shape))})")
@@ -42,7 +48,7 @@ def agrees(
     torch.manual_seed(0)
     kernel = kind(compiled, dict(load_model_file(path).model_class().named_parameters()), folder)
     assert isinstance(kernel.detail, DirectConvPlan)
-    for size in (shape, (shape[0], *(size + 3 for size in shape[1:]))):
+    for size in (shape, (shape[0], *(size + more for size in shape[1:]))):
         x = torch.randn(3, *size) + 0.5
         x[(0, -1, *(0 for _ in size[1:]))], x[(1, 0, *(n // 2 for n in size[1:]))] = torch.nan, torch.inf
         for tf32 in (True, False) if kernel.plan.tf32 else (False,):
@@ -67,6 +73,26 @@ class InFp32(Emulated):
 
     def of(self, x: torch.Tensor, tf32: bool) -> list[torch.Tensor]:
         return self([self.parameters.get(arg.name, x) for arg in self.plan.args], 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "result"),
+    [
+        ("nn.Conv2d(6, 6, 3, padding=1, groups=6)", (6, 7, 12), (6, 7, 12)),
+        ("nn.Conv2d(6, 6, 3, groups=6)", (6, 7, 13), (6, 5, 11)),
+        ("nn.ConvTranspose3d(4, 4, 2, 2, groups=4)", (4, 2, 3, 5), (4, 4, 6, 10)),
+        ("nn.Conv1d(4, 8, 3, padding=1, groups=4)", (4, 14), (8, 14)),
+    ],
+)
+def test_operands_that_differ_along_some_axes(
+    module: str, shape: tuple[int, ...], result: tuple[int, ...], tmp_path: Path
+) -> None:
+    columns, rows, places = (result[0], *(1 for _ in result[2:]), result[-1]), (*result[:-1], 1), (1, *result[1:])
+    init = [
+        module,
+        *(f"self.{n} = nn.Parameter(torch.randn({s}))" for n, s in zip("crp", (columns, rows, places), strict=True)),
+    ]
+    agrees("\n".join(init), "(self.m(x) * self.c + self.r).abs() - self.p", shape, tmp_path, more=0)
 
 
 @pytest.mark.parametrize("bias", [False, True])

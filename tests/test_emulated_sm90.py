@@ -33,12 +33,16 @@ PREPARED = (
     "grouped",
     "of_its_input",
     "of_places",
+    "columns",
+    "rows",
+    "samples",
+    "layers",
     "volume",
     "transposed_far",
     "transposed_volume",
     "transposed_rows",
 )
-IN_PLACE = ("channels", "aligned", "dilated", "volume", "transposed")
+IN_PLACE = ("channels", "aligned", "rows", "samples", "dilated", "volume", "transposed")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fusegen import dims, ops
 from fusegen.costs import gemm, hopper
 from fusegen.costs.matmul_tiling import tile_matmul
 from fusegen.costs.tiling import TooLarge, tile_conv
+from fusegen.dims import Dims
 from fusegen.ir import HALVES, ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.spaces.rowspace import RowSpace, feature_axis
@@ -154,21 +155,28 @@ def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine, finis
     return min(tensor, plain + (operand_seconds(body, node, machine, streamed=False) if finished else 0.0))
 
 
+def _differs(shape: Dims, rank: int) -> bool:
+    """Whether an operand of this shape differs from channel to channel and otherwise, with results of ``rank`` axes."""
+    own = (*(1,) * (rank - len(shape)), *shape)
+    return own[1] != 1 and any(size != 1 for axis, size in enumerate(own) if axis != 1)
+
+
 def operand_seconds(body: Graph, node: Node, machine: Machine, streamed: bool) -> float:
     """What it costs a convolution's epilogue to read operands of a value for each result, beside reading them once.
 
-    ``streamed``: Hopper's kernel reads them in runs, ahead, as it stores results that are finished one by one. Else a
-    lane holds results of many channels, whose operands it reads 4 bytes at a time; other warps multiply meanwhile.
+    ``streamed``: Hopper's kernel reads them in runs, ahead, as it stores results that are finished one by one, also
+    those that differ along channels and some axes only. Else a lane holds results of many channels, whose operands
+    it reads 4 bytes at a time; other warps multiply meanwhile.
     """
     if not isinstance(node.op, ConvOp):
         return 0.0
     size = dims.numel(node.type.shape, body.sizes)
     read = {name for n in body.nodes if n is not node for name in n.inputs}
     whole = [n for n in body.nodes if isinstance(n.op, InputOp) and n.name in read]
-    count = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole)
-    traffic = count * 4 * size / machine.bandwidth
+    once = 4 * size / machine.bandwidth
     if streamed:
-        return (_STREAMED - 1) * traffic
+        return (_STREAMED - 1) * sum(_differs(n.type.shape, node.type.rank) for n in whole) * once
+    traffic = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole) * once
     products = ops.flops(body, node) / machine.tensor_flops * (1 if allows_tf32(body, node) else SPLIT)
     return max(0.0, (_GATHERED - 1) * traffic - products)
 

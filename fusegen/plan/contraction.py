@@ -156,11 +156,15 @@ def _is_plain(region: Region, node: Node) -> bool:
 
 
 def _streamed(rows: RowProgram) -> int:
-    """Operands with an element for every result, where results are finished one by one and lie as the product's do."""
+    """Operands that differ along channels and otherwise, where results are finished one by one and lie as its own.
+
+    None if one of them does not lie sample by sample: distances within it are of 32 bits.
+    """
     (store, *_) = rows.stores
     if any(phase.reductions for phase in rows.phases) or not (store.per_element and store.like_source):
         return 0
-    return sum(operand.per_element and operand.index != "l" for operand in rows.operands)
+    apart = [operand for operand in rows.operands if operand.per_element and operand.index != "l"]
+    return len(apart) if all(operand.by_outer for operand in apart) else 0
 
 
 def _plain(region: Region, name: str, node: Node, axes: tuple[ContractionAxis, ...]) -> KernelPlan:

@@ -23,6 +23,16 @@ class _Lowering(RowLowering):
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
         return "source" if tuple(order) == self.space.base_axes(self.space.source) else ""
 
+    def step(self, order: list[int]) -> str:
+        """Within a row of the result, whose positions a thread need not find one by one."""
+        space = self.space
+        last = [axis for axis in space.axes[space.source][-1] if space.shape[axis] != 1]
+        if len(last) != 1 or not set(order).intersection(space.inner_axes):
+            return ""
+        if last[0] not in order:
+            return "0"
+        return self.product([space.shape[axis] for axis in order[order.index(last[0]) + 1 :]])
+
 
 def _lower(region: Region, part: Graph, space: RowSpace, source: str) -> RowProgram:
     style = Style("{}", "{}", outer="sample", moves_rows=True)

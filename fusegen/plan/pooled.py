@@ -63,11 +63,11 @@ class _Place(RowLowering):
                 found.append(self.pooled(axis - self.parts.planes))
         return found
 
-    def run(self, digits: list[_Digit]) -> tuple[int, str]:
-        """How many of the first ``digits`` are one position along a group of the rows' axes, and C++ of it."""
+    def run(self, digits: list[_Digit]) -> tuple[int, str, str]:
+        """How many of the first ``digits`` are one position along a group of the rows' axes; its name; its C++."""
         first, shape = digits[0].axis, self.rows.space.shape
         if first is None:
-            return 1, "0"
+            return 1, "", "0"
         name, group = next((name, group) for name, group in self.rows.groups() if first in group)
         own = [axis for axis in group if shape[axis] != 1]
         start, count = own.index(first), 1
@@ -78,19 +78,18 @@ class _Place(RowLowering):
             count += 1
         after = [shape[axis] for axis in own[start + count :]]
         size = dims.product(shape[axis] for axis in own[start : start + count]) if start else None
-        return count, self.rows.coordinate(name, after, size)
+        return count, name, self.rows.coordinate(name, after, size)
 
     def moved(self, digit: _Digit, text: str) -> str:
         text = text if digit.step == 1 else f"{factor(text)} * {digit.step}"
         return f"({text} {'+-'[digit.shift < 0]} {abs(digit.shift)})" if digit.shift else f"({text})"
 
-    def index(self, order: list[int]) -> tuple[str, bool]:
+    def terms(self, order: list[int]) -> list[tuple[str, str]]:
         """As of the rows, of what is pooled; outside of it, of its nearest element."""
-        digits, terms = self.digits(order), list[str]()
-        along = any(digit.axis in self.rows.space.row_axes for digit in digits)
+        digits, terms = self.digits(order), list[tuple[str, str]]()
         while digits:
             first = digits[0]
-            count, text = self.run(digits)
+            count, name, text = self.run(digits)
             digits = digits[count:]
             text = self.moved(first, text)
             text = f"({text} < 0 ? 0 : {text})" if first.low else text
@@ -98,14 +97,14 @@ class _Place(RowLowering):
             text = f"({text} < {size} ? {text} : {size} - 1)" if first.high else text
             stride = self.rows.sizes.product([digit.size for digit in digits])
             far = "ll" if isinstance(stride, int) and stride >= _FAR else ""
-            terms.append(text if stride == 1 else f"{text} * {factor(dims.cpp(stride))}{far}")
-        return " + ".join(terms) or "0", along
+            terms.append((name, text if stride == 1 else f"{text} * {factor(dims.cpp(stride))}{far}"))
+        return terms
 
     def inside(self) -> str:
         """C++ of whether there is such an element; empty where there always is."""
         tests = []
         for digit in map(self.pooled, range(len(self.place))):
-            text = self.moved(digit, self.run([digit])[1])
+            text = self.moved(digit, self.run([digit])[2])
             tests += [f"{text} >= 0"] if digit.low else []
             tests += [f"{text} < {factor(self.text(digit.size))}"] if digit.high else []
         return " && ".join(tests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,6 +88,11 @@ class DraftScan:
 def indexed(letter: str, length: Dim) -> str:
     """A ``Style.array`` of the elements of a row of ``length``: an only one is its row's value, outside of loops."""
     return "{}[0]" if length == 1 else f"{{}}[{letter}]"
+
+
+def total(terms: Iterable[str]) -> str:
+    """The sum of ``terms``."""
+    return " + ".join(terms) or "0"
 
 
 def factor(text: str) -> str:

@@ -66,6 +66,14 @@ class Operand(Frozen):
     comment: str
     vector: Literal["", "source", "row"] = ""
     """Read at the offsets of the source, or at those of the row; ``""``: at offsets of its own."""
+    fixed: str = ""
+    """The terms of ``index`` that a row shares. They may divide by sizes of the call, which costs more than a load."""
+    along: str = ""
+    """Its other terms, over ``l``."""
+    by_outer: bool = False
+    """What has the same ``outer`` lies together."""
+    by_column: bool = False
+    """Neighbours along the last axis of the source have elements of their own."""
     guard: str = ""
     """C++ condition under which there is such an element; its value is not used elsewhere."""
     step: str = ""

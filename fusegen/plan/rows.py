@@ -28,7 +28,7 @@ from fusegen.ir import (
     SoftmaxOp,
 )
 from fusegen.literals import hex_float
-from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Reduced, Style, Value, factor
+from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Reduced, Style, Value, factor, total
 from fusegen.plan.rowprogram import (
     Operand,
     OutputArg,
@@ -89,13 +89,13 @@ class RowLowering:
             ("inner", space.inner_axes),
         )
 
-    def index(self, order: list[int]) -> tuple[str, bool]:
-        """C++ offset into a contiguous tensor whose axes are these base axes, in this order.
+    def terms(self, order: list[int]) -> list[tuple[str, str]]:
+        """C++ terms of the offset into a contiguous tensor whose axes are these base axes, in this order.
 
-        Returns the text and whether it varies along the row.
+        Each with the name of the position that it is over.
         """
         shape = self.space.shape
-        terms: list[str] = []
+        terms: list[tuple[str, str]] = []
         groups = self.groups()
         done: set[int] = set()
         for position, axis in enumerate(order):
@@ -106,15 +106,15 @@ class RowLowering:
             if order[position : position + len(whole)] == whole:  # the whole group at once: its own coordinate
                 done.update(whole)
                 stride = self.product([shape[a] for a in order[position + len(whole) :]])
-                terms.append(name if stride == "1" else f"{name} * {factor(stride)}")
+                terms.append((name, name if stride == "1" else f"{name} * {factor(stride)}"))
                 continue
             done.add(axis)
             after = [shape[a] for a in group if a > axis]
             split = any(shape[a] != 1 for a in group if a < axis)
             coordinate = self.coordinate(name, after, shape[axis] if split else None)
             stride = self.product([shape[a] for a in order[position + 1 :]])
-            terms.append(f"({coordinate})" if stride == "1" else f"({coordinate}) * {factor(stride)}")
-        return " + ".join(terms) or "0", any(axis in self.space.row_axes for axis in order)
+            terms.append((name, f"({coordinate})" if stride == "1" else f"({coordinate}) * {factor(stride)}"))
+        return terms
 
     def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
         """The position along one axis of a group; ``size`` is given when other axes of the group are before it."""
@@ -156,7 +156,9 @@ class RowLowering:
             root = by_name[root.inputs[0]]
         arg = self.args[root.name]
         order = [axis for bases, size in zip(axes, node.type.shape, strict=True) if size != 1 for axis in bases]
-        index, per_element = self.index(order)
+        terms = self.terms(order)
+        index = total(text for _, text in terms)
+        per_element = any(name == "l" for name, _ in terms)
         key = (arg.name, index)
         if key not in self.operands:
             flag = node.type.dtype is DType.BOOL
@@ -170,8 +172,13 @@ class RowLowering:
                 arg=arg.name,
                 index=index,
                 per_element=per_element,
+                fixed=total(text for name, text in terms if name != "l"),
+                along=total(text for name, text in terms if name == "l"),
+                by_outer=self.by_outer(order),
+                by_column=self.by_column(order),
                 comment=f"%{node.name}: {node.type}",
                 vector=self.vector(order, index) if self.wide_flags or not flag else "",
+                step=self.step(order),
                 flag=flag,
             )
         found = self.operands[key]
@@ -180,6 +187,17 @@ class RowLowering:
 
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
         """How the template reads an operand with these base axes."""
+        return ""
+
+    def by_outer(self, order: list[int]) -> bool:
+        outer = [axis for axis in self.space.outer_axes if self.space.shape[axis] != 1]
+        return order[: len(outer)] == outer or not set(outer).intersection(order)
+
+    def by_column(self, order: list[int]) -> bool:
+        return any(set(order).intersection(axes) for axes in self.space.axes[self.space.source][-1:])
+
+    def step(self, order: list[int]) -> str:
+        """The distance of neighbours along the last axis in an operand with these axes, where the template asks."""
         return ""
 
     def constant(self, node: Node) -> Value:
@@ -368,12 +386,12 @@ class RowLowering:
         node = self.body.node(output.node)
         order = self.space.base_axes(node.name)
         like_source = order == self.space.base_axes(self.space.source)
-        index, per_element = self.index(list(order))
+        terms = self.terms(list(order))
         return Store(
             output=output.name,
             value=self.reference(self.values[node.name]),
-            index=index,
-            per_element=per_element,
+            index=total(text for _, text in terms),
+            per_element=any(name == "l" for name, _ in terms),
             like_source=like_source,
         )
 

@@ -150,6 +150,7 @@ inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return
 inline float __int_as_float(int i) { return __uint_as_float(static_cast<unsigned>(i)); }
 inline int __float_as_int(float f) { return static_cast<int>(__float_as_uint(f)); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
+inline int __ffs(unsigned v) { return __builtin_ffs(static_cast<int>(v)); }
 inline int __popcll(uint64_t v) { return __builtin_popcountll(v); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
@@ -204,6 +205,17 @@ inline unsigned __ballot_sync(unsigned, bool v) {
         uint32_t bits = 0;
         for (int i = 0; i < 32; ++i) bits |= w.in[i][0] << i;
         for (auto& o : w.out) o[0] = bits;
+    });
+    return out[0];
+}
+template <typename T>
+unsigned __match_any_sync(unsigned, T v) {
+    uint32_t in[2] = {static_cast<uint32_t>(v), static_cast<uint32_t>(static_cast<uint64_t>(v) >> 32)}, out[1];
+    emulated::together(in, out, [](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) {
+            w.out[i][0] = 0;
+            for (int j = 0; j < 32; ++j) w.out[i][0] |= uint32_t(w.in[i][0] == w.in[j][0] && w.in[i][1] == w.in[j][1]) << j;
+        }
     });
     return out[0];
 }
