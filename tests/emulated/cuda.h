@@ -250,6 +250,8 @@ inline float __shfl_sync(unsigned, float v, int from, int width = 32) {
     });
     return __uint_as_float(out[0]);
 }
+inline uint32_t __shfl_sync(unsigned mask, uint32_t v, int from, int width = 32) { return __float_as_uint(__shfl_sync(mask, __uint_as_float(v), from, width)); }
+inline int __shfl_sync(unsigned mask, int v, int from, int width = 32) { return __float_as_int(__shfl_sync(mask, __int_as_float(v), from, width)); }
 inline float __shfl_xor_sync(unsigned, float v, int mask) {
     uint32_t in[1] = {__float_as_uint(v)}, out[1];
     emulated::together(in, out, [mask](emulated::Warp& w) {
