@@ -187,6 +187,7 @@ constexpr int WIDE = 4;                // elements of a 16-byte access, used whe
 constexpr int ITEMS = 16;              // elements of a thread in a tile
 constexpr int UNIT = STRIDED ? ITEMS : WIDE, UNITS = ITEMS / UNIT;   // neighbours of a row in a thread
 constexpr int SCANS = 1;
+constexpr int ALONE = SCANS > 2 ? 512 : 1024;   // threads of a block that has a multiprocessor, and its shared memory, to itself
 constexpr int MAX_SPLITS = 1024;       // blocks that share a row, unless scans run both ways
 
 struct Args {
@@ -427,9 +428,8 @@ __global__ void __launch_bounds__(PARTS * ROWS) totals(const __grid_constant__ A
     args.totals[(static_cast<int64_t>(0) * args.splits + split) * args.row_count + at.row] = all_0;
 }
 
-// AHEAD: a tile is read before the one before it is finished, where a multiprocessor has no other block to do that.
-template <int PARTS, int ROWS, bool AHEAD>
-__global__ void __launch_bounds__(PARTS * ROWS, AHEAD ? 1 : 1024 / (PARTS * ROWS)) scan(const __grid_constant__ Args args) {
+template <int PARTS, int ROWS>
+__global__ void __launch_bounds__(PARTS * ROWS, 1024 / (PARTS * ROWS)) scan(const __grid_constant__ Args args) {
     await_previous();
     using P = Place<PARTS, ROWS>;
     __shared__ double between[2][SCANS][SHARED<P>];   // of one tile and the next
@@ -443,14 +443,9 @@ __global__ void __launch_bounds__(PARTS * ROWS, AHEAD ? 1 : 1024 / (PARTS * ROWS
     const int64_t first = split * args.chunk, last = first + args.chunk < args.tiles ? first + args.chunk : args.tiles;
     double carry_0 = args.splits > 1 ? before_block<Scan0>(args, at, 0, split, between[1 - (first & 1)][0]) : Scan0::START;
     float v_x0_at[ITEMS];   // %density: float32[x0_0, x0_1, x0_2, x0_3]
-    [[maybe_unused]] auto fetch = [&](const Tile& here) {
-
-    };
-    if (AHEAD) fetch(at.tile(BACKWARDS ? last - 1 : first));
 #pragma unroll 1
     for (int64_t n = first; n < last; ++n) {
         const Tile here = at.tile(BACKWARDS ? first + last - 1 - n : n);
-        if (!AHEAD) fetch(here);
         read<false>(v_x0_at, args.x0, args, at, here);
         float s5_at[ITEMS], totals_0[UNITS];   // %slice_4: float32[x0_0, x0_1, x0_2, x0_3] = scan.prod(%rsub_1, axis=1, exclusive)
 #pragma unroll
@@ -465,7 +460,6 @@ __global__ void __launch_bounds__(PARTS * ROWS, AHEAD ? 1 : 1024 / (PARTS * ROWS
             const float t4 = 1.0f - t3;   // %rsub_1: float32[x0_0, x0_1, x0_2, x0_3] = sub(%scalar_1, %rsub)
             s5_at[i] = in ? t4 : Scan0::START;
         }
-        if (AHEAD && n + 1 < last) fetch(at.tile(BACKWARDS ? first + last - 2 - n : n + 1));
         scan_units<Scan0>(s5_at, totals_0, at);
         if (P::GROUPS > 1 && at.member == 0) between[n & 1][0][at.slot(at.group)] = join_all<Scan0>(totals_0);
         if (P::GROUPS > 1) __syncthreads();
@@ -503,15 +497,14 @@ struct Schedule {
     int parts, rows;         // threads of a row, rows of a block
     int splits;              // blocks of a row
     int64_t tiles, chunk, groups;   // of a row, of a block; groups of rows that a block takes
-    bool ahead;
 };
 
 // Tiles of a row among `most` blocks.
-Schedule divided(int parts, int rows, int64_t row_count, int64_t reach, int64_t most, bool ahead = false) {
+Schedule divided(int parts, int rows, int64_t row_count, int64_t reach, int64_t most) {
     const int64_t tile = int64_t(parts) * ITEMS, tiles = (reach + tile - 1) / tile;
     if (MIXED) most = tiles;
     const int64_t chunk = most > 1 ? (tiles + most - 1) / most : tiles;
-    return {parts, rows, static_cast<int>((tiles + chunk - 1) / chunk), tiles, chunk, (row_count + rows - 1) / rows, ahead};
+    return {parts, rows, static_cast<int>((tiles + chunk - 1) / chunk), tiles, chunk, (row_count + rows - 1) / rows};
 }
 
 Schedule schedule(int64_t row_count, int64_t length) {
@@ -525,7 +518,7 @@ Schedule schedule(int64_t row_count, int64_t length) {
             const int64_t most = (4 * busy + groups - 1) / groups;
             return divided(256 / rows, rows, row_count, length, most < MAX_SPLITS ? most : MAX_SPLITS);
         }
-        return divided(512 / rows, rows, row_count, length, 1, !MIXED && rows == WARP && 2 * groups < 3 * busy);
+        return divided((rows == WARP && 2 * groups < 3 * busy ? ALONE : 512) / rows, rows, row_count, length, 1);
     }
     const int64_t reach = length + (length % WIDE ? WIDE - 1 : 0);   // rows that begin anywhere
     if (reach <= 4 * ITEMS) return divided(4, 64, row_count, reach, 1);
@@ -539,14 +532,14 @@ Schedule schedule(int64_t row_count, int64_t length) {
     return divided(512, 1, row_count, reach, 1);
 }
 
-template <int PARTS, int ROWS, bool AHEAD = false>
+template <int PARTS, int ROWS>
 int launch(const Args& args, const Schedule& plan, cudaStream_t stream) {
     const auto blocks = static_cast<unsigned int>(plan.groups * plan.splits);
     if (args.splits > 1) {
         enqueue(totals<PARTS, ROWS>, blocks, PARTS * ROWS, 0, stream, args);
         if (const int error = cudaGetLastError()) return error;
     }
-    enqueue(scan<PARTS, ROWS, AHEAD>, blocks, PARTS * ROWS, 0, stream, args);
+    enqueue(scan<PARTS, ROWS>, blocks, PARTS * ROWS, 0, stream, args);
     return cudaGetLastError();
 }
 
@@ -576,8 +569,7 @@ extern "C" int k0_scan(const float* x0, float* y0, void* workspace, int64_t batc
     if constexpr (STRIDED) {
         if (plan.parts == 1) return launch<1, 256>(args, plan, stream);
         if (plan.parts == 8) return launch<8, WARP>(args, plan, stream);
-        if (plan.ahead) return launch<16, WARP, true>(args, plan, stream);
-        if (plan.parts == 16 && plan.rows == WARP) return launch<16, WARP>(args, plan, stream);
+        if (plan.rows == WARP) return plan.parts == 16 ? launch<16, WARP>(args, plan, stream) : launch<ALONE / WARP, WARP>(args, plan, stream);
         return plan.parts == 16 ? launch<16, WARP / 2>(args, plan, stream) : launch<WARP, WARP / 2>(args, plan, stream);
     } else {
         if (plan.parts == 4) return launch<4, 64>(args, plan, stream);
@@ -694,16 +686,16 @@ Tensor call_k0_scan(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8626a316f30a4e08, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_38cb8baa984f6278, m) {
     m.def("k0_scan(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8626a316f30a4e08, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_38cb8baa984f6278, CUDA, m) {
     m.impl("k0_scan", TORCH_BOX(&call_k0_scan));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8626a316f30a4e08"
+_fusegen_NAMESPACE = "fusegen_38cb8baa984f6278"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -517,3 +517,9 @@ def test_threads_of_a_row_follow_its_length() -> None:
     assert [stream._few(1024, length, kept=False) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 4, 8, 8]
     assert stream._few(256, 7, kept=False) == 8
     assert [stream._few(1024, length, kept=True) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 2, 4, 8]
+
+
+def test_a_kernel_has_room_for_four_scans(tmp_path: Path) -> None:
+    body = "a, b, c, d, e, f = [(x * i).cumsum(0).tanh() for i in range(1, 7)]\nreturn a * b * c * d * e * f"
+    plans = [step.plan for step in program(tmp_path, body, "pass", "torch.rand(70, 9)").steps]
+    assert [len(plan.detail.rows.phases[0].scans) for plan in plans] == [1, 1, 4]

@@ -7,6 +7,9 @@ from fusegen.ir import ConstOp, Graph, InputOp, PointwiseOp, ScanOp
 from fusegen.spaces.rowspace import NotFusable, analyze
 from fusegen.spaces.viewspace import VIEWS
 
+MAX_SCANS = 4
+"""Of a kernel: what a thread's registers and a block's 48 KiB of shared memory have room for."""
+
 
 def takes(body: Graph) -> bool:
     return any(isinstance(node.op, ScanOp) for node in body.nodes)
@@ -24,12 +27,15 @@ def check(body: Graph) -> None:
             after.add(node.name)
         elif isinstance(node.op, ScanOp):
             after.add(node.name)
+    scans = [node for node in body.nodes if isinstance(node.op, ScanOp)]
+    if len(scans) > MAX_SCANS:
+        raise NotFusable(f"{scans[-1].name} is one scan more than a kernel has room for")
     space = analyze(body)
-    for node in body.nodes:
-        if isinstance(node.op, ScanOp):
-            along = space.axes[node.name][node.op.axis]
-            if not along or list(along) != sorted(along):
-                raise NotFusable(f"{node.name} runs along no axis of the data, or in another order")
+    for node in scans:
+        assert isinstance(node.op, ScanOp)
+        along = space.axes[node.name][node.op.axis]
+        if not along or list(along) != sorted(along):
+            raise NotFusable(f"{node.name} runs along no axis of the data, or in another order")
     if dims.product(space.shape[axis] for axis in space.middle_axes) != 1:
         raise NotFusable("a scan runs along axes that are apart")
     if any(not space.is_element(name) for name in body.outputs):
