@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from fusegen import dims
-from fusegen.dims import Dim
 from fusegen.ir import (
     ConstOp,
     DType,
     ExpandOp,
-    Graph,
     InputOp,
     Node,
     PermuteOp,
@@ -28,7 +26,8 @@ from fusegen.ir import (
     SoftmaxOp,
 )
 from fusegen.literals import hex_float
-from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Reduced, Style, Value, factor, total
+from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Reduced, Value, total
+from fusegen.plan.rowindex import RowIndices
 from fusegen.plan.rowprogram import (
     Operand,
     OutputArg,
@@ -38,26 +37,18 @@ from fusegen.plan.rowprogram import (
     RowProgram,
     Statement,
     Store,
-    TensorArg,
 )
-from fusegen.plan.sizes import Sizes
 from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
-from fusegen.spaces.rowspace import AxisMap, RowSpace
+from fusegen.spaces.rowspace import AxisMap
 
 _LOG2E = hex_float(1.4426950408889634)
 
 
 @dataclass
-class RowLowering:
-    """Lowers one region. ``args`` maps the body's inputs to kernel arguments."""
+class RowLowering(RowIndices):
+    """Lowers one region."""
 
-    body: Graph
-    space: RowSpace
-    args: dict[str, TensorArg]
-    sizes: Sizes
-    style: Style
-    source: str
     drafts: list[Draft | DraftReduction | DraftScan] = field(default_factory=list)
     positions: dict[str, Position] = field(default_factory=dict)
     """By their text."""
@@ -69,58 +60,6 @@ class RowLowering:
     """The template reads runs of truth values, too."""
     moments: dict[str, tuple[Value, Value]] = field(default_factory=dict)
     """By the name of the data: its mean and variance over the row."""
-
-    # --- index arithmetic ---------------------------------------------------------------------
-
-    def text(self, size: Dim) -> str:
-        """C++ of a size over binding names."""
-        return dims.cpp(self.sizes.local(size))
-
-    def product(self, sizes: list[Dim]) -> str:
-        return dims.cpp(self.sizes.product(sizes))
-
-    def groups(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The template's names for positions, and the base axes that each runs along."""
-        space = self.space
-        return (
-            (self.style.outer, space.outer_axes),
-            ("l", space.row_axes),
-            ("middle", space.middle_axes),
-            ("inner", space.inner_axes),
-        )
-
-    def terms(self, order: list[int]) -> list[tuple[str, str]]:
-        """C++ terms of the offset into a contiguous tensor whose axes are these base axes, in this order.
-
-        Each with the name of the position that it is over.
-        """
-        shape = self.space.shape
-        terms: list[tuple[str, str]] = []
-        groups = self.groups()
-        done: set[int] = set()
-        for position, axis in enumerate(order):
-            if axis in done:
-                continue
-            name, group = next((name, group) for name, group in groups if axis in group)
-            whole = [a for a in group if shape[a] != 1]
-            if order[position : position + len(whole)] == whole:  # the whole group at once: its own coordinate
-                done.update(whole)
-                stride = self.product([shape[a] for a in order[position + len(whole) :]])
-                terms.append((name, name if stride == "1" else f"{name} * {factor(stride)}"))
-                continue
-            done.add(axis)
-            after = [shape[a] for a in group if a > axis]
-            split = any(shape[a] != 1 for a in group if a < axis)
-            coordinate = self.coordinate(name, after, shape[axis] if split else None)
-            stride = self.product([shape[a] for a in order[position + 1 :]])
-            terms.append((name, f"({coordinate})" if stride == "1" else f"({coordinate}) * {factor(stride)}"))
-        return terms
-
-    def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
-        """The position along one axis of a group; ``size`` is given when other axes of the group are before it."""
-        step = self.product(after)
-        text = name if step == "1" else f"{name} / {factor(step)}"
-        return text if size is None else f"{text} % {factor(self.text(size))}"
 
     # --- values -------------------------------------------------------------------------------
 
@@ -188,13 +127,6 @@ class RowLowering:
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
         """How the template reads an operand with these base axes."""
         return ""
-
-    def by_outer(self, order: list[int]) -> bool:
-        outer = [axis for axis in self.space.outer_axes if self.space.shape[axis] != 1]
-        return order[: len(outer)] == outer or not set(outer).intersection(order)
-
-    def by_column(self, order: list[int]) -> bool:
-        return any(set(order).intersection(axes) for axes in self.space.axes[self.space.source][-1:])
 
     def step(self, order: list[int]) -> str:
         """The distance of neighbours along the last axis in an operand with these axes, where the template asks."""
