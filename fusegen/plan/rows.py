@@ -359,10 +359,7 @@ class RowLowering(RowIndices):
                         )
                     )
                     continue
-                expr = draft.template.format(*(self.reference(v) for v in draft.operands))
-                statement = Statement(
-                    name=draft.value.name, ctype=draft.ctype, expr=expr, comment=draft.comment, array=draft.value.array
-                )
+                statement = self.text_of(draft).replace(array=draft.value.array)
                 (elements if draft.value.element else scalars).append(statement)
                 loads.update({v.name: None for v in draft.operands if v.literal is not None and v.element})
             phases.append(
@@ -374,6 +371,20 @@ class RowLowering(RowIndices):
                 )
             )
         return tuple(phases)
+
+    def text_of(self, draft: Draft) -> Statement:
+        expr = draft.template.format(*map(self.reference, draft.operands))
+        return Statement(name=draft.value.name, ctype=draft.ctype, expr=expr, comment=draft.comment)
+
+    def behind(self, needed: list[Value]) -> tuple[tuple[str, ...], tuple[Statement, ...]]:
+        """Names of operands, and element statements, that the values ``needed`` follow from: of whichever phase."""
+        needed, elements = list(needed), list[Draft]()
+        for draft in reversed(self.drafts):
+            if isinstance(draft, Draft) and draft.value.element and any(draft.value is value for value in needed):
+                elements.insert(0, draft)
+                needed += draft.operands
+        loads = dict.fromkeys(value.name for value in needed if value.element and value.literal is not None)
+        return tuple(loads), tuple(map(self.text_of, elements))
 
     def assemble(self, phases: tuple[Phase, ...], outputs: tuple[OutputArg, ...]) -> RowProgram:
         stores = tuple(map(self.store, outputs))

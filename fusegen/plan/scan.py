@@ -8,7 +8,7 @@ from fusegen.ir import Node
 from fusegen.plan.details import ScanPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftScan, Style, Value
-from fusegen.plan.rowprogram import Phase, Scan, Statement
+from fusegen.plan.rowprogram import Phase, Scan
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 
@@ -31,7 +31,10 @@ class ScanLowering(RowLowering):
 
     def phases(self, count: int, results: list[Value]) -> tuple[Phase, ...]:
         scans = [draft for draft in self.drafts if isinstance(draft, DraftScan)]
-        before = self.phase([draft.operand for draft in scans]).replace(
+        loads, elements = self.behind([draft.operand for draft in scans])
+        before = Phase(
+            loads=loads,
+            elements=elements,
             scans=tuple(
                 Scan(
                     name=draft.value.name,
@@ -45,22 +48,8 @@ class ScanLowering(RowLowering):
             ),
             scalars=tuple(self.text_of(d) for d in self.drafts if isinstance(d, Draft) and not d.value.element),
         )
-        return before, self.phase(results)
-
-    def phase(self, needed: list[Value]) -> Phase:
-        """The element statements behind the values ``needed``, but for scans."""
-        elements: list[Draft] = []
-        needed = list(needed)
-        for draft in reversed(self.drafts):
-            if isinstance(draft, Draft) and draft.value.element and any(draft.value is value for value in needed):
-                elements.insert(0, draft)
-                needed += draft.operands
-        loads = dict.fromkeys(value.name for value in needed if value.element and value.literal is not None)
-        return Phase(loads=tuple(loads), elements=tuple(map(self.text_of, elements)))
-
-    def text_of(self, draft: Draft) -> Statement:
-        expr = draft.template.format(*map(self.reference, draft.operands))
-        return Statement(name=draft.value.name, ctype=draft.ctype, expr=expr, comment=draft.comment)
+        loads, elements = self.behind(results)
+        return before, Phase(loads=loads, elements=elements)
 
 
 def plan(region: Region, name: str) -> KernelPlan:

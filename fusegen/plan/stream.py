@@ -16,7 +16,7 @@ from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftReduction, Style, Value, factor
-from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
+from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
@@ -150,15 +150,11 @@ class StreamLowering(RowLowering):
         mine = [draft for draft in self.drafts if draft.value.phase == number]
         reductions = [draft for draft in mine if isinstance(draft, DraftReduction)]
         needed = [draft.operand for draft in reductions] + [value for value in results if value.element]
-        elements: list[Draft] = []
-        for draft in reversed(self.drafts):
-            if isinstance(draft, Draft) and draft.value.element and any(draft.value is value for value in needed):
-                elements.insert(0, draft)
-                needed += draft.operands
+        loads, elements = self.behind(needed)
         scalars = [draft for draft in mine if isinstance(draft, Draft) and not draft.value.element]
         return Phase(
-            loads=tuple(dict.fromkeys(v.name for v in needed if v.element and v.literal is not None)),
-            elements=tuple(map(self.text_of, elements)),
+            loads=loads,
+            elements=elements,
             reductions=tuple(
                 Reduction(
                     name=draft.value.name,
@@ -172,10 +168,6 @@ class StreamLowering(RowLowering):
             ),
             scalars=tuple(map(self.text_of, scalars)),
         )
-
-    def text_of(self, draft: Draft) -> Statement:
-        expr = draft.template.format(*map(self.reference, draft.operands))
-        return Statement(name=draft.value.name, ctype=draft.ctype, expr=expr, comment=draft.comment)
 
     def assemble(self, phases: tuple[Phase, ...], outputs: tuple[OutputArg, ...]) -> RowProgram:
         rows = super().assemble(phases, outputs)
