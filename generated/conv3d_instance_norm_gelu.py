@@ -1590,7 +1590,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
         }
     }
     // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
-    int64_t splits = groups < 4 * busy ? 4 * busy / groups : 1;
+    const int64_t blocks = (STRIDED ? 3 : 4) * busy;
+    int64_t splits = groups < blocks ? blocks / groups : 1;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -1825,18 +1826,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_59d1f3662188444a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0158add5e91ec3f4, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_59d1f3662188444a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0158add5e91ec3f4, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_59d1f3662188444a"
+_fusegen_NAMESPACE = "fusegen_0158add5e91ec3f4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -3575,7 +3575,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
         }
     }
     // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
-    int64_t splits = groups < 4 * busy ? 4 * busy / groups : 1;
+    const int64_t blocks = (STRIDED ? 3 : 4) * busy;
+    int64_t splits = groups < blocks ? blocks / groups : 1;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -3860,18 +3861,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6b8910fc1229128d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b505a616637b8d3a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6b8910fc1229128d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b505a616637b8d3a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6b8910fc1229128d"
+_fusegen_NAMESPACE = "fusegen_b505a616637b8d3a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -3761,7 +3761,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
         }
     }
     // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
-    int64_t splits = groups < 3 * busy ? 3 * busy / groups : 1;
+    const int64_t blocks = (STRIDED ? 3 : 4) * busy;
+    int64_t splits = groups < blocks ? blocks / groups : 1;
     const int64_t useful = (length * columns + 8191) / 8192;
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
@@ -4065,18 +4066,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4acb4713052b6920, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2236c971b227209f, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4acb4713052b6920, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_2236c971b227209f, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4acb4713052b6920"
+_fusegen_NAMESPACE = "fusegen_2236c971b227209f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

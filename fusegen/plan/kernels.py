@@ -144,8 +144,7 @@ def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
     inner = region.product(space.inner_axes)
     strided, double = inner != 1, _in_double(region)
     taken = prod(region.pooled.op.kernel) if region.pooled else 1
-    others = (*space.outer_axes, *space.inner_axes)
-    rows = dims.numel(tuple(space.shape[axis] for axis in others), region.body.sizes)  # as traced
+    rows, _ = space.traced(region.body.sizes)
     splits = [_split(space.length, rows, strided, wide, taken) for wide in (False, True)]
     detail = RowReducePlan(
         source="" if region.pooled else region.args[space.source].name,

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from fusegen.ir import Node
 from fusegen.plan.details import ScanPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftScan, Style, Value
 from fusegen.plan.rowprogram import Phase, Scan
-from fusegen.plan.rows import RowLowering
+from fusegen.plan.rows import MemoryLowering
 from fusegen.plan.types import KernelPlan
 
 _HELD = 48
 """Values of operands and scans in a thread's registers: a multiprocessor has room for 1,024 threads of 64."""
 
 
-class ScanLowering(RowLowering):
+class ScanLowering(MemoryLowering):
     """Operands and scans are kept for a thread's elements; what follows from them is computed where it is needed."""
 
     wide_flags: ClassVar[bool] = True
-
-    def data(self, node: Node) -> Value:
-        return self.operand(node, self.space.axes[node.name])
-
-    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
-        if tuple(order) == self.space.base_axes(self.space.source):
-            return "source"
-        return "row" if index == "l" else ""
 
     def phases(self, count: int, results: list[Value]) -> tuple[Phase, ...]:
         scans = [draft for draft in self.drafts if isinstance(draft, DraftScan)]

@@ -10,14 +10,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftReduction, Style, Value, factor
 from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram
-from fusegen.plan.rows import RowLowering
+from fusegen.plan.rows import MemoryLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 
@@ -28,7 +27,7 @@ _MANY_ROWS = 512
 
 
 @dataclass
-class StreamLowering(RowLowering):
+class StreamLowering(MemoryLowering):
     """Statements of an element refer to plain names, those of a row to members of ``row``."""
 
     dividers: dict[str, Divider] = field(default_factory=dict)
@@ -50,15 +49,7 @@ class StreamLowering(RowLowering):
             return text
         return f"({text} - {self.quotient(self.sizes.product([*after, size]))} * {factor(self.text(size))})"
 
-    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
-        if tuple(order) == self.space.base_axes(self.space.source):
-            return "source"
-        return "row" if index == "l" else ""
-
     # --- values -------------------------------------------------------------------------------
-
-    def data(self, node: Node) -> Value:
-        return self.operand(node, self.space.axes[node.name])
 
     def exponentials(self, x: Value, comment: str) -> tuple[Value, Value]:
         """(maximum, sum of the exponentials of what is left) of the row."""
@@ -204,8 +195,6 @@ def plan(region: Region, name: str) -> KernelPlan:
     first, *later = (phase.loads for phase in rows.phases if phase.loads)
     again = {name for loads in later for name in loads}.intersection(first)  # the first sweep fills shared memory
     kept = tuple(o.name for o in rows.operands if o.vector == "source" and o.name in again)
-    length = dims.numel(tuple(space.shape[axis] for axis in space.row_axes), region.body.sizes)
-    row_count = dims.numel(space.shape, region.body.sizes) // max(1, length)
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),
@@ -215,7 +204,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         strided=inner != 1,
         kept=kept,
         unroll=(8, 4),
-        few=_few(row_count, length, bool(kept)),
+        few=_few(*space.traced(region.body.sizes), bool(kept)),
         rows=rows,
     )
     return region.plan(f"{name}_row_stream", detail, workspace=True)

@@ -93,6 +93,11 @@ class RowSpace:
         size = self.row_size
         return size if isinstance(size, int) else 0
 
+    def traced(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """(rows, elements per row) at ``sizes``."""
+        length = dims.numel(tuple(self.shape[axis] for axis in self.row_axes), sizes)
+        return dims.numel(self.shape, sizes) // max(1, length), length
+
     def base_axes(self, name: str) -> tuple[int, ...]:
         """The base axes of a value, in its own order."""
         return tuple(axis for axes in self.axes[name] for axis in axes)
