@@ -719,20 +719,33 @@ __device__ __forceinline__ void repair(const Args& args, int64_t outer, int feat
 // ------------------------------------------------------------------------------------------------
 // kernel
 
+// Adds the products of a chunk to the sums. What a sum on the tensor cores loses grows with its terms: after PROMOTED steps
+// it continues in plain fp32.
 template <bool PRECISE, int STEPS>
-__device__ __forceinline__ void products(float (&acc)[SUMS], const uint32_t (&high)[STEPS][4], const uint32_t (&low)[STEPS][4], uint64_t high_x, uint64_t low_x) {
-    product_begin(acc);
-    if constexpr (PRECISE) {
+__device__ __forceinline__ void products(float (&sum)[SUMS], const uint32_t (&high)[STEPS][4], const uint32_t (&low)[STEPS][4], const float (&inverse)[2], uint64_t high_x, uint64_t low_x, const float* inverses) {
+    constexpr int PROMOTED = PRECISE ? 2 : STEPS;
 #pragma unroll
-        for (int q = 0; q < STEPS; ++q) {
-            Product<ROWS>::run(acc, high[q], low_x + 2 * q, q > 0);
-            Product<ROWS>::run(acc, low[q], high_x + 2 * q, 1);
+    for (int first = 0; first < STEPS; first += PROMOTED) {
+        float acc[SUMS];
+        product_begin(acc);
+        if constexpr (PRECISE) {
+#pragma unroll
+            for (int q = first; q < first + PROMOTED; ++q) {
+                Product<ROWS>::run(acc, high[q], low_x + 2 * q, q > first);
+                Product<ROWS>::run(acc, low[q], high_x + 2 * q, 1);
+            }
+        }
+#pragma unroll
+        for (int q = first; q < first + PROMOTED; ++q) Product<ROWS>::run(acc, high[q], high_x + 2 * q, PRECISE || q > first);
+        product_commit();
+        product_end(acc);
+#pragma unroll
+        for (int j = 0; j < SUMS; j += 4) {
+            const float2 of_rows = *reinterpret_cast<const float2*>(inverses + 2 * j);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[j + e] = fmaf(acc[j + e] * (e % 2 ? of_rows.y : of_rows.x), inverse[e / 2], sum[j + e]);
         }
     }
-#pragma unroll
-    for (int q = 0; q < STEPS; ++q) Product<ROWS>::run(acc, high[q], high_x + 2 * q, PRECISE || q > 0);
-    product_commit();
-    product_end(acc);
 }
 
 // The sums of a tile over `count` chunks, each promoted from the tensor cores; fetch(i) asks for the i-th one.
@@ -756,15 +769,8 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], unsigned char* memo
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncthreads();   // the halves are there, and the stage is free
         fetch(i + STAGES);
-        float acc[SUMS];
-        if (precise) products<true>(acc, high, low, high_x, low_x);
-        else products<false>(acc, high, low, high_x, low_x);
-#pragma unroll
-        for (int j = 0; j < SUMS; j += 4) {
-            const float2 of_rows = *reinterpret_cast<const float2*>(inverses + 2 * j + 2 * c);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) sum[j + e] = fmaf(acc[j + e] * (e % 2 ? of_rows.y : of_rows.x), inverse[e / 2], sum[j + e]);
-        }
+        if (precise) products<true>(sum, high, low, inverse, high_x, low_x, inverses + 2 * c);
+        else products<false>(sum, high, low, inverse, high_x, low_x, inverses + 2 * c);
     }
 }
 
@@ -1249,18 +1255,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c199ed43d503d2d1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2194e528368ad0a2, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c199ed43d503d2d1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_2194e528368ad0a2, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c199ed43d503d2d1"
+_fusegen_NAMESPACE = "fusegen_2194e528368ad0a2"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

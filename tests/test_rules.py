@@ -395,8 +395,9 @@ def _product_summed(draw: Draw) -> Node:
 
 def _column(draw: Draw) -> Node:
     x, transposed = draw.leaf(*draw.shape(least=2)), draw.rng.random() < 0.5
-    length = int(x.type.shape[-1])
-    return draw.add(MatmulOp(transposed=transposed), x, draw.leaf(*((1, length) if transposed else (length, 1))))
+    length, batch = int(x.type.shape[-1]), x.type.shape[:-2] if draw.rng.random() < 0.5 else ()
+    vector = draw.leaf(*map(int, batch), *((1, length) if transposed else (length, 1)))
+    return draw.add(MatmulOp(transposed=transposed), x, vector)
 
 
 def _channels_summed(draw: Draw, fn: str | None = None) -> Node:

@@ -14,6 +14,7 @@ from torch import nn
 from fusegen.compiler import Compiled, compile_file
 from fusegen.dims import Dim
 from fusegen.emit import write_atomic
+from fusegen.ir import DType, TensorType
 from fusegen.trace import LoadedModel, instantiate, load_model_file, trace
 from fusegen.verdict.check import compare
 from fusegen.verdict.subject import Subject, call, load_generated
@@ -38,6 +39,11 @@ ROWS = "conv_transpose_row_mean"
 FEW = (COLLAPSED, WINDOWED, TAIL, VOLUME, GROUPED, STRIDED)
 
 
+def torch_dtype(type_: TensorType) -> torch.dtype:
+    found: torch.dtype = getattr(torch, type_.dtype.value)
+    return found
+
+
 @dataclass(frozen=True)
 class Case:
     """A spec's reference class and the class generated from it."""
@@ -45,9 +51,16 @@ class Case:
     name: str
     loaded: LoadedModel
     model_new: type[nn.Module]
-    shape: tuple[Dim, ...]
-    """Of the input as compiled: integers are structure."""
-    dtype: torch.dtype
+    types: tuple[TensorType, ...]
+    """Of the inputs as compiled: integers are structure."""
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.types[0].shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch_dtype(self.types[0])
 
     @property
     def rank(self) -> int:
@@ -74,6 +87,18 @@ class Case:
         drawn = torch.randn(self.sized(batch, spatial), device="cuda", generator=generator) + 0.5
         return drawn.to(self.dtype)
 
+    def inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``x`` and the other inputs, as large as it makes them; one in four elements of a mask is a hole."""
+        sizes = dict(zip(self.shape, x.shape, strict=True))
+
+        def drawn(type_: TensorType) -> torch.Tensor:
+            shape = [sizes.get(size, size) for size in type_.shape]
+            if type_.dtype is DType.BOOL:
+                return torch.rand(shape, device=x.device) > 0.25
+            return torch.randn(shape, device=x.device).to(torch_dtype(type_))
+
+        return (x, *map(drawn, self.types[1:]))
+
     def sized(self, batch: int, spatial: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """The input's shape for the given batch and free spatial sizes."""
         free = iter(spatial or SPATIAL[self.rank])
@@ -86,7 +111,7 @@ class Case:
             name=self.name,
             reference=self.reference,
             generated=self.generated,
-            inputs=lambda: (torch.rand(shape, dtype=self.dtype),),
+            inputs=lambda: self.inputs(torch.rand(shape, dtype=self.dtype)),
         )
 
 
@@ -95,9 +120,9 @@ def case(name: str) -> Case:
     """The golden file of a spec."""
     path = ROOT / "specs" / f"{name}.py"
     loaded = load_model_file(path)
-    x = trace(*instantiate(loaded), path).graph.inputs[0].type
+    inputs = trace(*instantiate(loaded), path).graph.inputs
     model_new = load_generated(ROOT / "generated" / f"{name}.py")
-    return Case(name, loaded, model_new, x.shape, getattr(torch, x.dtype.value))
+    return Case(name, loaded, model_new, tuple(x.type for x in inputs))
 
 
 def built(path: Path) -> tuple[Compiled, nn.Module, nn.Module]:

@@ -74,11 +74,13 @@ def _features_first(m: Match) -> Node:
 
 
 def _single_column(m: Match) -> str | None:
-    return None if m.root.type.shape[-1] == 1 and m["w"].type.rank == 2 else ""
+    return None if m.root.type.shape[-1] == 1 else ""
 
 
 def _row_products(m: Match) -> Node:
-    weights = m.add(ReshapeOp(shape=(m["x"].type.shape[-1],)), m["w"])
+    """``w`` is a vector for all of ``x``, or for each of its matrices."""
+    *batch, length = m["x"].type.shape[:-2] + m["x"].type.shape[-1:]
+    weights = m.add(ReshapeOp(shape=(*batch, 1, length) if m["w"].type.rank > 2 else (length,)), m["w"])
     product = m.add(PointwiseOp(fn="mul"), m["x"], weights)
     return m.add(ReduceOp(fn="sum", axes=(product.type.rank - 1,), keepdim=True), product)
 
