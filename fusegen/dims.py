@@ -195,6 +195,23 @@ def product(dims: Iterable[Dim]) -> Dim:
     return result
 
 
+def regrouped(before: Dims, after: Dims) -> list[tuple[range, range]] | None:
+    """Runs of axes of a reshape that hold the same elements, the shortest possible; None where sizes do not tell."""
+    groups, i, j = [], 0, 0
+    while i < len(before) and j < len(after):
+        first, second, left, right = i, j, before[i], after[j]
+        i, j = i + 1, j + 1
+        while left != right:
+            if i < len(before) and exact_quotient(right, left) is not None:
+                left, i = mul(left, before[i]), i + 1
+            elif j < len(after) and exact_quotient(left, right) is not None:
+                right, j = mul(right, after[j]), j + 1
+            else:
+                return None
+        groups.append((range(first, i), range(second, j)))
+    return groups if i == len(before) and j == len(after) else None
+
+
 def numel(dims: Dims, sizes: Mapping[str, int]) -> int:
     """The element count of a tensor of shape ``dims`` at the given sizes."""
     return math.prod(evaluate(d, sizes) for d in dims)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from fusegen.ir import (
     NormalizeOp,
     PointwiseOp,
     RegionOp,
+    TapSumOp,
     TensorType,
 )
 from fusegen.passes import decompose
@@ -56,6 +58,42 @@ def test_a_size_that_an_op_depends_on_stays(body: str, kept: str, tmp_path: Path
     found = shapes(body, LINEAR, "torch.rand(4, 96)", tmp_path)
     assert found[kept][1] == 128
     assert isinstance(found["x"][1], str)
+
+
+def test_a_reshape_fixes_what_it_regroups_alone(tmp_path: Path) -> None:
+    body, init = (
+        "return (x + self.p).view(-1, 8, 6, 100).exp().sum(2)",
+        "self.p = nn.Parameter(torch.rand(32, 48, 100))",
+    )
+    found = shapes(body, init, "torch.rand(32, 48, 100)", tmp_path)
+    batch, channels, width = found["p_p"]
+    assert (batch, channels, width) == ("k0", 48, "k1")
+    assert found["exp"] == (batch, 8, 6, width)
+
+
+def test_a_merged_axis_is_the_product_of_its_parts(tmp_path: Path) -> None:
+    found = shapes(
+        "return x.flatten(1) + self.p", "self.p = nn.Parameter(torch.rand(1600))", "torch.rand(4, 32, 50)", tmp_path
+    )
+    _, channels, width = found["x"]
+    assert {channels, width} == {"k0", "k1"}
+    assert found["p_p"] == ("k0*k1",)
+
+
+def test_an_axis_that_is_split_in_two_ways_stays(tmp_path: Path) -> None:
+    body = "return (x + self.p).view(-1, 32, 50).exp(), (x + self.p).view(-1, 50, 32).abs()"
+    found = shapes(body, "self.p = nn.Parameter(torch.rand(1600))", "torch.rand(4, 1600)", tmp_path)
+    assert found["p_p"] == (1600,)
+    assert found["exp"][1:] == (32, 50)
+
+
+def test_window_sums_keep_windows_alone(tmp_path: Path) -> None:
+    init = "self.c, self.p = nn.Conv2d(24, 40, 3), nn.Parameter(torch.rand(64, 40, 100, 80))"
+    found = compile_file(
+        write(tmp_path, "return (self.c(x) + self.p).mean((2, 3))", init, "torch.rand(64, 24, 102, 82)")
+    )
+    assert any(isinstance(node.op, TapSumOp) for stage in found.stages for node in stage.graph.nodes)
+    assert all(sizes for sizes in found.proof.sizes)
 
 
 def test_channels_of_a_convolution_become_small_numbers(tmp_path: Path) -> None:
@@ -104,6 +142,29 @@ def test_large_parameters_are_proven_at_small_sizes(tmp_path: Path) -> None:
     found = compile_file(large(tmp_path)).proof
     assert all(max(sizes.values()) < 100 for sizes in found.sizes)
     assert any("k0" in sizes for sizes in found.sizes)
+
+
+RANGES = """
+y = torch.maximum((self.l(x) * 0.1).exp(), self.floor)
+z = torch.relu(y) / 2
+return z * z + F.relu(z)
+"""
+
+
+def test_what_follows_from_ranges_is_proven_at_small_sizes(tmp_path: Path) -> None:
+    """The size of the parameter is the model's own; only values further back show that y is positive."""
+    init = "self.l, self.floor = nn.Linear(64, 96), nn.Parameter(torch.rand(1, 2048, 1))"
+    compiled = compile_file(write(tmp_path, RANGES, init, "torch.rand(4, 2048, 64)"))
+    simple = next(stage.graph for stage in compiled.stages if stage.name == "algebra")
+    assert "relu" not in simple.by_name
+    assert all(max(sizes.values()) < 100 for sizes in compiled.proof.sizes)
+
+
+def test_much_work_is_proven_at_smaller_sizes(tmp_path: Path) -> None:
+    init = "self.c = nn.Conv3d(480, 480, 5, padding=2, groups=48)"
+    found = compile_file(write(tmp_path, "return self.c(x).relu() + 1", init, "torch.rand(4, 480, 20, 20, 20)")).proof
+    positions = [math.prod(sizes.values()) for sizes in found.sizes[: proof.ROUNDS]]
+    assert all(2 * 480 * 10 * 5**3 * count <= 2e8 for count in positions), positions
 
 
 def test_a_wrong_rule_does_not_get_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

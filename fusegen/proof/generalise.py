@@ -10,7 +10,8 @@ sizes that a convolution computes follow from those that it reads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import networkx as nx
 
@@ -35,7 +36,9 @@ from fusegen.ir import (
     ScanOp,
     SliceOp,
     SoftmaxOp,
+    TapSumOp,
     TensorType,
+    WindowSumOp,
 )
 from fusegen.verify import verify
 
@@ -72,7 +75,7 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
         case PermuteOp(order=order):
             return along(order)
         case ReshapeOp():
-            return _unit_reshape(node, operands[0])
+            return _kept(_runs(node, operands[0]))
         case MatmulOp(transposed=transposed, left_transposed=left):
             a, b = operands[:2]
             inner, outer = (-1, -2) if transposed else (-2, -1)
@@ -89,11 +92,22 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
                 found += [pair(x, 1, w, 0 if transposed else 1), pair(w, 1 if transposed else 0, node, 1)]
                 found += [pair(b, 0, node, 1) for b in operands[2:]]
             return iter(found)
+        case WindowSumOp():
+            return along((0, 1))
+        case TapSumOp(conv=conv) if conv.groups == 1:
+            return (pair(operands[0], 1 - axis if conv.transposed else axis, node, axis) for axis in (0, 1))
         case SliceOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
             own = set(_structure(node, operands))
             free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]
             return (pair(operand, axis, node, axis) for operand in operands for axis in free)
     return None
+
+
+def _kept(runs: Iterable[tuple[list[Axis], list[Axis]]] | None) -> Iterator[tuple[Axis, Axis]] | None:
+    """The axes that are one on both sides."""
+    if runs is None:
+        return None
+    return ((own[0], reshaped[0]) for own, reshaped in runs if len(own) == len(reshaped) == 1)
 
 
 def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
@@ -106,6 +120,17 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
             own = tuple(axis for axis, around in enumerate(zip(before, after, strict=True)) if any(around))
         case PoolOp(rank=rank) | AdaptivePoolOp(rank=rank):
             own = tuple(range(node.type.rank - rank, node.type.rank))
+        case ReshapeOp():
+            for run, reshaped in _runs(node, operands[0]) or ():
+                if len(run) > 1 and len(reshaped) > 1:
+                    yield from (*run, *reshaped)
+            return
+        case WindowSumOp():
+            yield (node.name, 2)
+            return
+        case TapSumOp():
+            yield from ((node.name, 2), *((operands[0].name, axis) for axis in range(2, operands[0].type.rank)))
+            return
         case ConvOp(groups=groups):
             w = operands[1]
             yield from ((w.name, axis) for axis in range(2, w.type.rank))
@@ -118,20 +143,30 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
     yield from ((o.name, axis) for o in (node, *operands) for axis in own)
 
 
-def _unit_reshape(node: Node, operand: Node) -> Iterator[tuple[Axis, Axis]] | None:
-    """Axes of a reshape that only inserts or removes axes of size 1."""
-    first, second = ([i for i, size in enumerate(n.type.shape) if size != 1] for n in (operand, node))
-    if [operand.type.shape[i] for i in first] != [node.type.shape[i] for i in second]:
-        return None
-    return (((operand.name, i), (node.name, j)) for i, j in zip(first, second, strict=True))
+def _runs(node: Node, operand: Node) -> list[tuple[list[Axis], list[Axis]]] | None:
+    """Axes of a reshape's operand, and those of its result that hold the same elements; axes of size 1 are in none."""
+    first, second = ([(n.name, i) for i, size in enumerate(n.type.shape) if size != 1] for n in (operand, node))
+    sizes = ([size for size in n.type.shape if size != 1] for n in (operand, node))
+    found = dims.regrouped(*map(tuple, sizes))
+    return None if found is None else [([first[i] for i in a], [second[j] for j in b]) for a, b in found]
 
 
-def _classes(graph: Graph) -> tuple[list[set[Axis]], list[set[Axis]]]:
-    """Classes of axes whose size is free to change, and of those that follow from the free ones."""
+@dataclass(frozen=True)
+class _Classes:
+    free: list[set[Axis]]
+    """Axes whose size is free to change."""
+    computed: list[set[Axis]]
+    """Axes of what a convolution computes: their size follows from what it reads."""
+    merged: list[tuple[set[Axis], list[Axis]]]
+    """Axes that a reshape splits or has merged, and what into: their size is the product."""
+
+
+def _classes(graph: Graph) -> _Classes:
     ties: nx.Graph[Axis] = nx.Graph()
     fixed: set[Axis] = set()
     reads: dict[Axis, Axis] = {}
     """A spatial axis that a convolution computes -> the one that it reads."""
+    splits: list[tuple[Axis, list[Axis]]] = []
     by_name = graph.by_name
     for node in graph.nodes:
         axes = [(node.name, axis) for axis in range(node.type.rank)]
@@ -147,15 +182,28 @@ def _classes(graph: Graph) -> tuple[list[set[Axis]], list[set[Axis]]]:
         fixed.update(_structure(node, operands))
         if isinstance(node.op, ConvOp):
             reads.update(((node.name, axis), (operands[0].name, axis)) for axis in range(2, node.type.rank))
+        if isinstance(node.op, ReshapeOp):
+            runs = [sorted(run, key=len) for run in _runs(node, operands[0]) or ()]
+            splits += [(short[0], long) for short, long in runs if len(short) == 1 < len(long)]
     classes = [set(found) for found in nx.connected_components(ties)]
     of = {axis: i for i, axes in enumerate(classes) for axis in axes}
+    parts = {of[axis]: tuple(of[part] for part in into) for axis, into in splits}
     numbers = {of[axis] for axis in fixed}
     computed = {of[axis] for axis in reads}
     numbers |= {i for i in computed if any(ops.is_leaf(by_name[name].op) for name, _ in classes[i])}
-    while more := {of[read] for axis, read in reads.items() if of[axis] in numbers} - numbers:
+    for axis, into in splits:  # of two ways to split an axis, of parts that are split again or computed: numbers
+        if parts[of[axis]] != tuple(of[part] for part in into) or {*parts, *computed} & {of[part] for part in into}:
+            numbers.add(of[axis])
+    numbers |= computed & set(parts)
+    follow = [(of[axis], of[read]) for axis, read in reads.items()]
+    follow += [(of[axis], of[part]) for axis, into in splits for part in into]
+    while more := {then for number, then in follow if number in numbers} - numbers:
         numbers |= more
-    free = [axes for i, axes in enumerate(classes) if i not in numbers | computed]
-    return free, [axes for i, axes in enumerate(classes) if i in computed - numbers]
+    return _Classes(
+        free=[axes for i, axes in enumerate(classes) if i not in numbers | computed | set(parts)],
+        computed=[axes for i, axes in enumerate(classes) if i in computed - numbers],
+        merged=[(classes[of[axis]], into) for axis, into in splits if of[axis] not in numbers],
+    )
 
 
 def generalise(graph: Graph, every: bool = False) -> Graph:
@@ -166,12 +214,12 @@ def generalise(graph: Graph, every: bool = False) -> Graph:
     """
     names: dict[Axis, Dim] = {}
     sizes: dict[str, int] = {}
-    free, computed = _classes(graph)
+    classes = _classes(graph)
     channels = {
         (name, 1) for node in graph.nodes if isinstance(node.op, ConvOp) for name in (node.name, *node.inputs[:1])
     }
     numbers = itertools.cycle(CHANNELS)
-    for axes in free:
+    for axes in classes.free:
         known = {graph.node(name).type.shape[axis] for name, axis in axes}
         size = known.pop() if len(known) == 1 else 0
         replaced = size > (1 if every else LARGE) if isinstance(size, int) else every or not size.isidentifier()
@@ -182,7 +230,10 @@ def generalise(graph: Graph, every: bool = False) -> Graph:
             name = f"k{len(sizes)}"
             sizes[name] = dims.evaluate(size, graph.sizes)
             names.update(dict.fromkeys(axes, name))
-    follows = {axis: axes for axes in computed for axis in axes}
+    for axes, parts in classes.merged:
+        size = dims.product(names.get((name, axis), graph.node(name).type.shape[axis]) for name, axis in parts)
+        names.update(dict.fromkeys(axes, size))
+    follows = {axis: axes for axes in classes.computed for axis in axes}
     types: dict[str, TensorType] = {}
 
     def general(node: Node) -> Node:

@@ -8,7 +8,7 @@ circuits, whose operands may hold anything. Where its two results agree they cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from fusegen.interpret import is_random
@@ -31,6 +31,8 @@ from fusegen.ir import (
     SliceOp,
 )
 
+MOST_NODES = 48
+"""Of a miter that goes back further than to what is known to be equal."""
 VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp)
 
 
@@ -112,10 +114,25 @@ class _Numbering:
         return inside, read
 
 
-def _miter(numbering: _Numbering, sizes: Graph, first: int, second: int, shared: Set[int]) -> Graph:
-    """A graph of what ``first`` and ``second`` are computed by, from the same of the ``shared`` values."""
+def _miters(numbering: _Numbering, sizes: Graph, first: int, second: int, shared: Set[int]) -> Iterator[Graph]:
+    """Graphs of what ``first`` and ``second`` are computed by, from the same of the ``shared`` values: from the nearest
+    and then, as long as that is little, from what these are computed from. relu(exp(x)) is exp(x), but relu of a value
+    that may hold anything is not that value.
+    """
     leaves = {n for n in shared if isinstance(numbering.values[n].op, (InputOp, ParamOp))}
     ends = set(shared)
+    while True:
+        found, read = _miter(numbering, sizes, first, second, ends, leaves)
+        yield found
+        if read <= leaves or len(found.nodes) > MOST_NODES:
+            return
+        ends -= read - leaves
+
+
+def _miter(
+    numbering: _Numbering, sizes: Graph, first: int, second: int, ends: set[int], leaves: Set[int]
+) -> tuple[Graph, set[int]]:
+    """The graph that takes ``ends`` as given, without those that only one side reads, and what it reads of them."""
     while True:
         (here, read_here), (there, read_there) = (numbering.support(n, ends) for n in (first, second))
         if not (alone := (read_here ^ read_there) - leaves):  # one side needs what the other takes as given
@@ -133,11 +150,12 @@ def _miter(numbering: _Numbering, sizes: Graph, first: int, second: int, shared:
         if number not in ends:
             inputs = tuple(names[i] for i in value.inputs)
             nodes.append(value.node.replace(name=name, op=value.op, inputs=inputs, source=None))
-    return sizes.replace(name="miter", nodes=tuple(nodes), outputs=(names[first], names[second]), updates=())
+    graph = sizes.replace(name="miter", nodes=tuple(nodes), outputs=(names[first], names[second]), updates=())
+    return graph, read_here | read_there
 
 
-def equal(before: Graph, after: Graph, agree: Callable[[Graph], bool]) -> bool:
-    """True when the results of ``after`` are those of ``before``; ``agree`` tells whether a miter's two are equal."""
+def equal(before: Graph, after: Graph, agree: Callable[[Iterable[Graph]], bool]) -> bool:
+    """True when the results of ``after`` are those of ``before``; ``agree`` tells whether the two of any miter are."""
     numbering = _Numbering()
     first = set[int]()
     own = numbering.walk(before, lambda name, number: first.add(number))
@@ -151,7 +169,7 @@ def equal(before: Graph, after: Graph, agree: Callable[[Graph], bool]) -> bool:
 
     def prove(known: int, number: int) -> bool:
         comparable = known != number and numbering.values[known].node.type == numbering.values[number].node.type
-        if comparable and agree(_miter(numbering, before, known, number, shared - {known})):
+        if comparable and agree(_miters(numbering, before, known, number, shared - {known})):
             numbering.proven[number] = known
         return numbering.proven.get(number, number) == known
 

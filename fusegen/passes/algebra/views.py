@@ -12,26 +12,9 @@ from fusegen.passes.algebra.collapse import LINEAR, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 
-def _groups(before: Dims, after: Dims) -> list[tuple[range, range]] | None:
-    """Runs of axes of a reshape that hold the same elements, the shortest possible; None where sizes do not tell."""
-    groups, i, j = [], 0, 0
-    while i < len(before) and j < len(after):
-        first, second, left, right = i, j, before[i], after[j]
-        i, j = i + 1, j + 1
-        while left != right:
-            if i < len(before) and dims.exact_quotient(right, left) is not None:
-                left, i = dims.mul(left, before[i]), i + 1
-            elif j < len(after) and dims.exact_quotient(left, right) is not None:
-                right, j = dims.mul(right, after[j]), j + 1
-            else:
-                return None
-        groups.append((range(first, i), range(second, j)))
-    return groups if i == len(before) and j == len(after) else None
-
-
 def axes_before(before: Dims, after: Dims, axes: Collection[int]) -> tuple[int, ...] | None:
     """``axes`` of a reshape's result as those of its operand; None where it mixes them with others."""
-    groups = _groups(before, after)
+    groups = dims.regrouped(before, after)
     found: list[int] = []
     for own, reshaped in groups or []:
         taken = [axis in axes for axis in reshaped if after[axis] != 1]
