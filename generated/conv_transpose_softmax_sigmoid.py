@@ -1205,15 +1205,16 @@ struct Phase {
     __device__ __forceinline__ int chunks() const { return chunk_slices() ? CHANNEL_CHUNKS * parts() : 0; }
 };
 
-constexpr int PACK_THREADS = 512;
+constexpr int PACK_THREADS = 256;
 
-// One slice of weights per block.
+// 16 outputs of a slice of weights per block: small convolutions wait for this, and loads of a thread for each other.
 template <bool SPLIT>
 __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Args args) {
     await_previous();
     using S = Shape<SPLIT>;
-    const int slice = blockIdx.x % S::SLICES;
-    const int output_tile = blockIdx.x / S::SLICES % OUTPUT_TILES, group = blockIdx.x / S::SLICES / OUTPUT_TILES;
+    constexpr int FRAGMENTS = OUTPUT_TILE / 16;
+    const int fragment = blockIdx.x % FRAGMENTS, slice = blockIdx.x / FRAGMENTS % S::SLICES;
+    const int output_tile = blockIdx.x / FRAGMENTS / S::SLICES % OUTPUT_TILES, group = blockIdx.x / FRAGMENTS / S::SLICES / OUTPUT_TILES;
     int index = 0;
     while (slice >= S::first_slice(index + 1)) ++index;
     const Phase<S> phase(index);
@@ -1226,10 +1227,11 @@ __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Arg
     const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
     const int depth_part = part / phase.height_parts, height_part = part % phase.height_parts;
     const int taps = phase.taps(sub), width_taps = Width::taps(width);
-    float* const packed = args.packed + static_cast<int64_t>(blockIdx.x) * S::SLICE;
+    float* const packed = args.packed + static_cast<int64_t>(blockIdx.x / FRAGMENTS) * S::SLICE;
 
-    // The weight of an output of the tile in a product of the slice.
-    auto weight = [&](int line, int k) {
+    // The weight of one of the 16 outputs in a product of the slice.
+    auto weight = [&](int row, int k) {
+        const int line = fragment * 16 + row;
         const int product = step * S::K_STEPS * 8 + k, tap = product / CHUNK, channel = first_channel + product % CHUNK;
         const int output = output_tile * OUTPUT_TILE + line;
         if (tap >= taps || channel >= CHANNELS || output >= OUTPUTS) return 0.0f;
@@ -1248,38 +1250,39 @@ __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Arg
             if (const int i = turn * PACK_THREADS + threadIdx.x; COUNT % PACK_THREADS == 0 || i < COUNT) work(i);
     };
     if constexpr (SPLIT) {
-        __shared__ unsigned peaks[OUTPUT_TILE];
-        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) peaks[i] = 0;
+        __shared__ unsigned peaks[16];
+        if (threadIdx.x < 16) peaks[threadIdx.x] = 0;
         __syncthreads();
         constexpr int BATCH = 4;   // loads on the way at once
-        for (int first = threadIdx.x; first < OUTPUT_TILE * S::K_STEPS * 8; first += BATCH * PACK_THREADS) {
+        for (int first = threadIdx.x; first < S::K_STEPS * FRAGMENT; first += BATCH * PACK_THREADS) {
             float own[BATCH];
 #pragma unroll
             for (int n = 0; n < BATCH; ++n) {
                 const int i = first + n * PACK_THREADS;   // lanes side by side have outputs of their own
-                own[n] = i < OUTPUT_TILE * S::K_STEPS * 8 ? weight(i % OUTPUT_TILE, i / OUTPUT_TILE) : 0.0f;
+                own[n] = i < S::K_STEPS * FRAGMENT ? weight(i % 16, i / 16) : 0.0f;
             }
 #pragma unroll
-            for (int n = 0; n < BATCH; ++n) atomicMax(peaks + (first + n * PACK_THREADS) % OUTPUT_TILE, finite_magnitude(own[n]));
+            for (int n = 0; n < BATCH; ++n) atomicMax(peaks + (first + n * PACK_THREADS) % 16, finite_magnitude(own[n]));
         }
         __syncthreads();
         // Two neighbours of a fragment are products 4 apart, as the threads that meet them find x.
-        for_each(std::integral_constant<int, S::K_STEPS / 2 * OUTPUT_TILE * 8>(), [&](int i) {
-            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
-            const int line = fragment * 16 + lane / 4 + reg % 2 * 8, k = k_step * 16 + lane % 4 + reg / 2 * 8;
-            const float scale = half_scale(peaks[line]);
-            const unsigned near = split_halves(weight(line, k) * scale), far = split_halves(weight(line, k + 4) * scale);
-            float* const to = packed + k_step * OUTPUT_TILE * 16 + i % (OUTPUT_TILE * 8);
+        for_each(std::integral_constant<int, S::K_STEPS / 2 * FRAGMENT>(), [&](int i) {
+            const int reg = i % 4, lane = i / 4 % WARP, k_step = i / FRAGMENT;
+            const int row = lane / 4 + reg % 2 * 8, k = k_step * 16 + lane % 4 + reg / 2 * 8;
+            const float scale = half_scale(peaks[row]);
+            const unsigned near = split_halves(weight(row, k) * scale), far = split_halves(weight(row, k + 4) * scale);
+            float* const to = packed + k_step * OUTPUT_TILE * 16 + fragment * FRAGMENT + i % FRAGMENT;
             to[0] = __uint_as_float(high_halves(near, far));
             to[OUTPUT_TILE * 8] = __uint_as_float(low_halves(near, far));
         });
-        for (int i = threadIdx.x; i < OUTPUT_TILE; i += blockDim.x) packed[S::INVERSES + i] = half_inverse(peaks[i]);
+        if (threadIdx.x < 16) packed[S::INVERSES + fragment * 16 + threadIdx.x] = half_inverse(peaks[threadIdx.x]);
     } else {
-        for_each(std::integral_constant<int, S::K_STEPS * OUTPUT_TILE * 8>(), [&](int i) {
-            const int reg = i % 4, lane = i / 4 % WARP, fragment = i / FRAGMENT % (OUTPUT_TILE / 16), k_step = i / (OUTPUT_TILE * 8);
-            packed[i] = round_tf32(weight(fragment * 16 + lane / 4 + reg % 2 * 8, k_step * 8 + lane % 4 + reg / 2 * 4));
+        for_each(std::integral_constant<int, S::K_STEPS * FRAGMENT>(), [&](int i) {
+            const int reg = i % 4, lane = i / 4 % WARP, k_step = i / FRAGMENT;
+            packed[k_step * OUTPUT_TILE * 8 + fragment * FRAGMENT + i % FRAGMENT] = round_tf32(weight(lane / 4 + reg % 2 * 8, k_step * 8 + lane % 4 + reg / 2 * 4));
         });
     }
+    if (fragment != 0) return;   // offsets are of the slice
     int* const offsets = reinterpret_cast<int*>(packed + S::SLICE - S::OFFSETS);
     for (int i = threadIdx.x; i < S::OFFSETS; i += blockDim.x) {
         const int product = step * S::K_STEPS * 8 + i * (AFFINE ? 8 : 1);
@@ -1334,7 +1337,6 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
 
 template <bool SPLIT>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
-    await_previous();
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
@@ -1387,6 +1389,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
         for (int v = threadIdx.x; v < vectors; v += THREADS) located[v] = locate(v, 0);
         __syncthreads();
     }
+    await_previous();   // where everything lies depends on sizes alone
     auto load_inputs = [&](int chunk) {
         const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
         float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
@@ -1702,7 +1705,7 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     const int bytes = S::WORDS * int(sizeof(float));
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
     if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
-    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES, PACK_THREADS, 0, stream, args);
+    enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES * (OUTPUT_TILE / 16), PACK_THREADS, 0, stream, args);
     enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
@@ -1882,16 +1885,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d4f585de785ee3ba, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_515b8b772fae0a7e, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d4f585de785ee3ba, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_515b8b772fae0a7e, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d4f585de785ee3ba"
+_fusegen_NAMESPACE = "fusegen_515b8b772fae0a7e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

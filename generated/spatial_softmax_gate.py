@@ -752,7 +752,7 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
     // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
     const int64_t blocks = (STRIDED ? 3 : 4) * busy;
     int64_t splits = groups < blocks ? blocks / groups : 1;
-    const int64_t useful = (length * columns + 8191) / 8192;
+    const int64_t useful = (length * columns + 8191) / 8192;   // blocks whose threads have eight accesses each
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
     const int64_t chunk = (slots + splits - 1) / splits;
@@ -949,16 +949,16 @@ Tensor call_k0_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e77da6fdd2f9e566, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_51cc5051ca139470, m) {
     m.def("k0_row_stream(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e77da6fdd2f9e566, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_51cc5051ca139470, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e77da6fdd2f9e566"
+_fusegen_NAMESPACE = "fusegen_51cc5051ca139470"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

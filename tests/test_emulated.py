@@ -21,6 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 
 MODELS = {
     "stored": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.hardswish(self.m(x)) * 2", (20, 9, 14)),
+    "few_positions": ("nn.Conv2d(72, 30, 3, 3, 1, 2)", "self.m(x).sigmoid() - self.m(x)", (72, 8, 10)),
+    "few_far_taps": ("nn.Conv2d(40, 24, (3, 2), 1, 0, (19, 1))", "self.m(x) * 2", (40, 42, 5)),
+    "few_in_a_volume": ("nn.Conv3d(128, 24, 2)", "self.m(x).tanh()", (128, 3, 4, 5)),
     "channels": ("nn.ConvTranspose2d(16, 40, 3, 2, 1)", "self.m(x).softmax(1)", (16, 6, 7)),
     "sums": ("nn.Conv3d(3, 24, 3)", "F.relu(self.m(x)).mean((2, 3, 4))", (3, 6, 7, 9)),
     "sums_of_places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).relu().sum((2, 3))", (16, 20, 31)),
@@ -94,6 +97,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert kernel.detail.moments == name.startswith("moments")
     assert (kernel.detail.pool is not None) == name.startswith("pooled")
     assert (max(kernel.detail.tiling.merged) > 1) == name.startswith("merged")
+    assert kernel.detail.shares or not name.startswith("few")
 
     grown = (shape[0], *(size + 3 for size in shape[1:]))
     calls = [(shape, True), (shape, False)]

@@ -9,8 +9,9 @@ from math import ceil
 
 import pytest
 
+from fusegen.costs.conv_tiling import ConvTiling, TilingAxis, TilingShape
 from fusegen.costs.matmul_tiling import matmul_tilings, tile_matmul
-from fusegen.costs.tiling import ConvTiling, TilingAxis, TilingShape, TooLarge, conv_tilings, tile_conv
+from fusegen.costs.tiling import TooLarge, conv_tilings, tile_conv
 from fusegen.ir import ConvOp
 
 SHARED_BYTES = 99 * 1024
@@ -52,7 +53,9 @@ def structures(count: int) -> list[tuple[ConvOp, ConvTiling, int]]:
     for seed in itertools.count():
         conv, kernel, channels, outputs = random_structure(seed)
         try:
-            found.append((conv, tile_conv(conv, kernel, channels, outputs, seed % 3 == 0), channels))
+            positions = None if seed % 2 else 400 * seed % 9_000  # many, or few
+            tiling = tile_conv(conv, kernel, channels, outputs, seed % 3 == 0, positions=positions)
+            found.append((conv, tiling, channels))
         except TooLarge:
             continue
         if len(found) == count:
@@ -61,6 +64,19 @@ def structures(count: int) -> list[tuple[ConvOp, ConvTiling, int]]:
 
 
 STRUCTURES = structures(300)
+
+
+def test_few_positions_have_small_blocks_that_fill_the_device() -> None:
+    conv = ConvOp(transposed=False, stride=(3, 3), padding=(1, 1), dilation=(2, 2), output_padding=(0, 0))
+    usual = tile_conv(conv, (3, 3), 64, 32, False)
+    assert tile_conv(conv, (3, 3), 64, 32, False, positions=100_000) == usual
+    assert not usual.few
+    assert usual.shares(1, 264) == 1
+    for positions, blocks in ((3_120, 49), (16_000, 125)):
+        few = tile_conv(conv, (3, 3), 64, 32, False, positions=positions)
+        assert few.few
+        assert ceil(positions / few.positions(False)) == blocks
+        assert 120 <= blocks * few.shares(blocks, 264) <= 264
 
 
 def test_merged_phases_meet_what_each_phase_meets() -> None:

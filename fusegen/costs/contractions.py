@@ -13,7 +13,19 @@ from fusegen.costs import gemm, hopper
 from fusegen.costs.matmul_tiling import tile_matmul
 from fusegen.costs.tiling import TooLarge, tile_conv
 from fusegen.dims import Dims
-from fusegen.ir import HALVES, ConstOp, ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, ReshapeOp
+from fusegen.ir import (
+    HALVES,
+    ConstOp,
+    ConvOp,
+    Graph,
+    InputOp,
+    MatmulOp,
+    Node,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    SoftmaxOp,
+)
 from fusegen.machines import Machine
 from fusegen.spaces.rowspace import RowSpace, feature_axis
 from fusegen.tuning import kernel_or_library
@@ -39,6 +51,8 @@ _PLAIN = 0.85
 """Share of the rate that is left where an element of x takes part in few products."""
 _LOAD_SECONDS = 2e-6
 """What it takes in full fp32 for every load of its input but the first: to arrive and to be split."""
+_SHARED_SECONDS = 1.5e-6
+"""To add up the sums of the blocks that share a tile."""
 _SLICE_SECONDS, _WORD_FLOPS = 5e-7, 25
 """Of few outputs, whose products are no limit: a slice of weights, which all warps of a block wait for, and a word of x
 as operations of plain fp32."""
@@ -70,27 +84,41 @@ those of 8 outputs, which ``direct.pays_in_fp32`` is for."""
 _PORTABLE_PHASES, _PORTABLE_TF32 = 3, 2.0
 """Phases along x that the portable kernel stores side by side, and the asynchronous one does not; the times over that
 the portable kernel took in TF32 of what was expected."""
+_IDLE = 0.5
+"""Share of the multiprocessors that the asynchronous kernel leaves idle, from which on the portable one, whose tiles
+are smaller, may be faster in TF32."""
 LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
 
 
 def portable_seconds(
-    body: Graph, node: Node, whole: bool, machine: Machine, merge: bool = True, precise: bool = False
+    body: Graph,
+    node: Node,
+    whole: bool,
+    machine: Machine,
+    merge: bool = True,
+    precise: bool = False,
+    few: bool = True,
 ) -> float:
     """Expected time of the mma.sync kernel at the traced sizes, its epilogue for free. It must fit.
 
-    ``precise``: in full fp32, also where TF32 may be permitted.
+    ``precise``: in full fp32, also where TF32 may be permitted. ``few``: with smaller tiles where positions are few,
+    as it has them if its results are only stored.
     """
     split = precise or not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
     shape, block_seconds, resident, loaded = body.shape(node.name), _BLOCK_SECONDS, _RESIDENT, 0
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
         inputs, outputs = ops.group_channels(node.op, x, w)
-        tiling = tile_conv(node.op, ops.kernel_size(w), inputs, outputs, whole, merge)
+        few = few and not any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes)
+        positions = shape[0] * node.op.groups * prod(shape[2:]) if few else None
+        tiling = tile_conv(node.op, ops.kernel_size(w), inputs, outputs, whole, merge, positions)
         blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
         blocks *= ceil(prod(shape[2:]) / tiling.grid_phases / tiling.phases / tiling.positions(split))
-        block_flops = tiling.block_flops(split)
-        block_seconds += (tiling.loads - 1) * _LOAD_SECONDS if split else 0.0
+        shares = tiling.shares(blocks, machine.multiprocessors * resident)
+        block_flops = tiling.block_flops(split) / shares
+        block_seconds += (ceil(tiling.loads / shares) - 1) * _LOAD_SECONDS if split else 0.0
+        block_seconds += _SHARED_SECONDS if shares > 1 else 0.0
         if not split and (outputs < LEAST_OUTPUTS or max(tiling.merged) > 1):
             own = tiling.shape(split)
             resident, loaded = own.resident, blocks * tiling.loads * tiling.chunk * own.plane
@@ -131,18 +159,33 @@ def tensor_core_seconds(
 ) -> tuple[float, float]:
     """Expected times of the asynchronous and of the portable kernel; infinite for one that does not run.
 
-    In TF32 that is the portable one, but where it stores more of a row at once: convolutions of 1x1 that it was
-    expected to be better at took it twice as long. ``finished``: with the operands that each result has one of.
+    In TF32 that is the portable one, but where it stores more of a row at once, or the other one has few tiles:
+    convolutions of 1x1 that it was expected to be better at took it twice as long. ``finished``: with the operands
+    that each result has one of.
     """
     asynchronous, tf32 = asynchronous_seconds(body, node, machine), allows_tf32(body, node)
     if finished:
         asynchronous += operand_seconds(body, node, machine, streamed=not whole)
     interleaves = isinstance(node.op, ConvOp) and node.op.transposed and node.op.stride[-1] == _PORTABLE_PHASES
-    if asynchronous < inf and tf32 and not interleaves:
+    if asynchronous < inf and tf32 and not interleaves and not _leaves_idle(body, node, machine):
         return asynchronous, inf
     portable = portable_seconds(body, node, whole, machine)
     portable *= _PORTABLE_TF32 if asynchronous < inf and tf32 else 1.0
     return asynchronous, portable + (operand_seconds(body, node, machine, streamed=False) if finished else 0.0)
+
+
+def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
+    """Whether the asynchronous kernel has too few tiles for the machine, in a convolution that is one in TF32.
+
+    Where cuDNN may decide on full fp32, the file has kernels beside it for that; for reductions the portable kernel's
+    tiles are no smaller.
+    """
+    if not isinstance(node.op, ConvOp) or any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes):
+        return False
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    inputs, outputs = ops.group_channels(node.op, x, w)
+    certain = inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS
+    return certain and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
 
 
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine, finished: bool = False) -> float:

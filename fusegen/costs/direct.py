@@ -28,7 +28,8 @@ _FEW_SECONDS = 5e-6
 _ALTERNATIVE = 0.85
 """Share of the other kernels' expected time below which one more in the file is worth it."""
 _PREPARED = 8e-6
-"""Of the portable tensor-core kernel, besides its expected time, where it has little to do: it packs weights first."""
+"""Of the portable tensor-core kernel, besides its expected time, where it has little to do: it packs weights first.
+That time is the one of its usual tiles, with which both were compared."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def is_small(body: Graph, node: Node) -> bool:
         return False
     tensor = contractions.asynchronous_seconds(body, node, rates)
     try:
-        tensor = min(tensor, contractions.portable_seconds(body, node, False, rates) + _PREPARED)
+        tensor = min(tensor, contractions.portable_seconds(body, node, False, rates, few=False) + _PREPARED)
     except TooLarge:
         return True
     return seconds(body, node, rates) < tensor
@@ -100,7 +101,7 @@ def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:
         split(body)
         if not _adds_up_few(body, node):
             return False
-        portable = contractions.portable_seconds(body, node, False, machine, precise=True)
+        portable = contractions.portable_seconds(body, node, False, machine, precise=True, few=False)
     except (NotFusable, TooLarge):
         return False
     others = min(portable, hopper.conv_seconds(body, node, machine, True))

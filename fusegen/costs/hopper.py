@@ -189,6 +189,24 @@ def _product_seconds(products: int, columns: int, machine: Machine) -> float:
     return products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
 
 
+def blocks(body: Graph, node: Node) -> int:
+    """Blocks' tiles of a convolution in TF32 whose input is prepared."""
+    conv = node.op
+    assert isinstance(conv, ConvOp)
+    x, w = (body.node(name) for name in node.inputs[:2])
+    _, outputs = ops.group_channels(conv, x.type, w.type)
+    taps = _taps(conv, w)
+    columns = -(-outputs // 8) * 8 * prod(axis.phases for axis in taps)
+    return -(-_slots(body, node, taps) // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * conv.groups
+
+
+def _slots(body: Graph, node: Node, taps: list[Taps]) -> int:
+    """Base slots of all samples."""
+    x = node.inputs[0]
+    lengths = zip(body.shape(x)[2:], body.shape(node.name)[2:], strict=True)
+    return body.shape(x)[0] * prod(axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True))
+
+
 def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> float:
     """Seconds at the traced sizes: the input is written once as a grid, then the products and what follows them."""
     conv = node.op

@@ -1,4 +1,4 @@
-"""Tilings of the portable convolution kernel: what a block computes, in which order, from which buffers."""
+"""How the portable convolution kernel is tiled: which blocks, chunks of channels and buffers fit a structure best."""
 
 from __future__ import annotations
 
@@ -8,101 +8,8 @@ from functools import cached_property
 from itertools import accumulate, islice
 from math import ceil, gcd, prod
 
-from fusegen.ir import ConvOp, Frozen
-
-
-class TilingAxis(Frozen):
-    """How the taps of one spatial axis (three, innermost last) fall on output phases and rows of x.
-
-    ``gap``: between the taps of one phase. ``alone``: every tap has a load of x to itself.
-    ``row``: step between the rows that are loaded; ``span``: rows beyond those of the first tap.
-    """
-
-    kernel: int
-    stride: int
-    padding: int
-    dilation: int
-    phases: int
-    gap: int
-    alone: bool
-    row: int
-    span: int
-
-
-class TilingShape(Frozen):
-    """The part of a tiling that depends on the precision. ``plane`` is in words."""
-
-    k_steps: int
-    """Groups of eight products in a slice of weights."""
-    first_slices: tuple[int, ...]
-    """Slices before each phase's, and their number."""
-    tiles_p: int
-    resident: int
-    """Blocks of a multiprocessor, whose shared memory and registers they share."""
-    stages: int
-    slots: int
-    plane: int
-
-
-class ConvTiling(Frozen):
-    """Blocks, warps and the order of products of the portable convolution kernel."""
-
-    axes: tuple[TilingAxis, TilingAxis, TilingAxis]
-    merged: tuple[int, int, int]
-    """Output phases along each axis that are rows of the products beside the channels."""
-    interleaved: int
-    """Output phases along the width that one block computes."""
-    width_origin: int
-    """Least input offset of a tap along the width."""
-    chunk: int
-    """Channels of x in shared memory at a time."""
-    channel_chunks: int
-    affine: bool
-    """Eight neighbouring products are eight neighbouring channels of one tap."""
-    warps_o: int
-    warps_p: int
-    tiles_o: int
-    plain: TilingShape
-    split: TilingShape
-
-    @property
-    def output_tile(self) -> int:
-        return 16 * self.warps_o * self.tiles_o
-
-    def shape(self, split: bool) -> TilingShape:
-        return self.split if split else self.plain
-
-    def _depth(self, split: bool) -> float:
-        """Products of an output, padding included, on average over the phases."""
-        shape = self.shape(split)
-        return shape.first_slices[-1] * shape.k_steps * 8 / self.grid_phases
-
-    def products(self, split: bool) -> int:
-        """Multiply-adds of a position and a channel, for all outputs of a block."""
-        return max(1, round(self.output_tile * self._depth(split) / (self.chunk * self.channel_chunks)))
-
-    @property
-    def loads(self) -> int:
-        """Loads of x of a block."""
-        return self.channel_chunks * prod(ceil(axis.kernel / axis.phases) for axis in self.axes if axis.alone)
-
-    @property
-    def grid_phases(self) -> int:
-        return len(self.plain.first_slices) - 1
-
-    @property
-    def phases(self) -> int:
-        """Outputs of a channel for each of a block's positions."""
-        return self.interleaved * prod(self.merged)
-
-    def positions(self, split: bool) -> int:
-        """Output positions of a block, for each of its phases."""
-        return self.warps_p * 8 * self.shape(split).tiles_p
-
-    def block_flops(self, split: bool) -> float:
-        """TF32 multiplications and additions of a block, padding included; three of fp16 take the time of 1.5."""
-        return 2.0 * self._depth(split) * self.output_tile * self.positions(split) * (1.5 if split else 1)
-
+from fusegen.costs.conv_tiling import ConvTiling, TilingAxis, TilingShape
+from fusegen.ir import ConvOp
 
 _SHARED_WORDS = {2: 24_576, 3: 18_432, 4: 13_824}
 """Shared memory of a block, by the number of blocks that share a multiprocessor: of sm_90, fewer on others."""
@@ -113,6 +20,9 @@ _WARPS = 4
 """Of a block; several share a multiprocessor, so that one computes while another loads or stores."""
 _WARP_TILES = 8
 """Fragments of eight positions in a warp, over all phases of a block."""
+_FILLED, _SHARES, _SHARED_CHANNELS = 120, 4, 16
+"""Blocks to which a convolution of few positions is cut: about one for every multiprocessor; of these, as many as may
+share a tile, and the channels that each of them has then at least."""
 _RESIDENT = {False: {1: 4, 2: 3, 3: 2, 4: 2}, True: {1: 4, 2: 3, 3: 3, 4: 2}}
 """Blocks of a multiprocessor, in full fp32 or not, by the fragments of outputs in a warp: as registers allow."""
 _OUTPUT_TILES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (4, 3), (4, 4))
@@ -229,28 +139,48 @@ def _k_steps(steps: list[int], affine: bool, tile: int, split: bool) -> int:
 
 
 def tile_conv(
-    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool, merge: bool = False
+    conv: ConvOp,
+    kernel: tuple[int, ...],
+    channels: int,
+    outputs: int,
+    whole: bool,
+    merge: bool = False,
+    positions: int | None = None,
 ) -> ConvTiling:
     """The tiling of a convolution with ``channels`` -> ``outputs`` per group. Raises ``TooLarge``.
 
     ``whole``: a block holds every output channel of its positions, for a reduction over them. ``merge``: phases of a
-    transposed convolution may be rows of the products, as channels are.
+    transposed convolution may be rows of the products, as channels are. ``positions``: of the result, in all samples
+    and groups; where these are few, a block has fewer of them.
     """
-    return _conv_tilings(conv, kernel, channels, outputs, whole, merge, 1)[0]
+    return _conv_tilings(conv, kernel, channels, outputs, whole, merge, 1, positions)[0]
 
 
 def conv_tilings(
-    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool, merge: bool = False
+    conv: ConvOp,
+    kernel: tuple[int, ...],
+    channels: int,
+    outputs: int,
+    whole: bool,
+    merge: bool = False,
+    positions: int | None = None,
 ) -> dict[str, ConvTiling]:
     """Candidates by what is particular to them, ``tile_conv``'s first. Raises ``TooLarge``."""
     found: dict[str, ConvTiling] = {}
-    for tiling in _conv_tilings(conv, kernel, channels, outputs, whole, merge, _CANDIDATES):
+    for tiling in _conv_tilings(conv, kernel, channels, outputs, whole, merge, _CANDIDATES, positions):
         found.setdefault(f"{tiling.output_tile} channels, {tiling.chunk} deep", tiling)
     return found
 
 
 def _conv_tilings(
-    conv: ConvOp, kernel: tuple[int, ...], channels: int, outputs: int, whole: bool, merge: bool, most: int
+    conv: ConvOp,
+    kernel: tuple[int, ...],
+    channels: int,
+    outputs: int,
+    whole: bool,
+    merge: bool,
+    most: int,
+    positions: int | None,
 ) -> list[ConvTiling]:
     """Those that fit, best first, up to ``most`` for each of as many tiles. Raises ``TooLarge`` where none does."""
     axes = list(zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True))
@@ -261,10 +191,38 @@ def _conv_tilings(
         tiles = _output_tiles(outputs * prod(phases), True)[:1]
         if found := _fitting(together, conv.rank, channels, tiles, most, phases):
             return found
-    found = _fitting(taps, conv.rank, channels, _output_tiles(outputs, whole)[:most], most)
+    tiles = _output_tiles(outputs, whole)[:most]
+    few = None
+    if positions is not None and not (whole or conv.transposed):
+        few = _fitting_few(taps, conv.rank, channels, outputs, tiles[0], positions)
+    if few:
+        return [few]
+    found = _fitting(taps, conv.rank, channels, tiles, most)
     if not found:
         raise TooLarge("the input that a few output positions meet does not fit into shared memory")
     return found
+
+
+def _fitting_few(
+    taps: tuple[_Taps, ...], rank: int, channels: int, outputs: int, tile: tuple[int, int], positions: int
+) -> ConvTiling | None:
+    """The tiling where blocks of the usual size would leave multiprocessors idle, or None.
+
+    A block then has one to itself, and twice the warps along the outputs if it can: they share what they load.
+    """
+    warps_o, tiles_o = tile
+    wider = 2 if tiles_o % 2 == 0 else 1
+
+    def blocks(warp_tiles: int) -> int:
+        return ceil(positions / (_WARPS * 8 * warp_tiles)) * ceil(outputs / (16 * warps_o * tiles_o))
+
+    if blocks(_WARP_TILES) >= _FILLED:
+        return None
+    shares = min(_SHARES, max(1, channels // _SHARED_CHANNELS))
+    fewer = next((count for count in (4, 2, 1) if blocks(count) * shares >= _FILLED), 1)
+    parts = _Parts(wider * _WARPS, fewer, 2)
+    found = next(iter(_fitting(taps, rank, channels, [(wider * warps_o, tiles_o // wider)], 1, parts=parts)), None)
+    return found and found.replace(few=True)
 
 
 def _merges(taps: tuple[_Taps, ...], outputs: int) -> bool:
@@ -276,6 +234,15 @@ def _merges(taps: tuple[_Taps, ...], outputs: int) -> bool:
     return ceil(outputs * phases / 16) * prod(axis.merged().kernel for axis in taps) <= apart
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Of a block: its warps, their fragments of eight positions, and the most blocks of a multiprocessor."""
+
+    warps: int = _WARPS
+    warp_tiles: int = _WARP_TILES
+    resident: int = 4
+
+
 def _fitting(
     taps: tuple[_Taps, ...],
     rank: int,
@@ -283,6 +250,7 @@ def _fitting(
     tiles: list[tuple[int, int]],
     most: int,
     merged: tuple[int, ...] = (1, 1, 1),
+    parts: _Parts = _Parts(),
 ) -> list[ConvTiling]:
     """Tilings that fit, up to ``most`` for each of the ``tiles`` along the outputs."""
     # Taps far apart have a load of x each: rows between them are not read.
@@ -292,7 +260,7 @@ def _fitting(
     for warps_o, tiles_o in tiles:
         for nominal, chunks in ((True, candidates), (False, candidates[::-1])):
             fitters = (
-                _Fitter(taps, (alone[0], alone[1]), rank, channels, warps_o, tiles_o, merged)
+                _Fitter(taps, (alone[0], alone[1]), rank, channels, warps_o, tiles_o, merged, parts)
                 for alone in dict.fromkeys((apart, (True, True)))
             )
             fits = (fitter.fit(chunk, affine, nominal) for fitter in fitters for chunk, affine in chunks)
@@ -313,6 +281,7 @@ class _Fitter:
     warps_o: int
     tiles_o: int
     merged: tuple[int, ...]
+    parts: _Parts
 
     @property
     def interleaved(self) -> int:
@@ -321,7 +290,7 @@ class _Fitter:
 
     @property
     def warps_p(self) -> int:
-        return _WARPS // self.warps_o
+        return self.parts.warps // self.warps_o
 
     @cached_property
     def axes(self) -> tuple[TilingAxis, TilingAxis, TilingAxis]:
@@ -386,8 +355,8 @@ class _Fitter:
     def _shape(
         self, words: _Words, k_steps: int, first_slices: tuple[int, ...], split: bool, nominal: bool
     ) -> TilingShape | None:
-        tiles_p = max(1, _WARP_TILES // self.interleaved)
-        choices = range(_RESIDENT[split][self.tiles_o], 1, -1)
+        tiles_p = max(1, self.parts.warp_tiles // self.interleaved)
+        choices = range(min(self.parts.resident, _RESIDENT[split][self.tiles_o]), 1, -1)
         shapes = (self._fitted(words, k_steps, first_slices, tiles_p, resident, nominal) for resident in choices)
         return next((shape for shape in shapes if shape), None)
 

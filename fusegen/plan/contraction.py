@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, prod
 
 from fusegen import ops
 from fusegen.costs import contractions, direct, hopper, tiling
@@ -111,15 +111,20 @@ def portable_conv(
     whole: bool = False,
     alone: bool = False,
     merge: bool = False,
+    stored: bool = False,
 ) -> ContractionPlan:
     """A convolution by mma.sync, with ``rows`` after it; ``whole``: a block has all channels of its positions.
 
-    ``alone``: no other kernel computes it on any device. ``merge``: as for ``tile_conv``.
+    ``alone``: no other kernel computes it on any device. ``merge``: as for ``tile_conv``. ``stored``: nothing is
+    reduced, so tiles may be smaller where positions are few.
     """
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
     inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
-    structure = (node.op, ops.kernel_size(w.type), *ops.group_channels(node.op, x.type, w.type), whole, merge)
+    samples, _, *lengths = region.body.shape(node.name)
+    positions = samples * node.op.groups * prod(lengths) if stored else None
+    channels = ops.group_channels(node.op, x.type, w.type)
+    structure = (node.op, ops.kernel_size(w.type), *channels, whole, merge, positions)
     return ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,
@@ -229,7 +234,7 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     if hopper_plan and stored and direct.pays_in_fp32(region.body, node, machine("sm_90")):
         hopper_plan = hopper_plan.replace(in_fp32=conv_direct.detail_of(region).replace(precise=True))
     alone = not portable and hopper_plan is None
-    detail = portable_conv(region, node, axes, rows, whole, alone, merge=not reduced)
+    detail = portable_conv(region, node, axes, rows, whole, alone, not reduced, stored)
     return region.plan(
         f"{name}_conv_reduce" if reduced else f"{name}_contraction",
         detail.replace(statistics=statistics, reduced=reduced),

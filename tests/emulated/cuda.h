@@ -294,6 +294,7 @@ void load_once(float* v, const float* p, int stride = 1) {
 }
 template <bool SHORT, int VEC>
 void load_stream(float (&v)[VEC], const float* p) { load_streaming<VEC>(v, p); }
+inline void __stcg(float* p, float v) { *p = v; }
 inline void __stcs(float* p, float v) { *p = v; }
 template <int VEC>
 void store_streaming(float* p, const float* v, int stride = 1) {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fusegen.costs.conv_tiling import ConvTiling
 from fusegen.costs.direct_tiles import Tile
 from fusegen.costs.matmul_tiling import MatmulTiling
-from fusegen.costs.tiling import ConvTiling
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.rowprogram import RowProgram
@@ -96,6 +96,12 @@ class ContractionPlan(Frozen):
     def moments(self) -> bool:
         """As in ``HopperConvPlan``."""
         return has_moments(result.fn for result in self.reduced)
+
+    @property
+    def shares(self) -> bool:
+        """Several blocks may compute the sums of a tile, each over some of its channels."""
+        whole = self.statistics or self.reduced or self.pool
+        return self.tiling is not None and self.tiling.few and self.tiling.loads > 3 and not whole
 
 
 class DirectConvPlan(Frozen):
