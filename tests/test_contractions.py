@@ -16,7 +16,7 @@ from fusegen.compiler import optimise
 from fusegen.costs import contractions
 from fusegen.ir import ConvOp
 from fusegen.machines import machine
-from fusegen.plan.details import DirectConvPlan, HopperConvPlan
+from fusegen.plan.details import ContractionPlan, DirectConvPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
 from fusegen.trace import trace
 
@@ -121,6 +121,21 @@ def test_phases_that_lie_side_by_side_are_stored_together(stride: int, asynchron
     (step,) = program.steps
     assert isinstance(step, KernelStep)
     assert (step.plan.hopper is not None) == asynchronous
+
+
+@pytest.mark.parametrize(("samples", "few"), [(8, True), (256, False)])
+def test_a_convolution_of_few_positions_has_small_tiles(samples: int, few: bool) -> None:
+    """The asynchronous kernel would leave most of the device idle."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(64, 32, 3, stride=3, padding=1, dilation=2), nn.Mish())
+        graph = trace(model, (torch.empty(samples, 64, 46, 80),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    (step,) = program.steps
+    assert isinstance(step, KernelStep)
+    assert (step.plan.hopper is None) == few
+    detail = step.plan.detail
+    assert isinstance(detail, ContractionPlan)
+    assert detail.shares == few
 
 
 class _Normed(nn.Module):
