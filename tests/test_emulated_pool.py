@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -60,3 +61,16 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
         assert torch.equal(y.isnan(), r.isnan()), shape
         assert torch.equal(y[~finite].nan_to_num(), r[~finite].float().nan_to_num()), shape
         assert (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max(), shape
+
+
+def test_windows_of_whole_accesses(tmp_path: Path) -> None:
+    """Several rows of a window at a time, where all are as wide; other widths, and tensors that are not aligned."""
+    compiled = compile_file(
+        write(tmp_path, "return F.adaptive_avg_pool2d(x.abs(), (3, 2)) + 1", inputs="torch.rand(2, 3, 14, 24)")
+    )
+    (plan,) = steps(compiled, PoolPlan)
+    kernel = Kernel(compiled, plan, tmp_path)
+    for shape, offset in [((40, 3, 14, 24), 0), ((40, 3, 14, 24), 1), ((40, 3, 15, 8), 0), ((40, 3, 12, 12), 0)]:
+        x = torch.randn(math.prod(shape) + offset)[offset:].view(shape)
+        (y,), (r,) = kernel([x]), interpret.run(kernel.body, [x.double()], {})
+        torch.testing.assert_close(y.double(), r, rtol=1e-6, atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from itertools import product
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from fusegen import interpret
 from fusegen.compiler import compile_file
 from fusegen.plan import kernels
 from fusegen.plan.details import RowReducePlan, RowStreamPlan
-from tests.emulated import Kernel, steps
+from tests.emulated import Kernel, operands_of, steps
 from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
@@ -25,8 +26,12 @@ MODELS = {
     "whole_planes": ("x.flatten(2).softmax(-1).view_as(x) * x", [(2, 2, 96, 96), (1, 2, 100, 93), (40, 10, 3, 5)]),
     "one_channel": ("F.batch_norm(x, None, None, training=True)", [(8, 1, 7, 139), (3, 1, 5, 20)]),
     "norm": ("F.instance_norm(x)", [(2, 2, 90, 52), (1, 3, 71, 73), (30, 20, 6, 6)]),
-    "a_thread_to_a_short_row": ("x.amax(-1).tanh()", [(20, 20, 4, 14), (20, 20, 4, 16), (40, 20, 4, 35)]),
-    "two_threads_to_a_plane": ("F.instance_norm(x)", [(40, 20, 7, 7), (40, 20, 8, 8), (20, 30, 5, 9), (60, 20, 9, 9)]),
+    "maxima_of_short_rows": ("x.amax(-1).tanh()", [(20, 20, 4, 14), (20, 20, 4, 16), (40, 20, 4, 35)]),
+    "norms_of_small_planes": ("F.instance_norm(x)", [(40, 20, 7, 7), (40, 20, 8, 8), (20, 30, 5, 9), (60, 20, 9, 9)]),
+    "several_rows_of_pairs": ("x.relu().sum(-1)", [(20, 20, 4, 62), (20, 20, 4, 46), (40, 20, 4, 33), (20, 10, 4, 20)]),
+    "a_warp_to_a_row": ("torch.logsumexp(x - 0.25, -1) / 3", [(20, 10, 4, 196), (20, 10, 4, 180), (20, 10, 4, 90)]),
+    "warps_to_a_row": ("x.flatten(2).softmax(-1).view_as(x) * x", [(40, 15, 24, 36), (40, 15, 20, 30), (40, 15, 3, 5)]),
+    "odd_planes": ("F.instance_norm(x)", [(40, 15, 25, 29), (40, 15, 24, 28), (20, 10, 9, 9)]),
 }
 """By name: what the forward returns, and shapes of ``x``: the first is the file's."""
 
@@ -51,6 +56,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
 
 NORMS = {
     "stream": ("F.instance_norm(x)", lambda n: (2, 1, n)),
+    "stream_held": ("F.instance_norm(x)", lambda n: (600, 1, n)),
     "stream_of_runs": ("F.batch_norm(x, None, None, training=True)", lambda n: (2, 3, n)),
     "stream_strided": ("F.batch_norm(x.flatten(1), None, None, training=True)", lambda n: (n, 1, 4)),
     "double": ("F.layer_norm(x, ({},))", lambda n: (2, 3, n)),
@@ -75,6 +81,22 @@ def test_equal_elements_are_their_mean(name: str, tmp_path: Path, monkeypatch: p
         for value in (0.1, 1e15, -1e-20):
             (y,) = kernel([torch.full(shape, value)])
             assert torch.equal(y, torch.zeros_like(y)), (n, value)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_scales_of_channels_and_other_alignments(offset: int, tmp_path: Path) -> None:
+    path = write(tmp_path, "return F.silu(self.n(x)) + x", "self.n = nn.GroupNorm(2, 4)", "torch.rand(260, 4, 5, 8)")
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, RowStreamPlan)
+    assert isinstance(plan.detail, RowStreamPlan)
+    assert plan.detail.held
+    kernel = Kernel(compiled, plan, tmp_path)
+    known = operands_of(compiled, plan, {"n.weight": torch.randn(4), "n.bias": torch.randn(4)})
+    for shape in [(260, 4, 5, 8), (270, 4, 7, 5), (3, 4, 5, 8)]:
+        x = torch.randn(prod(shape) + offset)[offset:].view(shape)
+        operands = [known.get(arg.name, x) for arg in plan.args]
+        (y,), (r,) = kernel(operands), interpret.run(kernel.body, [operand.double() for operand in operands], {})
+        torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5)
 
 
 FLAGGED = {

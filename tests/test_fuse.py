@@ -514,9 +514,31 @@ def test_threads_of_a_row_follow_its_length() -> None:
     assert shared == {16: 4, 64: 8, 100: 8, 768: 64, 4096: 256, 5000: 256, 8192: 256}
     assert kernels._split(768, 16, False, True)[0] == 128
     assert kernels._split(3, 1 << 20, True, True) == (1, 128)
-    assert [stream._few(1024, length, kept=False) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 4, 8, 8]
-    assert stream._few(256, 7, kept=False) == 8
-    assert [stream._few(1024, length, kept=True) for length in (7, 16, 30, 64, 128, 256)] == [1, 1, 2, 2, 4, 8]
+
+
+def test_rows_are_held_in_registers() -> None:
+    """Where they are many, of some elements for each thread; several by a thread, where no elements are stored."""
+
+    def held(length: int, stored: bool = True, operands: int = 1, count: int = 1024) -> tuple[int, ...] | None:
+        found = stream._held(count, length, operands, kept=stored, stored=stored)
+        return found and (found.vec, found.parts, found.slots, found.rows)
+
+    assert [held(length) for length in (49, 64, 196, 1024)] == [
+        (1, 16, 4, 1),
+        (4, 16, 1, 1),
+        (4, 32, 2, 1),
+        (4, 64, 4, 1),
+    ]
+    assert [held(length) for length in (16384, 16388, 8191, 8193)] == [(4, 512, 8, 1), None, (1, 512, 16, 1), None]
+    assert (held(8192, operands=2), held(8196, operands=2)) == ((4, 512, 4, 1), None)
+    assert [held(length, False) for length in (3, 32, 62, 126)] == [
+        (1, 1, 3, 2),
+        (4, 8, 1, 2),
+        (2, 16, 2, 2),
+        (2, 32, 2, 2),
+    ]
+    assert (held(256, False), held(260, False)) == ((4, 32, 2, 2), None)
+    assert held(64, count=256) is None
 
 
 def test_a_kernel_has_room_for_four_scans(tmp_path: Path) -> None:

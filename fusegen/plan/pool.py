@@ -89,7 +89,9 @@ def _vectors(axis: PoolAxis, unrolled: bool, adaptive: bool) -> tuple[int, ...]:
     """Widths of aligned accesses to rows of these windows, the widest first."""
     if unrolled:  # in rows of several windows, padding included, which begin at a multiple of any width
         return (4, 2, 1)
-    if adaptive or axis.clipped or axis.dilation != 1:
+    if adaptive:  # where the windows of the call are as long as each other, of whole accesses
+        return (4, 1)
+    if axis.clipped or axis.dilation != 1:
         return (1,)
     return tuple(v for v in (4, 2, 1) if axis.kernel % v == axis.stride % v == 0)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import Node, PointwiseOp, ReduceOp
-from fusegen.plan.details import RowStreamPlan
+from fusegen.plan.details import HeldRows, RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftReduction, Style, Value, factor
 from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram
@@ -20,10 +20,16 @@ from fusegen.plan.rows import MemoryLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 
-_MOST = 8
-"""Threads that share a short row."""
+_ALONE = 4
+"""Elements of a row for each of a warp's threads; more threads share a row of more than"""
+_EACH, _THREADS = 16, 512
+"""16 elements for each of a warp, up to 512 of them."""
+_MOST = 32
+"""Elements that a thread holds, in accesses of several, of all operands."""
+_SUMMED = 8
+"""Those that are on their way where a row is read once; of two rows at least."""
 _MANY_ROWS = 512
-"""Fewer rows are given a block each."""
+"""Fewer rows are given a block each, or a cluster."""
 
 
 @dataclass
@@ -169,18 +175,28 @@ class StreamLowering(MemoryLowering):
         return rows.replace(dividers=tuple(d for d in self.dividers.values() if d.name in words))
 
 
-def _few(rows: int, length: int, kept: bool) -> int:
-    """Threads that share a short row, of ``length`` elements as traced: a power of two.
+def _held(count: int, length: int, operands: int, kept: bool, stored: bool) -> HeldRows | None:
+    """How ``count`` contiguous rows of ``length`` elements, both as traced, are held in registers, if they are.
 
-    A thread has 4 accesses of 16 bytes on their way, 8 where the row is kept: with fewer it costs more to begin a row
-    than to read it. (sm_90; maxima of rows of 16, 32 and 64: 79, 32 and 29 us with 8 threads, 16, 24 and 25 so.)
-    Where ``rows`` are no more than blocks, nothing is decided here, so that kernels stay alike.
+    ``operands`` have as many elements; they are ``kept`` for another pass, and results as many are ``stored``.
+
+    Neighbouring threads read neighbouring accesses, so that a warp's are whole lines, and have several on their way.
+    (sm_90; maxima of rows of 32 and 126, sums of 62, norms of 64: 25, 24, 24 and 37 us; 29, 35, 38 and 46 where few
+    threads read a row alone.)
+    Where ``count`` is no more than blocks, nothing is decided here, so that kernels stay alike.
     """
-    if rows < _MANY_ROWS:
-        return _MOST
-    accesses = -(-length // 4)
-    least = 2 if kept and accesses > 4 else 1
-    return next((few for few in (1, 2, 4) if few >= least and accesses <= few * (8 if kept else 4)), _MOST)
+    if count < _MANY_ROWS or not operands:
+        return None
+    vec = next(v for v in (4, 2, 1) if length % v == 0)
+    parts = 1
+    while parts < _THREADS and parts * (_ALONE if parts < 32 else _EACH) < length:
+        parts *= 2
+    slots = -(-length // (vec * parts))
+    if not kept and (parts > 32 or slots * vec > _SUMMED):
+        return None
+    if operands * slots * vec > (_MOST if vec > 1 else _EACH):
+        return None
+    return HeldRows(vec=vec, parts=parts, slots=slots, rows=1 if stored else max(2, _SUMMED // (slots * vec)))
 
 
 def plan(region: Region, name: str) -> KernelPlan:
@@ -195,6 +211,9 @@ def plan(region: Region, name: str) -> KernelPlan:
     first, *later = (phase.loads for phase in rows.phases if phase.loads)
     again = {name for loads in later for name in loads}.intersection(first)  # the first sweep fills shared memory
     kept = tuple(o.name for o in rows.operands if o.vector == "source" and o.name in again)
+    operands = sum(operand.vector == "source" for operand in rows.operands)
+    stored = any(store.per_element for store in rows.stores)
+    contiguous = inner == middle == 1 and not region.pooled
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),
@@ -204,7 +223,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         strided=inner != 1,
         kept=kept,
         unroll=(8, 4),
-        few=_few(*space.traced(region.body.sizes), bool(kept)),
+        held=_held(*space.traced(region.body.sizes), operands, bool(kept), stored) if contiguous else None,
         rows=rows,
     )
     return region.plan(f"{name}_row_stream", detail, workspace=True)

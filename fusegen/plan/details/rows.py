@@ -139,6 +139,18 @@ class RowReducePlan(Frozen):
     rows: RowProgram
 
 
+class HeldRows(Frozen):
+    """Contiguous rows in registers: ``parts`` threads share ``rows`` of them, each with ``slots`` accesses to a row.
+
+    An access is of ``vec`` elements.
+    """
+
+    vec: int
+    parts: int
+    slots: int
+    rows: int
+
+
 class RowStreamPlan(Frozen):
     """Rows of any length in [outer, before, middle, run, inner], a row being [before, run].
 
@@ -157,8 +169,8 @@ class RowStreamPlan(Frozen):
     kept: tuple[str, ...]
     unroll: tuple[int, int]
     """Accesses in flight per thread, scalar and of 16 bytes."""
-    few: int
-    """Threads to a short row."""
+    held: HeldRows | None
+    """How rows of about the length as traced are computed, where they are many."""
     rows: RowProgram
 
 
