@@ -188,6 +188,32 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     }
 }
 
+// COUNT (1, 2 or 4) neighbouring floats that the kernel does not write.
+template <int COUNT>
+__device__ __forceinline__ void load_run(float* v, const float* p) {
+    if constexpr (COUNT == 4) {
+        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
+        v[0] = q.x, v[1] = q.y, v[2] = q.z, v[3] = q.w;
+    } else if constexpr (COUNT == 2) {
+        const float2 q = __ldg(reinterpret_cast<const float2*>(p));
+        v[0] = q.x, v[1] = q.y;
+    } else {
+        v[0] = __ldg(p);
+    }
+}
+
+// COUNT (1, 2 or 4) neighbouring floats.
+template <int COUNT>
+__device__ __forceinline__ void store_run(float* p, const float* v) {
+    if constexpr (COUNT == 4) {
+        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
+    } else if constexpr (COUNT == 2) {
+        *reinterpret_cast<float2*>(p) = make_float2(v[0], v[1]);
+    } else {
+        *p = v[0];
+    }
+}
+
 // As store_vector, for data that is not read again soon.
 template <int VEC>
 __device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
@@ -718,6 +744,117 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<STRIDED ? VEC : 1>(ST
 }
 
 // ------------------------------------------------------------------------------------------------
+// in registers: one launch
+
+// HELD_PARTS neighbouring threads share HELD_ROWS rows and have HELD_SLOTS accesses of HELD_VEC elements of each: all of a
+// thread's loads are on their way at once, and a warp reads whole lines.
+constexpr int HELD_VEC = 4, HELD_PARTS = 512, HELD_SLOTS = 5, HELD_ROWS = 1;
+constexpr int HELD_THREADS = HELD_PARTS > THREADS ? HELD_PARTS : THREADS, HELD_LANES = HELD_THREADS / HELD_PARTS;
+constexpr int HELD_LENGTH = HELD_VEC * HELD_PARTS * HELD_SLOTS;   // elements of a row at most
+
+// Combines v over the threads of a row; each of them gets the result.
+template <typename Combine>
+__device__ __forceinline__ float over_row(float v, float* scratch, Combine combine) {
+#pragma unroll
+    for (int d = (HELD_PARTS < WARP ? HELD_PARTS : WARP) / 2; d; d /= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
+    if constexpr (HELD_PARTS > WARP) {
+        constexpr int WARPS = (HELD_PARTS + WARP - 1) / WARP;
+        __syncthreads();   // what was left there has been read
+        if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = v;
+        __syncthreads();
+        v = scratch[threadIdx.x / HELD_PARTS * WARPS + threadIdx.x % WARPS];
+#pragma unroll
+        for (int d = WARPS / 2; d; d /= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
+    }
+    return v;
+}
+
+__global__ void __launch_bounds__(HELD_THREADS) run_held(const __grid_constant__ Args args) {
+    await_previous();
+    const int lane = threadIdx.x / HELD_PARTS, part = threadIdx.x % HELD_PARTS, length = static_cast<int>(args.run);
+    const int64_t first_row = static_cast<int64_t>(blockIdx.x) * (HELD_LANES * HELD_ROWS) + lane;
+    [[maybe_unused]] constexpr int64_t middle = 0, inner = 0;
+    [[maybe_unused]] const int64_t height = args.height;
+    [[maybe_unused]] const int64_t width = args.width;
+    auto in = [&](int i) { return first_row + i * HELD_LANES < args.row_count; };
+    auto row_of = [&](int i) { return in(i) ? first_row + i * HELD_LANES : 0; };
+    auto place = [&](int u) { return (u * HELD_PARTS + part) * HELD_VEC; };   // of access u in a row
+    float v_x0_at[HELD_ROWS][HELD_SLOTS][HELD_VEC];   // %x: float32[x0_0, 64, x0_2, x0_3]
+#pragma unroll
+    for (int i = 0; i < HELD_ROWS; ++i)
+#pragma unroll
+        for (int u = 0; u < HELD_SLOTS; ++u) {
+            if (place(u) >= length) continue;
+            load_run<HELD_VEC>(v_x0_at[i][u], args.x0 + row_of(i) * length + place(u));
+        }
+    Row<HELD_ROWS> row;
+#pragma unroll
+    for (int i = 0; i < HELD_ROWS; ++i) {
+        [[maybe_unused]] const int64_t outer = row_of(i);
+        row.v_p0[i] = __ldg(args.p0 + (outer % 64));
+    }
+    __shared__ float scratch[HELD_THREADS / WARP];
+    [[maybe_unused]] auto add = [](float a, float b) { return a + b; };
+    auto each = [&](auto visit) {   // element of a row that the thread has
+#pragma unroll
+        for (int u = 0; u < HELD_SLOTS; ++u)
+#pragma unroll
+            for (int e = 0; e < HELD_VEC; ++e)
+                if (place(u) < length) visit(u, e);
+    };
+    {
+        float r1_of[HELD_ROWS][HELD_SLOTS][HELD_VEC];
+#pragma unroll
+        for (int i = 0; i < HELD_ROWS; ++i) {
+            [[maybe_unused]] const int64_t outer = row_of(i);
+#pragma unroll
+            for (int u = 0; u < HELD_SLOTS; ++u) {
+                if (place(u) >= length) continue;
+#pragma unroll
+                for (int e = 0; e < HELD_VEC; ++e) {
+                    const float v_x0 = v_x0_at[i][u][e];
+                    const float t0 = v_x0 * row.v_p0[i];   // %mul: float32[x0_0, 64, x0_2, x0_3] = mul(%x, %p_scale)
+                    r1_of[i][u][e] = t0;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < HELD_ROWS; ++i) {
+            float r1_peak = -INFINITY, r1_sum = 0.0f;
+            each([&](int u, int e) { r1_peak = nan_max(r1_peak, r1_of[i][u][e]); });
+            r1_peak = over_row(r1_peak, scratch, nan_max);
+            if (r1_peak != -INFINITY)
+                each([&](int u, int e) { r1_sum += expf(r1_of[i][u][e] - r1_peak); });
+            row.r1[i] = r1_peak;
+            row.r1s[i] = over_row(r1_sum, scratch, add);
+        }
+    }
+    scalars_0(args, row);
+    {
+#pragma unroll
+        for (int i = 0; i < HELD_ROWS; ++i) {
+            [[maybe_unused]] const int64_t outer = row_of(i);
+#pragma unroll
+            for (int u = 0; u < HELD_SLOTS; ++u) {
+                if (place(u) >= length) continue;
+                float y0_at[HELD_VEC];
+#pragma unroll
+                for (int e = 0; e < HELD_VEC; ++e) {
+                    const float v_x0 = v_x0_at[i][u][e];
+                    const float t0 = v_x0 * row.v_p0[i];   // %mul: float32[x0_0, 64, x0_2, x0_3] = mul(%x, %p_scale)
+                    const float t2 = t0 - row.r1[i];   // its exponent
+                    const float t4 = expf(t2) * row.t3[i];   // %softmax: float32[x0_0, 64, x0_2*x0_3] = softmax(%flatten, axis=2)
+                    const float t5 = v_x0 * t4;   // %mul_1: float32[x0_0, 64, x0_2, x0_3] = mul(%x, %view_as)
+                    const float t6 = nan_max(t5, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%mul_1)
+                    y0_at[e] = t6;
+                }
+                if (in(i)) store_run<HELD_VEC>(args.y0 + row_of(i) * length + place(u), y0_at);
+            }
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
 // launch
 
 struct Schedule {
@@ -834,6 +971,15 @@ extern "C" int k0_row_stream(const float* x0, const float* p0, float* y0, void* 
         args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
         args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
     }
+    // Many rows, of about the length that was traced, in aligned accesses.
+    bool held = args.row_count >= 4 * multiprocessors() && args.row_count <= INT32_MAX && args.run <= HELD_LENGTH && 2 * args.run > HELD_LENGTH && args.run % HELD_VEC == 0;
+    held = held && reinterpret_cast<uintptr_t>(x0) % (HELD_VEC * sizeof(float)) == 0;
+    held = held && reinterpret_cast<uintptr_t>(y0) % (HELD_VEC * sizeof(float)) == 0;
+    if (held) {
+        constexpr int BLOCK_ROWS = HELD_LANES * HELD_ROWS;
+        enqueue(run_held, static_cast<unsigned int>((args.row_count + BLOCK_ROWS - 1) / BLOCK_ROWS), HELD_THREADS, 0, stream, args);
+        return cudaGetLastError();
+    }
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -949,16 +1095,16 @@ Tensor call_k0_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_51cc5051ca139470, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_20f1406456eb9b76, m) {
     m.def("k0_row_stream(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_51cc5051ca139470, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_20f1406456eb9b76, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_51cc5051ca139470"
+_fusegen_NAMESPACE = "fusegen_20f1406456eb9b76"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
