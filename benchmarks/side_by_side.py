@@ -32,7 +32,7 @@ from fusegen.verdict.subject import call, model_subject  # noqa: E402
 from fusegen.verdict.timing import interleaved  # noqa: E402
 
 ROUNDS = 21
-AT_ONCE = 16
+AT_ONCE = 20
 PATIENCE = 150.0
 """Seconds that the models of a batch have to compile."""
 HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
@@ -153,22 +153,25 @@ def run(models: Mapping[str, str], out: Path) -> int:
                 print(name, "SLOW", seconds_of(folder / f"{name}.phases"), flush=True)
             for name, process in running.items():
                 (folder / f"{name}.go").touch()
-                output, _ = process.communicate()
-                if process.returncode:
+                assert process.stdout
+                found = next((line for line in process.stdout if line.startswith("{")), None)  # it ends meanwhile
+                if found is None:
                     print(name, "FAILED", flush=True)
                     continue
-                entry = entries[name] = {"model": models[name], **json.loads(output.splitlines()[-1])}
+                entry = entries[name] = {"model": models[name], **json.loads(found)}
                 verdict = "ok" if entry["passed"] else "INACCURATE"
                 print(name, verdict, entry["microseconds"], entry["share_of_probe"], entry["x_compile"], flush=True)
                 print("   ", entry["lines"], "lines;", entry["phase_seconds"], flush=True)
                 facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": entries}
                 out.write_text(json.dumps(facts, indent=1) + "\n")
+            for process in running.values():
+                process.communicate()
     return 0 if len(entries) == len(names) and all(entry["passed"] for entry in entries.values()) else 1
 
 
 def main() -> int:
     if sys.argv[1] == "--measure":
-        print(json.dumps(measure(Path(sys.argv[2]), Path(sys.argv[3]))))
+        print(json.dumps(measure(Path(sys.argv[2]), Path(sys.argv[3]))), flush=True)
         return 0
     paths = map(Path, sys.argv[2:])
     return run({path.stem: path.read_text() for path in paths}, Path(sys.argv[1]))
