@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import ops, windows
+from fusegen import inference, ops, windows
 from fusegen.costs import boxes
 from fusegen.interpret import run
 from fusegen.ir import (
@@ -486,7 +486,7 @@ def _pooling(draw: Draw, x: Node, fn: str, plain: bool = False, tiles: bool = Fa
         dilation=(1,) * rank,
         size=(1,) * rank,
     )
-    return draw.add(op.replace(size=tuple(ops.pool_size(op, axis, size) for axis, size in enumerate(sizes))), x)
+    return draw.add(op.replace(size=tuple(inference.pool_size(op, axis, size) for axis, size in enumerate(sizes))), x)
 
 
 def _pooled_twice(draw: Draw, fn: str) -> Node:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil, inf, prod
 from typing import Literal, TypeAlias
 
-from fusegen import dims, ops
+from fusegen import dims, inference
 from fusegen.costs import contractions
 from fusegen.ir import ConvOp, DType, Frozen, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp
 from fusegen.machines import Machine
@@ -152,15 +152,15 @@ def unfit(conv: ConvOp, weight: Node, pool: PoolOp) -> str | None:
         return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"
     if outputs > _MAX_CHANNELS:
         return f"{outputs} output channels"
-    structure = ops.kernel_size(weight.type), conv.dilation, pool.kernel, pool.stride
+    structure = inference.kernel_size(weight.type), conv.dilation, pool.kernel, pool.stride
     found = tile(*structure, inputs, outputs // conv.groups)
     return found if isinstance(found, str) else None
 
 
 def seconds(graph: Graph, x: Node, w: Node, conv: ConvOp, pool: PoolOp, result: Node, machine: Machine) -> float:
     """Expected time of the kernel for the ``result`` of the mean ``pool`` of ``conv(x, w)`` at the traced sizes."""
-    inputs, outputs = ops.group_channels(conv, x.type, w.type)
-    taps = ops.kernel_size(w.type)
+    inputs, outputs = inference.group_channels(conv, x.type, w.type)
+    taps = inference.kernel_size(w.type)
     tiling = tile(taps, conv.dilation, pool.kernel, pool.stride, inputs, outputs)
     if isinstance(tiling, str):
         return inf

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil, inf, prod
 
-from fusegen import dims, ops
+from fusegen import dims, inference, ops
 from fusegen.costs import gemm, hopper
 from fusegen.costs.matmul_tiling import tile_matmul
 from fusegen.costs.tiling import TooLarge, tile_conv
@@ -37,7 +37,7 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
     if not isinstance(node.op, ConvOp):
         return True
     x, w = (graph.node(name).type for name in node.inputs[:2])
-    channels, _ = ops.group_channels(node.op, x, w)
+    channels, _ = inference.group_channels(node.op, x, w)
     return not node.op.precise and in_tf32(node.op.transposed, channels)
 
 
@@ -109,10 +109,10 @@ def portable_seconds(
     shape, block_seconds, resident, loaded = body.shape(node.name), _BLOCK_SECONDS, _RESIDENT, 0
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
-        inputs, outputs = ops.group_channels(node.op, x, w)
+        inputs, outputs = inference.group_channels(node.op, x, w)
         few = few and not any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes)
         positions = shape[0] * node.op.groups * prod(shape[2:]) if few else None
-        tiling = tile_conv(node.op, ops.kernel_size(w), inputs, outputs, whole, merge, positions)
+        tiling = tile_conv(node.op, inference.kernel_size(w), inputs, outputs, whole, merge, positions)
         blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
         blocks *= ceil(prod(shape[2:]) / tiling.grid_phases / tiling.phases / tiling.positions(split))
         shares = tiling.shares(blocks, machine.multiprocessors * resident)
@@ -144,10 +144,10 @@ def plain_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> flo
     """
     if not isinstance(node.op, ConvOp) or not node.op.precise or whole:
         return inf
-    if prod(ops.kernel_size(body.node(node.inputs[1]).type)) > PLAIN_TAPS:
+    if prod(inference.kernel_size(body.node(node.inputs[1]).type)) > PLAIN_TAPS:
         return inf
     x, w = (body.node(name).type for name in node.inputs[:2])
-    _, outputs = ops.group_channels(node.op, x, w)
+    _, outputs = inference.group_channels(node.op, x, w)
     filled = ceil(outputs / _PLAIN_OUTPUTS) * _PLAIN_OUTPUTS / outputs
     waves = filled * ops.flops(body, node) / (_PLAIN_FLOPS * machine.flops)
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*node.inputs, node.name))
@@ -183,7 +183,7 @@ def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
     if not isinstance(node.op, ConvOp) or any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes):
         return False
     x, w = (body.node(name).type for name in node.inputs[:2])
-    inputs, outputs = ops.group_channels(node.op, x, w)
+    inputs, outputs = inference.group_channels(node.op, x, w)
     certain = inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS
     return certain and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
 
@@ -240,7 +240,7 @@ def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:
     """
     assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
-    if ops.group_channels(node.op, x, w)[0] >= _TF32_INPUTS:
+    if inference.group_channels(node.op, x, w)[0] >= _TF32_INPUTS:
         return False
     ours = hopper.conv_seconds(body, node, machine, True)
     return ours < portable_seconds(body, node, whole, machine, precise=True)
@@ -250,7 +250,7 @@ def hopper_refusal(body: Graph, conv: Node) -> str | None:
     """Why the tensor cores of sm_90a have no kernel for a convolution, or None."""
     assert isinstance(conv.op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
-    return hopper.refusal(conv.op, ops.conv_channels(conv.op, x, w), not allows_tf32(body, conv))
+    return hopper.refusal(conv.op, inference.conv_channels(conv.op, x, w), not allows_tf32(body, conv))
 
 
 def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -264,16 +264,16 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     assert isinstance(node.op, ConvOp)
     tf32 = allows_tf32(body, node)
     full, loss = _LIBRARY_NARROW[tf32]
-    inputs, outputs = ops.group_channels(node.op, x, w)
+    inputs, outputs = inference.group_channels(node.op, x, w)
     rate = machine.tensor_flops if tf32 else _LIBRARY_FP32 * machine.flops
     products = flops / rate * (1 + loss * max(0.0, full / outputs - 1))
     if tf32 and node.op.transposed:
         products *= max(_LIBRARY_TRANSPOSED, _LIBRARY_INPUTS / inputs)
     most, times = _LIBRARY_VOLUME
-    if node.op.transposed and node.op.rank == 3 and prod(ops.kernel_size(w)) > most:
+    if node.op.transposed and node.op.rank == 3 and prod(inference.kernel_size(w)) > most:
         products *= times
     spread = node.op.transposed and max(node.op.stride) > 1
-    if prod(ops.kernel_size(w)) == node.op.groups == 1 and not spread:  # a matrix product where the data lies
+    if prod(inference.kernel_size(w)) == node.op.groups == 1 and not spread:  # a matrix product where the data lies
         unaligned = prod(body.shape(node.name)[2:]) % 4 > 0
         return products + (_LIBRARY_UNALIGNED if unaligned else 1.0) * moved + 2 * machine.launch
     return products + _LIBRARY_PASSES[tf32] * moved + _LIBRARY_LAUNCHES * machine.launch
@@ -367,8 +367,8 @@ def not_portable(body: Graph, space: RowSpace, node: Node) -> str | None:
     try:
         if isinstance(node.op, ConvOp):
             x, w = (body.node(name).type for name in node.inputs[:2])
-            inputs, outputs = ops.group_channels(node.op, x, w)
-            tile_conv(node.op, ops.kernel_size(w), inputs, outputs, bool(space.row_axes))
+            inputs, outputs = inference.group_channels(node.op, x, w)
+            tile_conv(node.op, inference.kernel_size(w), inputs, outputs, bool(space.row_axes))
         else:
             tile_matmul(int(node.type.shape[-1]), bool(space.row_axes))
     except TooLarge as error:

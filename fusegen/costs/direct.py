@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from fusegen import dims, ops
+from fusegen import dims, inference, ops
 from fusegen.costs import contractions, direct_shared, hopper
 from fusegen.costs.direct_tiles import CHAIN, Tile, along_axes, chain, lines_read, tiles
 from fusegen.costs.tiling import TooLarge
@@ -56,8 +56,8 @@ def takes(body: Graph, node: Node) -> bool:
     if any(not isinstance(size, int) for size in w.shape):
         return False
     if node.op.groups > 1:
-        inputs, outputs = ops.group_channels(node.op, x, w)
-        return inputs * prod(ops.kernel_size(w)) <= CHAIN and outputs < contractions.LEAST_OUTPUTS
+        inputs, outputs = inference.group_channels(node.op, x, w)
+        return inputs * prod(inference.kernel_size(w)) <= CHAIN and outputs < contractions.LEAST_OUTPUTS
     return is_small(body, node)
 
 
@@ -71,7 +71,7 @@ def is_small(body: Graph, node: Node) -> bool:
         return False
     rates = machine(DEFAULT_TARGET)
     x, w = (body.node(name).type for name in node.inputs[:2])
-    _, outputs = ops.group_channels(node.op, x, w)
+    _, outputs = inference.group_channels(node.op, x, w)
     if outputs >= contractions.LEAST_OUTPUTS and ops.flops(body, node) > _FEW_SECONDS * _FLOPS * rates.flops:
         return False
     try:
@@ -94,7 +94,7 @@ def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:
     """
     assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
-    _, outputs = ops.group_channels(node.op, x, w)
+    _, outputs = inference.group_channels(node.op, x, w)
     if node.op.groups > 1 or outputs > direct_shared.MOST_OUTPUTS or not contractions.allows_tf32(body, node):
         return False
     try:
@@ -170,7 +170,9 @@ def _work(body: Graph, conv: Node) -> direct_shared.Work:
     assert isinstance(conv.op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
     batch, _, *lengths = body.shape(conv.name)
-    return direct_shared.Work(conv.op, ops.kernel_size(w), *ops.group_channels(conv.op, x, w), tuple(lengths), batch)
+    return direct_shared.Work(
+        conv.op, inference.kernel_size(w), *inference.group_channels(conv.op, x, w), tuple(lengths), batch
+    )
 
 
 def refusal(body: Graph, machine: Machine) -> str | None:
@@ -183,9 +185,9 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     tile = region_tiles(body, conv)[0]
     ours = seconds(body, conv, machine)
     if chain := operations(parts.before):
-        alongs = along_axes(op, ops.kernel_size(w.type), tile.phased[3 - op.rank :])
+        alongs = along_axes(op, inference.kernel_size(w.type), tile.phased[3 - op.rank :])
         lengths = body.shape(conv.name)[2:]
-        turns = ceil(ops.group_channels(op, x.type, w.type)[1] / tile.outputs)
+        turns = ceil(inference.group_channels(op, x.type, w.type)[1] / tile.outputs)
         read = turns * lines_read(alongs, lengths, tile.results[3 - op.rank :])
         elements = prod(body.shape(x.name)[:2]) * read
         written = 2 * 4 * dims.numel(x.type.shape, body.sizes) / machine.bandwidth + machine.launch

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, prod
 
-from fusegen import dims, ops
+from fusegen import dims, inference
 from fusegen.ir import ConvOp, Graph, Node
 from fusegen.machines import Machine
 
@@ -175,7 +175,7 @@ def in_place_patch(height: int, width: int) -> tuple[int, int]:
 
 
 def _taps(conv: ConvOp, weight: Node) -> list[Taps]:
-    structure = zip(ops.kernel_size(weight.type), conv.stride, conv.padding, conv.dilation, strict=True)
+    structure = zip(inference.kernel_size(weight.type), conv.stride, conv.padding, conv.dilation, strict=True)
     return [Taps(*axis, conv.transposed) for axis in structure]
 
 
@@ -194,7 +194,7 @@ def blocks(body: Graph, node: Node) -> int:
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
-    _, outputs = ops.group_channels(conv, x.type, w.type)
+    _, outputs = inference.group_channels(conv, x.type, w.type)
     taps = _taps(conv, w)
     columns = -(-outputs // 8) * 8 * prod(axis.phases for axis in taps)
     return -(-_slots(body, node, taps) // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * conv.groups
@@ -212,7 +212,7 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
-    inputs, outputs = ops.group_channels(conv, x.type, w.type)
+    inputs, outputs = inference.group_channels(conv, x.type, w.type)
     taps = _taps(conv, w)
     lengths = zip(body.shape(x.name)[2:], body.shape(node.name)[2:], strict=True)
     pitches = [axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True)]
@@ -246,7 +246,7 @@ def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
         return inf
     if any(axis.phases > 1 for axis in taps):
         return inf  # right, and slower: 1.08 against 0.74 ms for 64 channels to 64, stride 2
-    inputs, outputs = ops.group_channels(conv, x.type, w.type)
+    inputs, outputs = inference.group_channels(conv, x.type, w.type)
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
     bases = [1, *(axis.bases(output) for axis, output in zip(taps, body.shape(node.name)[2:], strict=True))]
     patch = in_place_patch(bases[-2], bases[-1])
@@ -291,9 +291,9 @@ def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, 
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
-    inputs, outputs = ops.group_channels(conv, x.type, w.type)
+    inputs, outputs = inference.group_channels(conv, x.type, w.type)
     absent = (1,) * (3 - conv.rank)
-    kernel, stride, dilation = (absent + own for own in (ops.kernel_size(w.type), conv.stride, conv.dilation))
+    kernel, stride, dilation = (absent + own for own in (inference.kernel_size(w.type), conv.stride, conv.dilation))
     padding = (0,) * len(absent) + conv.padding
     structure = zip(kernel, stride, padding, dilation, windows.parts, strict=True)
     taps = [Taps(k, s, p, d, conv.transposed, parts) for k, s, p, d, parts in structure]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen import ops
+from fusegen import inference
 from fusegen.dims import Dims
 from fusegen.ir import (
     ConstOp,
@@ -96,7 +96,7 @@ def _spread_operand(m: Match) -> tuple[int, Node] | None:
         else:
             data, shape = isinstance(operand.op, ExpandOp), source.type.shape
         same = operand.type.dtype is m.root.type.dtype
-        if data and same and ops.broadcast([shape, *(other.type.shape for other in others)]) == m.root.type.shape:
+        if data and same and inference.broadcast([shape, *(other.type.shape for other in others)]) == m.root.type.shape:
             return place, source
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf, prod
 
-from fusegen import ops
+from fusegen import inference
 from fusegen.costs import contractions, direct, hopper, tiling
 from fusegen.ir import ConvOp, Node, ReduceOp, RegionOp
 from fusegen.machines import machine
@@ -71,7 +71,7 @@ def hopper_conv(
     operands = conv_sm90.Operands(
         node.name, region.args[x.name].name, region.args[w.name].name, region.sizes.local(x.type.shape[0])
     )
-    channels = ops.conv_channels(node.op, x.type, w.type)
+    channels = inference.conv_channels(node.op, x.type, w.type)
     precise = not contractions.allows_tf32(region.body, node)
     # Statistics and moments beside operands in registers are not measured: they keep to the prepared input.
     states = statistics is not None or convreduce.has_moments(result.fn for result in reduced)
@@ -120,11 +120,11 @@ def portable_conv(
     """
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
-    inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
+    inputs, outputs = inference.conv_channels(node.op, x.type, w.type)
     samples, _, *lengths = region.body.shape(node.name)
     positions = samples * node.op.groups * prod(lengths) if stored else None
-    channels = ops.group_channels(node.op, x.type, w.type)
-    structure = (node.op, ops.kernel_size(w.type), *channels, whole, merge, positions)
+    channels = inference.group_channels(node.op, x.type, w.type)
+    structure = (node.op, inference.kernel_size(w.type), *channels, whole, merge, positions)
     return ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,
@@ -175,7 +175,7 @@ def _streamed(rows: RowProgram) -> int:
 def _plain(region: Region, name: str, node: Node, axes: tuple[ContractionAxis, ...]) -> KernelPlan:
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
-    inputs, outputs = ops.conv_channels(node.op, x.type, w.type)
+    inputs, outputs = inference.conv_channels(node.op, x.type, w.type)
     first, second, third = [*[ABSENT_AXIS] * (3 - node.op.rank), *axes]
     detail = PlainConvPlan(
         transposed=node.op.transposed,

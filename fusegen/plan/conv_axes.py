@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fusegen import ops, windows
+from fusegen import inference, windows
 from fusegen.ir import ConvOp, Node
 from fusegen.plan.details import ContractionAxis
 from fusegen.plan.region import Region
 
 
 def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
-    kernel = ops.kernel_size(w.type)
+    kernel = inference.kernel_size(w.type)
     axes: list[ContractionAxis] = []
     for axis in range(conv.rank):
         size = region.sizes.local(x.type.shape[2 + axis])

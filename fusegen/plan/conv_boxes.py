@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen import dims, ops, windows
+from fusegen import dims, inference, windows
 from fusegen.costs import boxes, contractions
 from fusegen.ir import ReduceOp
 from fusegen.plan.details import ContractionAxis, ConvBoxesPlan
@@ -45,9 +45,9 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One kernel for box means, their convolution, the chain after it and its total."""
     parts = boxes.split(region.body)
     weight = region.body.node(parts.conv.inputs[1])
-    kernel = ops.kernel_size(weight.type)
+    kernel = inference.kernel_size(weight.type)
     axes = _axes(region, parts, kernel)
-    inputs, outputs = ops.group_channels(parts.op, parts.x.type, weight.type)
+    inputs, outputs = inference.group_channels(parts.op, parts.x.type, weight.type)
     tiling = boxes.tile(kernel, parts.op.dilation, parts.window, parts.op.stride, inputs, outputs)
     if isinstance(tiling, str):
         raise Unplanned(tiling)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusegen import ops
+from fusegen import inference
 from fusegen.costs import contractions, direct, direct_shared
 from fusegen.ir import Graph
 from fusegen.plan.conv_axes import axes_of
@@ -47,7 +47,7 @@ def detail_of(region: Region) -> DirectConvPlan:
     x, w = (region.body.node(name) for name in conv.inputs)
     present = axes_of(region, parts.op, conv, x, w)
     first, second, third = [*[ABSENT_AXIS] * (3 - parts.op.rank), *present]
-    inputs, outputs = ops.group_channels(parts.op, x.type, w.type)
+    inputs, outputs = inference.group_channels(parts.op, x.type, w.type)
     tiles = direct.region_tiles(region.body, conv)
     return DirectConvPlan(
         transposed=parts.op.transposed,
@@ -61,7 +61,7 @@ def detail_of(region: Region) -> DirectConvPlan:
         weight=region.args[conv.inputs[1]].name,
         precise=not contractions.allows_tf32(region.body, conv),
         tiles=tiles,
-        chunk=direct_shared.weights_kept(tiles, ops.kernel_size(w.type), inputs, outputs),
+        chunk=direct_shared.weights_kept(tiles, inference.kernel_size(w.type), inputs, outputs),
         before=_lower(region, parts.before, parts.before_space, "v"),
         after=_lower(region, parts.after, parts.after_space, "sum"),
     )

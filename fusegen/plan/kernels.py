@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from fusegen import dims, ops, windows
+from fusegen import dims, inference, windows
 from fusegen.ir import (
     HALVES,
     ConstOp,
@@ -59,7 +59,7 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
     assert isinstance(sums.op, WindowSumOp)
     x, w = by_name[sums.inputs[0]], by_name[taps.inputs[0]]
     conv, kernel = sums.op.conv, sums.op.kernel
-    inputs, outputs = ops.conv_channels(conv, x.type, w.type)
+    inputs, outputs = inference.conv_channels(conv, x.type, w.type)
     present = [window_axis(conv, kernel, axis, region.sizes.local(x.type.shape[2 + axis])) for axis in range(conv.rank)]
     first, middle, last = [*[_ABSENT_AXIS] * (3 - conv.rank), *present]
     batch = region.sizes.local(x.type.shape[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen import dims, ops
+from fusegen import dims, inference
 from fusegen.costs import contractions, hopper
 from fusegen.costs.tiling import TooLarge, tile_conv
 from fusegen.ir import ConvOp, DType, Graph, Node, PoolOp
@@ -100,8 +100,8 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     if dims.numel(parts.pool.type.shape, body.sizes) == 0:
         return "it is empty"
     try:
-        channels = ops.group_channels(conv.op, body.node(conv.inputs[0]).type, weight)
-        tile_conv(conv.op, ops.kernel_size(weight), *channels, False)  # the calls with TF32 off
+        channels = inference.group_channels(conv.op, body.node(conv.inputs[0]).type, weight)
+        tile_conv(conv.op, inference.kernel_size(weight), *channels, False)  # the calls with TF32 off
     except TooLarge as error:
         return str(error)
     result, pooled = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (conv, parts.pool))

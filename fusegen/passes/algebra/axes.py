@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from fusegen import dims, ops, windows
+from fusegen import dims, inference, ops, windows
 from fusegen.costs.contractions import SPLIT, allows_tf32
 from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, ConvOp, DType, Graph, Node, ReduceOp, ReshapeOp
 from fusegen.machines import DEFAULT_TARGET, machine
@@ -23,7 +23,7 @@ MAX_WINDOWS = 8
 
 def _taps(graph: Graph, conv: Node, axis: int) -> windows.AxisTaps:
     assert isinstance(conv.op, ConvOp)
-    return windows.axis_taps(conv.op, ops.kernel_size(graph.node(conv.inputs[1]).type), axis)
+    return windows.axis_taps(conv.op, inference.kernel_size(graph.node(conv.inputs[1]).type), axis)
 
 
 def _first(graph: Graph, conv: Node, axes: tuple[int, ...]) -> int:
@@ -38,7 +38,7 @@ def obstacle(graph: Graph, conv: Node, axes: tuple[int, ...]) -> str | None:
     spatial = set(range(2, 2 + conv.op.rank))
     if not set(axes) <= spatial or conv.op.rank == 1:
         return ""
-    kernel = ops.kernel_size(w.type)
+    kernel = inference.kernel_size(w.type)
     if set(axes) == spatial and windows.window_count(conv.op, kernel) <= collapse.MAX_WINDOWS:
         return ""
     if not graph.has_one_reader(conv.name):
@@ -76,7 +76,7 @@ def _tap_sums(m: Match, conv: ConvOp, axis: int) -> Node:
     first, second, length, *rest = w.type.shape
     if not conv.transposed and axis == 0 and len(taps.windows) == len(taps.tap_window):
         return m.add(ReshapeOp(shape=(first, dims.mul(second, length), *rest)), w)
-    return m.add(AxisTapSumOp(conv=conv, kernel=ops.kernel_size(w.type), axis=axis), w)
+    return m.add(AxisTapSumOp(conv=conv, kernel=inference.kernel_size(w.type), axis=axis), w)
 
 
 def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
 def _collapse_axis(m: Match) -> Node:
     reduce, conv, axis = reduction(m), m["conv"].op, _first(m.graph, m["conv"], reduction(m).axes)
     assert isinstance(conv, ConvOp)
-    kernel = ops.kernel_size(m["w"].type)
+    kernel = inference.kernel_size(m["w"].type)
     x = m.add(AxisWindowSumOp(conv=conv, kernel=kernel, axis=axis, mean=reduce.fn == "mean"), m["x"])
     w = _tap_sums(m, conv, axis)
     # Rounded to TF32, a sum of the input would carry an error that the direct form averages out.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
-from fusegen import dims, ops
+from fusegen import dims, inference, ops
 from fusegen.costs import boxes, contractions
 from fusegen.costs.tiling import TooLarge
 from fusegen.errors import GraphError
@@ -120,7 +120,7 @@ def _merged_seconds(m: Match, rates: Machine) -> float:
     if merged_taps(m) is not None:
         return inf
     x, w = (m[name].replace(op=InputOp(position=i), inputs=()) for i, name in enumerate(("x", "w")))
-    kernel = tuple(k + n - 1 for k, n in zip(ops.kernel_size(w.type), pool.kernel, strict=True))
+    kernel = tuple(k + n - 1 for k, n in zip(inference.kernel_size(w.type), pool.kernel, strict=True))
     w = w.replace(type=w.type.replace(shape=(*w.type.shape[:2], *kernel)))
     product = m.root.replace(op=merged_conv(m, pool, conv), inputs=(x.name, w.name))
     try:

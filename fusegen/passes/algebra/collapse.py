@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from fusegen import dims, ops, windows
+from fusegen import dims, inference, ops, windows
 from fusegen.ir import (
     ConstOp,
     ConvOp,
@@ -56,7 +56,7 @@ def aligned(m: Match) -> Node:
         return c
     offset = m["inner"].type.rank - c.type.rank
     axes = tuple(axis - offset for axis in reduce.axes if axis >= offset)
-    shape = ops.reduced_shape(c.type.shape, axes, keepdim=False)
+    shape = inference.reduced_shape(c.type.shape, axes, keepdim=False)
     return m.add(ReshapeOp(shape=shape), c) if shape != c.type.shape else c
 
 
@@ -182,7 +182,7 @@ def _scale_is_free(m: Match) -> str | None:
 def _collapse(m: Match) -> Node:
     reduce, conv, x, w = reduction(m), m["conv"].op, m["x"], m["w"]
     assert isinstance(conv, ConvOp)
-    kernel = ops.kernel_size(w.type)
+    kernel = inference.kernel_size(w.type)
     sums = m.add(WindowSumOp(conv=conv, kernel=kernel, mean=reduce.fn == "mean"), x)
     weights = m.add(TapSumOp(conv=conv, kernel=kernel), w)
     zero, one = (0,), (1,)
@@ -213,7 +213,7 @@ def _collapse_obstacle(graph: Graph, conv: Node) -> str | None:
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
     if x.type.dtype is not DType.FLOAT32:
         return f"window sums are float32 only, not {x.type.dtype.value}"
-    kernel = ops.kernel_size(w.type)
+    kernel = inference.kernel_size(w.type)
     count = windows.window_count(conv.op, kernel)
     if count > MAX_WINDOWS:
         return f"{count} distinct tap windows; a kernel keeps at most {MAX_WINDOWS}"

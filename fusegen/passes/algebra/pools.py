@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fusegen import dims, ops
+from fusegen import dims, inference, ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError
 from fusegen.ir import (
@@ -117,7 +117,7 @@ def _pooled_weights(m: Match, before: tuple[int, ...], after: tuple[int, ...], s
     padded = m.add(PadOp(before=(*lead, *before), after=(*lead, *after)), w)
     nothing, one = (0,) * pool.rank, (1,) * pool.rank
     box = PoolOp(fn="mean", kernel=pool.kernel, stride=stride, padding=nothing, dilation=one, size=one)
-    taps = tuple(ops.pool_size(box, axis, int(size)) for axis, size in enumerate(padded.type.shape[2:]))
+    taps = tuple(inference.pool_size(box, axis, int(size)) for axis, size in enumerate(padded.type.shape[2:]))
     return m.add(box.replace(size=taps), padded)
 
 
@@ -150,7 +150,7 @@ def _merges(m: Match) -> str | None:
         return ""
     if reason := merged_taps(m):
         return reason
-    taps = tuple(k + n - 1 for k, n in zip(ops.kernel_size(m["w"].type), pool.kernel, strict=True))
+    taps = tuple(k + n - 1 for k, n in zip(inference.kernel_size(m["w"].type), pool.kernel, strict=True))
     size = _conv_type(m, merged_conv(m, pool, conv), taps)
     return None if size == m.root.type else "the sizes do not agree for every input size"
 
@@ -161,7 +161,7 @@ def merged_taps(m: Match) -> str | None:
     if found is None:
         return "dilated taps do not meet"
     pool, _ = found
-    kernel = ops.kernel_size(m["w"].type)
+    kernel = inference.kernel_size(m["w"].type)
     merged = math.prod(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True))
     if _cheaper(merged, math.prod(kernel) * math.prod(pool.stride)):
         return None
@@ -210,7 +210,7 @@ def _merges_transposed(m: Match) -> str | None:
     pool, conv = found
     if not m.only_user("conv"):
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
-    kernel = ops.kernel_size(m["w"].type)
+    kernel = inference.kernel_size(m["w"].type)
     strides = list(zip(conv.stride, pool.stride, pool.kernel, strict=True))
     if any(s % t or k < t for s, t, k in strides):
         return "the pooling's stride does not divide the convolution's"
@@ -235,7 +235,7 @@ def _merge_transposed(m: Match) -> Node:
     found = _pool_and_conv(m)
     assert found is not None
     pool, conv = found
-    kernel = ops.kernel_size(m["w"].type)
+    kernel = inference.kernel_size(m["w"].type)
     axes = [_transposed_axis(conv, pool, kernel[axis], axis) for axis in range(conv.rank)]
     strides, _, before, after, first = zip(*axes, strict=True)
     weights = _pooled_weights(m, before, after, pool.stride)

@@ -6,7 +6,7 @@ features is a mean over a split axis.
 
 from __future__ import annotations
 
-from fusegen import dims, ops
+from fusegen import dims, inference
 from fusegen.dims import Dim
 from fusegen.ir import MatmulOp, Node, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
 from fusegen.passes.algebra.channels import collapses
@@ -112,7 +112,7 @@ def _sum_term(m: Match) -> Node:
             term = m.add(PointwiseOp(fn="mul"), term, m.const(count))
     if not reduce.keepdim:
         dropped = tuple(axis - offset for axis in reduce.axes if axis >= offset)
-        term = m.add(ReshapeOp(shape=ops.reduced_shape(term.type.shape, dropped, keepdim=False)), term)
+        term = m.add(ReshapeOp(shape=inference.reduced_shape(term.type.shape, dropped, keepdim=False)), term)
     return m.add(inner.op, m.add(reduce, m["x"]), term)
 
 
