@@ -1,4 +1,4 @@
-"""One row per structural op: type inference (``inference``), meaning in torch, and cost. Elementwise rows: ``pointwise``."""
+"""One row per structural op: its type (``inference``), meaning in torch, and cost. Elementwise rows: ``pointwise``."""
 
 from __future__ import annotations
 
