@@ -11,7 +11,7 @@ import pytest
 
 from fusegen.costs.conv_tiling import ConvTiling, TilingAxis, TilingShape
 from fusegen.costs.matmul_tiling import matmul_tilings, tile_matmul
-from fusegen.costs.tiling import TooLarge, conv_tilings, tile_conv
+from fusegen.costs.tiling import Structure, TooLarge, conv_tilings, tile_conv
 from fusegen.ir import ConvOp
 
 SHARED_BYTES = 99 * 1024
@@ -54,7 +54,7 @@ def structures(count: int) -> list[tuple[ConvOp, ConvTiling, int]]:
         conv, kernel, channels, outputs = random_structure(seed)
         try:
             positions = None if seed % 2 else 400 * seed % 9_000  # many, or few
-            tiling = tile_conv(conv, kernel, channels, outputs, seed % 3 == 0, positions=positions)
+            tiling = tile_conv(Structure(conv, kernel, channels, outputs, seed % 3 == 0, positions=positions))
             found.append((conv, tiling, channels))
         except TooLarge:
             continue
@@ -68,12 +68,12 @@ STRUCTURES = structures(300)
 
 def test_few_positions_have_small_blocks_that_fill_the_device() -> None:
     conv = ConvOp(transposed=False, stride=(3, 3), padding=(1, 1), dilation=(2, 2), output_padding=(0, 0))
-    usual = tile_conv(conv, (3, 3), 64, 32, False)
-    assert tile_conv(conv, (3, 3), 64, 32, False, positions=100_000) == usual
+    usual = tile_conv(Structure(conv, (3, 3), 64, 32, False))
+    assert tile_conv(Structure(conv, (3, 3), 64, 32, False, positions=100_000)) == usual
     assert not usual.few
     assert usual.shares(1, 264) == 1
     for positions, blocks in ((3_120, 49), (16_000, 125)):
-        few = tile_conv(conv, (3, 3), 64, 32, False, positions=positions)
+        few = tile_conv(Structure(conv, (3, 3), 64, 32, False, positions=positions))
         assert few.few
         assert ceil(positions / few.positions(False)) == blocks
         assert 120 <= blocks * few.shares(blocks, 264) <= 264
@@ -85,7 +85,7 @@ def test_merged_phases_meet_what_each_phase_meets() -> None:
     for seed in range(600):
         conv, kernel, channels, outputs = random_structure(seed)
         try:
-            tiling = tile_conv(conv, kernel, channels, min(outputs, 6), False, merge=True)
+            tiling = tile_conv(Structure(conv, kernel, channels, min(outputs, 6), False, merge=True))
         except TooLarge:
             continue
         if max(tiling.merged) == 1:
@@ -180,8 +180,8 @@ def test_the_first_candidate_is_the_tiling() -> None:
     several = 0
     for conv, tiling, channels in structures(20):
         kernel, outputs = tuple(axis.kernel for axis in tiling.axes)[3 - conv.rank :], tiling.output_tile
-        found = list(conv_tilings(conv, kernel, channels, outputs, False).values())
-        assert found[0] == tile_conv(conv, kernel, channels, outputs, False)
+        found = list(conv_tilings(Structure(conv, kernel, channels, outputs, False)).values())
+        assert found[0] == tile_conv(Structure(conv, kernel, channels, outputs, False))
         assert len(set(found)) == len(found)
         several += len(found) > 1
     assert several > 10
@@ -190,9 +190,9 @@ def test_the_first_candidate_is_the_tiling() -> None:
 def test_a_reduction_keeps_every_channel_in_one_block() -> None:
     conv, kernel, channels, _ = random_structure(2)
     for outputs in (1, 16, 17, 100, 256):
-        assert tile_conv(conv, kernel, channels, outputs, True).output_tile >= outputs
+        assert tile_conv(Structure(conv, kernel, channels, outputs, True)).output_tile >= outputs
     with pytest.raises(TooLarge, match="257 output channels"):
-        tile_conv(conv, kernel, channels, 257, True)
+        tile_conv(Structure(conv, kernel, channels, 257, True))
     with pytest.raises(TooLarge, match="300 features"):
         tile_matmul(300, True)
     assert all(tiling.tile[1] >= 256 for tiling in matmul_tilings(256, True).values())

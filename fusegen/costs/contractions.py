@@ -11,7 +11,7 @@ from math import ceil, inf, prod
 from fusegen import dims, inference, ops
 from fusegen.costs import gemm, hopper
 from fusegen.costs.matmul_tiling import tile_matmul
-from fusegen.costs.tiling import TooLarge, tile_conv
+from fusegen.costs.tiling import Structure, TooLarge, tile_conv
 from fusegen.dims import Dims
 from fusegen.ir import (
     HALVES,
@@ -112,7 +112,7 @@ def portable_seconds(
         inputs, outputs = inference.group_channels(node.op, x, w)
         few = few and not any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes)
         positions = shape[0] * node.op.groups * prod(shape[2:]) if few else None
-        tiling = tile_conv(node.op, inference.kernel_size(w), inputs, outputs, whole, merge, positions)
+        tiling = tile_conv(Structure(node.op, inference.kernel_size(w), inputs, outputs, whole, merge, positions))
         blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
         blocks *= ceil(prod(shape[2:]) / tiling.grid_phases / tiling.phases / tiling.positions(split))
         shares = tiling.shares(blocks, machine.multiprocessors * resident)
@@ -368,7 +368,7 @@ def not_portable(body: Graph, space: RowSpace, node: Node) -> str | None:
         if isinstance(node.op, ConvOp):
             x, w = (body.node(name).type for name in node.inputs[:2])
             inputs, outputs = inference.group_channels(node.op, x, w)
-            tile_conv(node.op, inference.kernel_size(w), inputs, outputs, bool(space.row_axes))
+            tile_conv(Structure(node.op, inference.kernel_size(w), inputs, outputs, bool(space.row_axes)))
         else:
             tile_matmul(int(node.type.shape[-1]), bool(space.row_axes))
     except TooLarge as error:

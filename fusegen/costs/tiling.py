@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
 from math import ceil, gcd, prod
+from typing import NamedTuple
 
 from fusegen.costs.conv_tiling import ConvTiling, TilingAxis, TilingShape
 from fusegen.ir import ConvOp
@@ -138,51 +139,37 @@ def _k_steps(steps: list[int], affine: bool, tile: int, split: bool) -> int:
     return min(choices, key=lambda k: sum(ceil(s / k) * (k + 0.5) for s in steps))
 
 
-def tile_conv(
-    conv: ConvOp,
-    kernel: tuple[int, ...],
-    channels: int,
-    outputs: int,
-    whole: bool,
-    merge: bool = False,
-    positions: int | None = None,
-) -> ConvTiling:
-    """The tiling of a convolution with ``channels`` -> ``outputs`` per group. Raises ``TooLarge``.
+class Structure(NamedTuple):
+    """What the tiling of a convolution with ``channels`` -> ``outputs`` per group depends on."""
 
-    ``whole``: a block holds every output channel of its positions, for a reduction over them. ``merge``: phases of a
-    transposed convolution may be rows of the products, as channels are. ``positions``: of the result, in all samples
-    and groups; where these are few, a block has fewer of them.
-    """
-    return _conv_tilings(conv, kernel, channels, outputs, whole, merge, 1, positions)[0]
+    conv: ConvOp
+    kernel: tuple[int, ...]
+    channels: int
+    outputs: int
+    whole: bool
+    """A block holds every output channel of its positions, for a reduction over them."""
+    merge: bool = False
+    """Phases of a transposed convolution may be rows of the products, as channels are."""
+    positions: int | None = None
+    """Of the result, in all samples and groups; where these are few, a block has fewer of them."""
 
 
-def conv_tilings(
-    conv: ConvOp,
-    kernel: tuple[int, ...],
-    channels: int,
-    outputs: int,
-    whole: bool,
-    merge: bool = False,
-    positions: int | None = None,
-) -> dict[str, ConvTiling]:
+def tile_conv(structure: Structure) -> ConvTiling:
+    """The tiling that is expected to be best. Raises ``TooLarge``."""
+    return _conv_tilings(structure, 1)[0]
+
+
+def conv_tilings(structure: Structure) -> dict[str, ConvTiling]:
     """Candidates by what is particular to them, ``tile_conv``'s first. Raises ``TooLarge``."""
     found: dict[str, ConvTiling] = {}
-    for tiling in _conv_tilings(conv, kernel, channels, outputs, whole, merge, _CANDIDATES, positions):
+    for tiling in _conv_tilings(structure, _CANDIDATES):
         found.setdefault(f"{tiling.output_tile} channels, {tiling.chunk} deep", tiling)
     return found
 
 
-def _conv_tilings(
-    conv: ConvOp,
-    kernel: tuple[int, ...],
-    channels: int,
-    outputs: int,
-    whole: bool,
-    merge: bool,
-    most: int,
-    positions: int | None,
-) -> list[ConvTiling]:
+def _conv_tilings(structure: Structure, most: int) -> list[ConvTiling]:
     """Those that fit, best first, up to ``most`` for each of as many tiles. Raises ``TooLarge`` where none does."""
+    conv, kernel, channels, outputs, whole, merge, positions = structure
     axes = list(zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True))
     taps = tuple(_Taps(*axis, conv.transposed) for axis in [(1, 1, 0, 1)] * (3 - conv.rank) + axes)
     phases = tuple(axis.phases for axis in taps)

@@ -115,7 +115,7 @@ def portable_conv(
 ) -> ContractionPlan:
     """A convolution by mma.sync, with ``rows`` after it; ``whole``: a block has all channels of its positions.
 
-    ``alone``: no other kernel computes it on any device. ``merge``: as for ``tile_conv``. ``stored``: nothing is
+    ``alone``: no other kernel computes it on any device. ``merge``: as in ``Structure``. ``stored``: nothing is
     reduced, so tiles may be smaller where positions are few.
     """
     assert isinstance(node.op, ConvOp)
@@ -124,7 +124,7 @@ def portable_conv(
     samples, _, *lengths = region.body.shape(node.name)
     positions = samples * node.op.groups * prod(lengths) if stored else None
     channels = inference.group_channels(node.op, x.type, w.type)
-    structure = (node.op, inference.kernel_size(w.type), *channels, whole, merge, positions)
+    structure = tiling.Structure(node.op, inference.kernel_size(w.type), *channels, whole, merge, positions)
     return ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,
@@ -134,7 +134,7 @@ def portable_conv(
         outputs=outputs,
         groups=node.op.groups,
         axes=axes,
-        tiling=choose(f"{node.name} tile", tiling.conv_tilings(*structure)) if alone else tiling.tile_conv(*structure),
+        tiling=choose(f"{node.name} tile", tiling.conv_tilings(structure)) if alone else tiling.tile_conv(structure),
         precise=not contractions.allows_tf32(region.body, node),
         rows=rows,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fusegen import dims, inference
 from fusegen.costs import contractions, hopper
-from fusegen.costs.tiling import TooLarge, tile_conv
+from fusegen.costs.tiling import Structure, TooLarge, tile_conv
 from fusegen.ir import ConvOp, DType, Graph, Node, PoolOp
 from fusegen.machines import Machine
 from fusegen.spaces.poolspace import CHANNELS, along_channels, cut
@@ -101,7 +101,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return "it is empty"
     try:
         channels = inference.group_channels(conv.op, body.node(conv.inputs[0]).type, weight)
-        tile_conv(conv.op, inference.kernel_size(weight), *channels, False)  # the calls with TF32 off
+        tile_conv(Structure(conv.op, inference.kernel_size(weight), *channels, False))  # the calls with TF32 off
     except TooLarge as error:
         return str(error)
     result, pooled = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (conv, parts.pool))
