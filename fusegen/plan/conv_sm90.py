@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fusegen import dims
 from fusegen.costs import hopper
@@ -13,7 +12,9 @@ from fusegen.costs.hopper import Taps
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_in_place
-from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, round_up, triple
+from fusegen.plan.conv_limits import REGISTERS, Triple, round_up, triple
+from fusegen.plan.conv_memory import AHEAD, RING, Geometry
+from fusegen.plan.conv_window import Pooling
 from fusegen.plan.details import (
     ABSENT_AXIS,
     ContractionAxis,
@@ -26,22 +27,14 @@ from fusegen.plan.rowprogram import RowProgram
 from fusegen.spaces.convreduce import has_moments
 from fusegen.tuning import choose
 
-if TYPE_CHECKING:
-    from fusegen.plan.conv_window import Pooling
-
 MAX_COLUMNS = 128
 MAX_WARPS = 16
 """Of consumers. Each has a value of every channel to take statistics about."""
-RING = 4
-"""Tap rows of streamed weights in shared memory."""
 CHAIN = 9
 """Products one after the other into the same sum in full fp32."""
 AVERAGED_CHAIN = 3
 """The same where results are averaged: what truncation takes from each does not average out."""
-AHEAD = 2
-"""Slices of results whose operands are on their way: 12 KB of three warpgroups, and twice as many were no faster."""
 MAX_TAP_ROWS = 128
-MAX_SLOTS = 1024
 
 
 class Operands(NamedTuple):
@@ -92,147 +85,6 @@ def _tile(outputs: int, most: int, whole_rows: bool) -> tuple[int, int, int] | s
         if tiles == 0:
             return f"a reduction over {outputs} channels spans more than four blocks"
     return round_up(-(-outputs // tiles), 8), tiles, tiles if whole_rows else 1
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """What a block keeps in shared memory."""
-
-    warpgroups: int
-    stream: bool
-    rings: int
-    chunk: int
-    slots: int
-    stages: int
-    slice: int
-    buffers: int
-    all_rows: bool
-
-    @property
-    def label(self) -> str:
-        """Names what the way through memory is, whatever fits besides."""
-        rings = "one ring" if self.rings == 1 else "a ring each"
-        stage = f"{self.chunk} channels of {'a residue' if self.all_rows else 'a tap row'}"
-        streamed = ", weights streamed" if self.stream else ""
-        return f"{self.warpgroups} warpgroups, {rings}, stages of {stage}{streamed}"
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What the choice of ``_Memory`` depends on."""
-
-    residues: tuple[TapResidue, ...]
-    tap_rows: tuple[tuple[int, int], ...]
-    pitches: tuple[int, ...]
-    phases: tuple[int, int]
-    depth: int
-    columns: int
-    """Results of a base slot."""
-    width: int
-    """Columns of the product."""
-    split: int
-    operand_bytes: int
-    precise: bool
-    streamed: int = field(default=0, kw_only=True)
-    """Operands that are copied ahead, as results are stored."""
-
-    def span(self, block: int, one_row: bool) -> int:
-        """Slots of a stage that holds the tap rows of a residue, or one of them."""
-        found = 0
-        for residue in self.residues:
-            own = self.tap_rows[residue.first_row :][: residue.rows]
-            shifts = [(z * self.pitches[1] + y) * self.pitches[2] for z, y in own]
-            found = max(found, block + residue.taps[-1] + (0 if one_row else max(shifts) - min(shifts)))
-        return found
-
-    def staging(self, channels: int) -> int:
-        """Bytes through which a warpgroup stores results of so many channels."""
-        in_y, in_x = self.phases
-        row = 64 * in_x + (0 if in_y == 1 else 16 if in_x == 2 else 8)
-        pitch = {4: in_y * row, 2: in_y * row | 8, 1: 68}[in_y * in_x]
-        return channels * pitch * 4
-
-    def operands_ahead(self, channels: int) -> int:
-        """Bytes of operands that are on their way for a warpgroup, where it stores so many channels at a time."""
-        return AHEAD * self.streamed * channels * 64 * self.phases[0] * self.phases[1] * 4
-
-    def ways(self) -> Iterator[tuple[bool, bool, bool, int]]:
-        """(weights streamed, one ring for all warpgroups, one tap row in a stage, channels of a stage), best first.
-
-        With a ring for all and a whole item in it, warpgroups multiply in turns; with rings of their own
-        they drift apart by themselves: either way epilogues overlap products. Streamed weights keep
-        them in step.
-        """
-        taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
-        chunks = self.chunks((32, 16, 8) if taps < 3 else (16, 8))
-        by_row = self.span(64, False) * len(self.residues) > 2 * 64 * self.rows  # less to load than all rows at once
-        yield from ((False, True, False, chunk) for chunk in chunks)
-        if self.precise and by_row:
-            yield from ((False, True, True, chunk) for chunk in chunks)
-        yield from ((False, False, row, chunk) for row in ((True,) if by_row else (False, True)) for chunk in chunks)
-        yield from ((True, True, row, chunk) for chunk in chunks for row in (False, True))
-
-    @property
-    def rows(self) -> int:
-        return sum(residue.rows for residue in self.residues)
-
-    def chunks(self, sizes: tuple[int, ...]) -> list[int]:
-        """Channels that a stage may hold, least padding first. Taps go in pairs where four are enough."""
-        if self.precise and self.depth <= 4 and all(len(residue.taps) > 1 for residue in self.residues):
-            return [4]
-        return sorted(sizes, key=lambda size: (round_up(self.depth, size), -size))
-
-    @property
-    def warpgroups(self) -> tuple[int, ...]:
-        """A fourth one hides more latency, where its accumulators leave registers for the epilogue."""
-        return (4, 3) if self.width <= 96 else (3,)
-
-    @property
-    def slices(self) -> tuple[int, ...]:
-        """Channels that a warpgroup stages at a time."""
-        lanes = 4 // (self.phases[0] * self.phases[1])
-        channels = self.columns // (self.phases[0] * self.phases[1])
-        if self.precise and lanes == 4 and not self.streamed:
-            return tuple(size for size in (32, 16, 8) if channels % size == 0)
-        return {1: (4,), 2: (8, 4), 4: (8,)}[lanes]
-
-    @property
-    def item_stages(self) -> int:
-        """Stages that hold what a tile reads of a chunk of channels."""
-        return len(self.residues)
-
-    def stage_bytes(self, slots: int, chunk: int) -> int:
-        return slots * chunk * 4
-
-    def holds(self, slots: int, block: int) -> bool:
-        """Whether the copies into a stage are not too large."""
-        return slots <= MAX_SLOTS
-
-    def memories(self) -> dict[str, _Memory]:
-        """What fits, by label, best first."""
-        found: dict[str, _Memory] = {}
-        for (stream, together, one_row, chunk), count, size, buffers in product(
-            self.ways(), self.warpgroups, self.slices, (2, 1)
-        ):
-            depth, rings = round_up(self.depth, chunk), 1 if together else count
-            if stream and rings > 3:
-                continue  # the fourth of the producers' warps brings the weights
-            tiles = [len(residue.tiles(chunk)) for residue in self.residues]
-            taps = sum(residue.rows * count for residue, count in zip(self.residues, tiles, strict=True))
-            kept = RING * max(tiles) * chunk if stream else taps * depth
-            slots = self.span(64 * count // rings, one_row)
-            item = depth // chunk * (self.rows if one_row else self.item_stages)
-            ahead = together and one_row and not stream  # stages are small: some of the next tile's fit too
-            wanted = 3 if stream or rings > 1 else 3 * item // 2 if ahead else item
-            exchange = (self.split - 1) * 2 * 4 * 16 * self.phases[0] * self.phases[1] * 4
-            free = SHARED_BYTES - BARRIER_BYTES - self.operand_bytes - kept * self.width * 4
-            free -= count * (exchange + buffers * self.staging(size) + self.operands_ahead(size))
-            most = 2 * item if ahead else max(wanted, 8)
-            stages = min(free // (self.stage_bytes(slots, chunk) * rings), most)
-            if stages >= wanted and self.holds(slots, 64 * count // rings):
-                memory = _Memory(count, stream, rings, chunk, slots, stages, size, buffers, not one_row)
-                found.setdefault(memory.label, memory)
-        return found
 
 
 def plan(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fusegen.costs.hopper import Taps, Windows, covered
 from fusegen.plan.conv_limits import round_up, triple
-from fusegen.plan.conv_sm90 import MAX_SLOTS, Geometry
+from fusegen.plan.conv_memory import MAX_SLOTS, Geometry
 from fusegen.plan.details import PartTaps, TapResidue, WindowPlan
 from fusegen.plan.rowprogram import RowProgram
 
