@@ -91,6 +91,11 @@ LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
 
 
+def reduces(body: Graph) -> bool:
+    """Whether results in ``body`` are reduced, not only stored."""
+    return any(isinstance(node.op, (ReduceOp, SoftmaxOp)) for node in body.nodes)
+
+
 def portable_seconds(
     body: Graph,
     node: Node,
@@ -110,7 +115,7 @@ def portable_seconds(
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
         inputs, outputs = inference.group_channels(node.op, x, w)
-        few = few and not any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes)
+        few = few and not reduces(body)
         positions = shape[0] * node.op.groups * prod(shape[2:]) if few else None
         tiling = tile_conv(Structure(node.op, inference.kernel_size(w), inputs, outputs, whole, merge, positions))
         blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
@@ -180,7 +185,7 @@ def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
     Where cuDNN may decide on full fp32, the file has kernels beside it for that; for reductions the portable kernel's
     tiles are no smaller.
     """
-    if not isinstance(node.op, ConvOp) or any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes):
+    if not isinstance(node.op, ConvOp) or reduces(body):
         return False
     x, w = (body.node(name).type for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(node.op, x, w)

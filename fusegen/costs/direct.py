@@ -15,7 +15,7 @@ from fusegen import dims, inference, ops
 from fusegen.costs import contractions, direct_shared, hopper
 from fusegen.costs.direct_tiles import CHAIN, Tile, along_axes, chain, lines_read, tiles
 from fusegen.costs.tiling import TooLarge
-from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node, ReduceOp, SoftmaxOp
+from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.spaces.poolspace import along_channels, around, operations
 from fusegen.spaces.rowspace import NotFusable, RowSpace
@@ -67,7 +67,7 @@ def is_small(body: Graph, node: Node) -> bool:
     False for ``precise`` ones, whose sums keep what rounding takes, and before a reduction that may share a kernel.
     """
     assert isinstance(node.op, ConvOp)
-    if node.op.precise or any(isinstance(other.op, (ReduceOp, SoftmaxOp)) for other in body.nodes):
+    if node.op.precise or contractions.reduces(body):
         return False
     rates = machine(DEFAULT_TARGET)
     x, w = (body.node(name).type for name in node.inputs[:2])

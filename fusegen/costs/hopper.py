@@ -197,14 +197,14 @@ def blocks(body: Graph, node: Node) -> int:
     _, outputs = inference.group_channels(conv, x.type, w.type)
     taps = _taps(conv, w)
     columns = -(-outputs // 8) * 8 * prod(axis.phases for axis in taps)
-    return -(-_slots(body, node, taps) // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * conv.groups
+    slots = body.shape(x.name)[0] * prod(_pitches(body, node, taps))
+    return -(-slots // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * conv.groups
 
 
-def _slots(body: Graph, node: Node, taps: list[Taps]) -> int:
-    """Base slots of all samples."""
-    x = node.inputs[0]
-    lengths = zip(body.shape(x)[2:], body.shape(node.name)[2:], strict=True)
-    return body.shape(x)[0] * prod(axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True))
+def _pitches(body: Graph, node: Node, taps: list[Taps]) -> list[int]:
+    """Base slots along each axis of a sample; their product is those of a sample."""
+    lengths = zip(body.shape(node.inputs[0])[2:], body.shape(node.name)[2:], strict=True)
+    return [axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True)]
 
 
 def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> float:
@@ -214,8 +214,7 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     x, w = (body.node(name) for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(conv, x.type, w.type)
     taps = _taps(conv, w)
-    lengths = zip(body.shape(x.name)[2:], body.shape(node.name)[2:], strict=True)
-    pitches = [axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True)]
+    pitches = _pitches(body, node, taps)
     slots = body.shape(x.name)[0] * prod(pitches)
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
     depth = 4 if precise and inputs <= 4 else depth  # two taps to a product
