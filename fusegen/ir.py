@@ -359,6 +359,7 @@ class RegionOp(Frozen):
         "contraction",
         "conv_boxes",
         "conv_direct",
+        "conv_max",
         "conv_pool",
         "conv_reduce",
         "pool",

@@ -934,7 +934,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
             const int line = o * 16 + half * 8 + lane / 4;
             [[maybe_unused]] const int output = first + half * 8 + lane / 4, l = group * OUTPUTS + (output < OUTPUTS ? output : 0);
             const float v_p0 = __ldg(args.p0 + l);   // %conv3d_r1: float32[32, 1, 1, 1]
-            float sum[2] = {};
+            float own_sum[2] = {};
 #pragma unroll
             for (int n = 0; n < S::TILES_P * 2 * INTERLEAVED; ++n) {
                 const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, p = n / INTERLEAVED / 2;
@@ -942,9 +942,10 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 const float v = element;
                 const float t0 = v + v_p0;   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
                 element = t0;
-                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) sum[e] += element;
+                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) own_sum[e] += element;
             }
-            float total = sum[0] + sum[1];
+            float total = own_sum[0];
+            total += own_sum[1];
             total += __shfl_xor_sync(~0u, total, 1), total += __shfl_xor_sync(~0u, total, 2);
             const float mean = exists ? total / count : 0.0f;
             float square[2] = {};
@@ -1098,7 +1099,7 @@ namespace k1_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
-// Data are statistics of more data: few enough to be computed in double, which rounds once, at the store.
+// Data are few, statistics of more data or weights, and computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -1291,7 +1292,7 @@ namespace k2_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
-// Data are statistics of more data: few enough to be computed in double, which rounds once, at the store.
+// Data are few, statistics of more data or weights, and computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -1450,7 +1451,7 @@ namespace k3_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
-// Data are statistics of more data: few enough to be computed in double, which rounds once, at the store.
+// Data are few, statistics of more data or weights, and computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -1644,7 +1645,7 @@ namespace k4_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
-// Data are statistics of more data: few enough to be computed in double, which rounds once, at the store.
+// Data are few, statistics of more data or weights, and computed in double, which rounds once, at the store.
 constexpr int LENGTH = 32;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -2061,7 +2062,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8e1e00f1f08c8ccf, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_93c59a71faed51b1, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -2069,7 +2070,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8e1e00f1f08c8ccf, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8e1e00f1f08c8ccf, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_93c59a71faed51b1, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2078,7 +2079,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_8e1e00f1f08c8ccf, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8e1e00f1f08c8ccf"
+_fusegen_NAMESPACE = "fusegen_93c59a71faed51b1"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -599,14 +599,14 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
     await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUT) + channel;
-    __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
-    double sum = 0.0;
-    if (channel < GROUPS * OUT) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { sum += __ldg(state); });
-    sums[threadIdx.y][threadIdx.x] = sum;
+    __shared__ double parts[JOIN_PARTS][JOIN_CHANNELS];
+    double own = 0.0;
+    if (channel < GROUPS * OUT) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { own += __ldg(state); });
+    parts[threadIdx.y][threadIdx.x] = own;
     __syncthreads();
     if (threadIdx.y != 0 || channel >= GROUPS * OUT) return;
-    for (int part = 1; part < JOIN_PARTS; ++part) sum += sums[part][threadIdx.x];
-    args.y0[at] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
+    for (int part = 1; part < JOIN_PARTS; ++part) own += parts[part][threadIdx.x];
+    args.y0[at] = static_cast<float>(own / (double(args.out[0]) * args.out[1] * args.out[2]));
 }
 
 template <typename Places>
@@ -1280,14 +1280,14 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
     await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUTPUTS) + channel;
-    __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
-    double sum = 0.0;
-    if (channel < GROUPS * OUTPUTS) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { sum += __ldg(state); });
-    sums[threadIdx.y][threadIdx.x] = sum;
+    __shared__ double parts[JOIN_PARTS][JOIN_CHANNELS];
+    double own = 0.0;
+    if (channel < GROUPS * OUTPUTS) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { own += __ldg(state); });
+    parts[threadIdx.y][threadIdx.x] = own;
     __syncthreads();
     if (threadIdx.y != 0 || channel >= GROUPS * OUTPUTS) return;
-    for (int part = 1; part < JOIN_PARTS; ++part) sum += sums[part][threadIdx.x];
-    args.y0[at] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
+    for (int part = 1; part < JOIN_PARTS; ++part) own += parts[part][threadIdx.x];
+    args.y0[at] = static_cast<float>(own / (double(args.out[0]) * args.out[1] * args.out[2]));
 }
 
 template <typename Places>
@@ -1734,7 +1734,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
             const int line = o * 16 + half * 8 + lane / 4;
             [[maybe_unused]] const int output = first + half * 8 + lane / 4, l = group * OUTPUTS + (output < OUTPUTS ? output : 0);
             const float v_p0 = __ldg(args.p0 + l);   // %conv2d_r1: float32[64, 1, 1]
-            float sum[2] = {};
+            float own_sum[2] = {};
 #pragma unroll
             for (int n = 0; n < S::TILES_P * 2 * INTERLEAVED; ++n) {
                 const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, p = n / INTERLEAVED / 2;
@@ -1743,9 +1743,10 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 const float t0 = v + v_p0;   // %conv2d: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = add(%conv2d_r2, %conv2d_r1)
                 const float t1 = (0.5f * t0 * (1.0f + erff(t0 * 0x1.6a09e6p-1f)));   // %gelu: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = gelu(%conv2d)
                 element = t1;
-                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) sum[e] += element;
+                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) own_sum[e] += element;
             }
-            float total = sum[0] + sum[1];
+            float total = own_sum[0];
+            total += own_sum[1];
             total += __shfl_xor_sync(~0u, total, 1), total += __shfl_xor_sync(~0u, total, 2);
             if (lane % 4 == 0) {
                 float* const state = states + warp * (STATE * LINES) + line;
@@ -1760,10 +1761,10 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
         constexpr int NEXT = WARPS_O * STATE * LINES;   // floats to the next warp's
         const int64_t place = outer * args.places + blockIdx.x / OUTPUT_TILES % args.places;
         float* const to = args.states + place * (STATE * Places::PITCH) + group * OUTPUTS + output_tile * OUTPUT_TILE + channel;
-        float sum = 0.0f;
+        float total = 0.0f;
 #pragma unroll
-        for (int i = 0; i < WARPS_P; ++i) sum += from[i * NEXT];
-        to[0] = sum;
+        for (int i = 0; i < WARPS_P; ++i) total += from[i * NEXT];
+        to[0] = total;
     }
 }
 
@@ -2001,16 +2002,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fbb6459e1f8ce3fe, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_223ed9fe240653fb, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fbb6459e1f8ce3fe, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_223ed9fe240653fb, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fbb6459e1f8ce3fe"
+_fusegen_NAMESPACE = "fusegen_223ed9fe240653fb"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

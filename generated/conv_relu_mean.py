@@ -462,14 +462,14 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
     await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUT) + channel;
-    __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
-    double sum = 0.0;
-    if (channel < GROUPS * OUT) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { sum += __ldg(state); });
-    sums[threadIdx.y][threadIdx.x] = sum;
+    __shared__ double parts[JOIN_PARTS][JOIN_CHANNELS];
+    double own = 0.0;
+    if (channel < GROUPS * OUT) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { own += __ldg(state); });
+    parts[threadIdx.y][threadIdx.x] = own;
     __syncthreads();
     if (threadIdx.y != 0 || channel >= GROUPS * OUT) return;
-    for (int part = 1; part < JOIN_PARTS; ++part) sum += sums[part][threadIdx.x];
-    args.y0[at] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
+    for (int part = 1; part < JOIN_PARTS; ++part) own += parts[part][threadIdx.x];
+    args.y0[at] = static_cast<float>(own / (double(args.out[0]) * args.out[1] * args.out[2]));
 }
 
 template <typename Places>
@@ -1147,14 +1147,14 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
     await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUT) + channel;
-    __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
-    double sum = 0.0;
-    if (channel < GROUPS * OUT) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { sum += __ldg(state); });
-    sums[threadIdx.y][threadIdx.x] = sum;
+    __shared__ double parts[JOIN_PARTS][JOIN_CHANNELS];
+    double own = 0.0;
+    if (channel < GROUPS * OUT) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { own += __ldg(state); });
+    parts[threadIdx.y][threadIdx.x] = own;
     __syncthreads();
     if (threadIdx.y != 0 || channel >= GROUPS * OUT) return;
-    for (int part = 1; part < JOIN_PARTS; ++part) sum += sums[part][threadIdx.x];
-    args.y0[at] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
+    for (int part = 1; part < JOIN_PARTS; ++part) own += parts[part][threadIdx.x];
+    args.y0[at] = static_cast<float>(own / (double(args.out[0]) * args.out[1] * args.out[2]));
 }
 
 template <typename Places>
@@ -1952,14 +1952,14 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
     await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUT) + channel;
-    __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
-    double sum = 0.0;
-    if (channel < GROUPS * OUT) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { sum += __ldg(state); });
-    sums[threadIdx.y][threadIdx.x] = sum;
+    __shared__ double parts[JOIN_PARTS][JOIN_CHANNELS];
+    double own = 0.0;
+    if (channel < GROUPS * OUT) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { own += __ldg(state); });
+    parts[threadIdx.y][threadIdx.x] = own;
     __syncthreads();
     if (threadIdx.y != 0 || channel >= GROUPS * OUT) return;
-    for (int part = 1; part < JOIN_PARTS; ++part) sum += sums[part][threadIdx.x];
-    args.y0[at] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
+    for (int part = 1; part < JOIN_PARTS; ++part) own += parts[part][threadIdx.x];
+    args.y0[at] = static_cast<float>(own / (double(args.out[0]) * args.out[1] * args.out[2]));
 }
 
 template <typename Places>
@@ -2652,14 +2652,14 @@ __global__ void __launch_bounds__(JOIN_CHANNELS * JOIN_PARTS) join(const __grid_
     await_previous();
     const int sample = blockIdx.x, channel = blockIdx.y * JOIN_CHANNELS + threadIdx.x;
     const int64_t at = int64_t(sample) * (GROUPS * OUTPUTS) + channel;
-    __shared__ double sums[JOIN_PARTS][JOIN_CHANNELS];
-    double sum = 0.0;
-    if (channel < GROUPS * OUTPUTS) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { sum += __ldg(state); });
-    sums[threadIdx.y][threadIdx.x] = sum;
+    __shared__ double parts[JOIN_PARTS][JOIN_CHANNELS];
+    double own = 0.0;
+    if (channel < GROUPS * OUTPUTS) places.each(args, sample, channel, threadIdx.y, JOIN_PARTS, [&](const float* state) { own += __ldg(state); });
+    parts[threadIdx.y][threadIdx.x] = own;
     __syncthreads();
     if (threadIdx.y != 0 || channel >= GROUPS * OUTPUTS) return;
-    for (int part = 1; part < JOIN_PARTS; ++part) sum += sums[part][threadIdx.x];
-    args.y0[at] = static_cast<float>(sum / (double(args.out[0]) * args.out[1] * args.out[2]));
+    for (int part = 1; part < JOIN_PARTS; ++part) own += parts[part][threadIdx.x];
+    args.y0[at] = static_cast<float>(own / (double(args.out[0]) * args.out[1] * args.out[2]));
 }
 
 template <typename Places>
@@ -3106,7 +3106,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
             const int line = o * 16 + half * 8 + lane / 4;
             [[maybe_unused]] const int output = first + half * 8 + lane / 4, l = group * OUTPUTS + (output < OUTPUTS ? output : 0);
             const float v_p0 = __ldg(args.p0 + l);   // %conv2d_r1: float32[64, 1, 1]
-            float sum[2] = {};
+            float own_sum[2] = {};
 #pragma unroll
             for (int n = 0; n < S::TILES_P * 2 * INTERLEAVED; ++n) {
                 const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, p = n / INTERLEAVED / 2;
@@ -3115,9 +3115,10 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 const float t0 = v + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
                 const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 64, x0_2, x0_3] = relu(%conv2d)
                 element = t1;
-                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) sum[e] += element;
+                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) own_sum[e] += element;
             }
-            float total = sum[0] + sum[1];
+            float total = own_sum[0];
+            total += own_sum[1];
             total += __shfl_xor_sync(~0u, total, 1), total += __shfl_xor_sync(~0u, total, 2);
             if (lane % 4 == 0) {
                 float* const state = states + warp * (STATE * LINES) + line;
@@ -3132,10 +3133,10 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
         constexpr int NEXT = WARPS_O * STATE * LINES;   // floats to the next warp's
         const int64_t place = outer * args.places + blockIdx.x / OUTPUT_TILES % args.places;
         float* const to = args.states + place * (STATE * Places::PITCH) + group * OUTPUTS + output_tile * OUTPUT_TILE + channel;
-        float sum = 0.0f;
+        float total = 0.0f;
 #pragma unroll
-        for (int i = 0; i < WARPS_P; ++i) sum += from[i * NEXT];
-        to[0] = sum;
+        for (int i = 0; i < WARPS_P; ++i) total += from[i * NEXT];
+        to[0] = total;
     }
 }
 
@@ -3381,16 +3382,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_53eddd55b3db3fa6, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d71cccead53b2d87, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_53eddd55b3db3fa6, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d71cccead53b2d87, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_53eddd55b3db3fa6"
+_fusegen_NAMESPACE = "fusegen_d71cccead53b2d87"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

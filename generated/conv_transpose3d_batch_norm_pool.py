@@ -2772,7 +2772,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
             const int line = o * 16 + half * 8 + lane / 4;
             [[maybe_unused]] const int output = first + half * 8 + lane / 4, l = group * OUTPUTS + (output < OUTPUTS ? output : 0);
             const float v_p0 = __ldg(args.p0 + l);   // %conv_transpose3d_r1: float32[48, 1, 1, 1]
-            float sum[2] = {};
+            float own_sum[2] = {};
 #pragma unroll
             for (int n = 0; n < S::TILES_P * 2 * INTERLEAVED; ++n) {
                 const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, p = n / INTERLEAVED / 2;
@@ -2781,9 +2781,10 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 const float t0 = v + v_p0;   // %conv_transpose3d: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
                 const float t1 = t0 * 0x1.8p+0f;   // %mul: float32[x0_0, 48, 2*x0_2 + 1, 2*x0_3 + 1, 2*x0_4 + 1] = mul(%conv_transpose3d, %scalar)
                 element = t1;
-                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) sum[e] += element;
+                if (own >> ((8 * p + e) * INTERLEAVED + i) & 1) own_sum[e] += element;
             }
-            float total = sum[0] + sum[1];
+            float total = own_sum[0];
+            total += own_sum[1];
             total += __shfl_xor_sync(~0u, total, 1), total += __shfl_xor_sync(~0u, total, 2);
             const float mean = exists ? total / count : 0.0f;
             float square[2] = {};
@@ -4069,18 +4070,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_aa380a7eaf5c8117, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a13e0a601c977faa, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_aa380a7eaf5c8117, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a13e0a601c977faa, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_aa380a7eaf5c8117"
+_fusegen_NAMESPACE = "fusegen_a13e0a601c977faa"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

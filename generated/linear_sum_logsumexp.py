@@ -215,6 +215,7 @@ namespace k0_row_reduce_kernel {
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
 //   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
+// Data are few, statistics of more data or weights, and computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8192;
 constexpr bool STRIDED = false;
 constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
@@ -249,18 +250,18 @@ struct Args {
 // Combines r[] over the threads of a row; all of them get the result. One barrier each, since
 // successive reductions alternate between two buffers.
 template <int VEC, typename Combine>
-__device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* buffer, Combine combine) {
+__device__ __forceinline__ void reduce_row(double (&r)[Shape<VEC>::ROWS], double* buffer, Combine combine) {
     using S = Shape<VEC>;
     if constexpr (STRIDED) {
         if constexpr (S::PARTS == 1) return;
         const int lane = threadIdx.x % S::LANES, part = threadIdx.x / S::LANES;
-        float* slot = buffer + lane * VEC;
-        store_vector<VEC>(slot + part * S::BLOCK_ROWS, r);
+        double* slot = buffer + lane * VEC;
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) slot[part * S::BLOCK_ROWS + i] = r[i];
         __syncthreads();
 #pragma unroll 4
         for (int p = 0; p < S::PARTS; ++p) {
-            float other[VEC];
-            load_vector<VEC>(other, slot + p * S::BLOCK_ROWS);
+            const double* other = slot + p * S::BLOCK_ROWS;
 #pragma unroll
             for (int i = 0; i < VEC; ++i) r[i] = p ? combine(r[i], other[i]) : other[i];
         }
@@ -269,7 +270,7 @@ __device__ __forceinline__ void reduce_row(float (&r)[Shape<VEC>::ROWS], float* 
         for (int d = (S::PARTS < WARP ? S::PARTS : WARP) / 2; d; d /= 2)
             r[0] = combine(r[0], __shfl_xor_sync(~0u, r[0], d));
         if constexpr (S::PARTS > WARP) {
-            float* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
+            double* slot = buffer + threadIdx.x / S::PARTS * S::ROW_WARPS;
             if (threadIdx.x % WARP == 0) slot[threadIdx.x % S::PARTS / WARP] = r[0];
             __syncthreads();
             r[0] = slot[threadIdx.x % S::ROW_WARPS];
@@ -283,7 +284,7 @@ template <int VEC>
 __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
     await_previous();
     using S = Shape<VEC>;
-    __shared__ __align__(16) float buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
+    __shared__ __align__(16) double buffers[1][S::BLOCK_ROWS * S::ROW_WARPS];
     const int thread = threadIdx.x;
     const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
     const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
@@ -306,14 +307,16 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return EVEN || position(j) < LENGTH;
     };
 
-    float v[S::ROWS][S::VALUES] = {};
+    double v[S::ROWS][S::VALUES] = {};
     {
         const float* p = args.x + first;
 #pragma unroll
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
+#pragma unroll
+            for (int e = 0; e < VEC; ++e)
+                if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
-    float r0[S::ROWS];   // %sum_1_r1: float32[1] = reduce.sum(%p_linear_bias, axes=(0,), keepdim=True)
+    double r0[S::ROWS];   // %sum_1_r1: float32[1] = reduce.sum(%p_linear_bias, axes=(0,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
@@ -1162,20 +1165,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_38dd507b6a8a21bf, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b7d457902596c9a4, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_stream(Tensor p0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_38dd507b6a8a21bf, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b7d457902596c9a4, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_38dd507b6a8a21bf"
+_fusegen_NAMESPACE = "fusegen_b7d457902596c9a4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 
 import torch
 
@@ -42,10 +43,18 @@ from fusegen.ir import (
 
 PRIME = 134_217_689
 """Below 2^27: products stay below 2^54, so sums of 512 of them fit 64 bits."""
+_DENOMINATOR = 1000
+"""The largest of a number that stands for a quotient."""
 
 
 def inverse(value: int) -> int:
     return pow(value, -1, PRIME)
+
+
+def residue(value: float) -> int:
+    """Of the quotient of small integers that a number stands for: one over a count is no float."""
+    ratio = Fraction(value).limit_denominator(_DENOMINATOR)
+    return ratio.numerator * inverse(ratio.denominator) % PRIME
 
 
 def _contract(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -126,11 +135,12 @@ def variance(x: torch.Tensor, axes: tuple[int, ...], keepdim: bool) -> torch.Ten
     return mean(distance * distance % PRIME, axes, keepdim)
 
 
-def normalize(args: list[torch.Tensor], axes: tuple[int, ...], center: bool) -> torch.Tensor:
-    """By the definition, with the cube in the place of the reciprocal root and eps taken as 0."""
+def normalize(args: list[torch.Tensor], op: NormalizeOp) -> torch.Tensor:
+    """By the definition, with the cube in the place of the reciprocal root."""
     x, *affine = args
-    power = variance(x, axes, True) if center else mean(x * x % PRIME, axes, True)
-    y = ((x - mean(x, axes, True)) if center else x) % PRIME * (power * power % PRIME * power % PRIME) % PRIME
+    power = variance(x, op.axes, True) if op.center else mean(x * x % PRIME, op.axes, True)
+    power = (power + residue(op.eps)) % PRIME
+    y = ((x - mean(x, op.axes, True)) if op.center else x) % PRIME * (power * power % PRIME * power % PRIME) % PRIME
     if affine:
         y = y * affine[0] % PRIME
     return y + affine[1] if len(affine) > 1 else y
@@ -151,7 +161,7 @@ def scan(x: torch.Tensor, op: ScanOp) -> torch.Tensor:
 def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
     match node.op:
         case ConstOp(value=value):
-            return torch.tensor(int(value) % PRIME)
+            return torch.tensor(residue(value))
         case PointwiseOp(fn="add"):
             return args[0] + args[1]
         case PointwiseOp(fn="sub"):
@@ -176,8 +186,8 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0] * args[0] % PRIME * args[0]
         case ReduceOp(fn="var", axes=axes, keepdim=keepdim):
             return variance(args[0], axes, keepdim)
-        case NormalizeOp(axes=axes, center=center):
-            return normalize(args, axes, center)
+        case NormalizeOp() as op:
+            return normalize(args, op)
         case ReduceOp(fn="max", axes=axes, keepdim=keepdim):
             return args[0].amax(list(axes), keepdim=keepdim)
         case ConvOp() as op:

@@ -186,8 +186,8 @@ def test_the_phases_of_a_transposed_convolution_are_pooled_where_they_are_comput
     compiled = _compiled(tmp_path, f"F.{fn}_pool3d(F.silu(self.c(x)), 2).tanh()", *VOLUME)
     plan = _plan(compiled)
     assert isinstance(plan.detail, ContractionPlan)
-    assert plan.detail.pool is not None
-    assert (plan.detail.pool.fn, plan.detail.pool.divisor) == ("max" if fn == "max" else "mean", divisor)
+    assert plan.detail.sweep is not None
+    assert (plan.detail.sweep.fn, plan.detail.sweep.divisor) == ("max" if fn == "max" else "mean", divisor)
     assert plan.hopper is None
     assert compiled.program.bytes_after < 1.1 * 4 * 16 * 16 * 32 * 32 * (3 + 64)  # its input and what is pooled
 

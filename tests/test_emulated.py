@@ -12,7 +12,7 @@ import torch
 from fusegen.compiler import compile_file
 from fusegen.costs import contractions, direct
 from fusegen.plan import contraction
-from fusegen.spaces import convpool, convreduce
+from fusegen.spaces import convmax, convpool, convreduce
 from fusegen.trace import load_model_file
 from tests.emulated import Emulated
 from tests.models import write
@@ -27,6 +27,10 @@ MODELS = {
     "channels": ("nn.ConvTranspose2d(16, 40, 3, 2, 1)", "self.m(x).softmax(1)", (16, 6, 7)),
     "sums": ("nn.Conv3d(3, 24, 3)", "F.relu(self.m(x)).mean((2, 3, 4))", (3, 6, 7, 9)),
     "sums_of_places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).relu().sum((2, 3))", (16, 20, 31)),
+    "extremes": ("nn.Conv2d(16, 24, 3)", "F.silu(self.m(x)).amax((2, 3))", (16, 20, 31)),
+    "extremes_of_phases": ("nn.ConvTranspose2d(16, 24, 4, 3)", "self.m(x).cos().amin((2, 3)).softmax(1)", (16, 5, 6)),
+    "extremes_of_groups": ("nn.Conv3d(32, 80, 2, groups=2)", "(self.m(x) * self.s).amax((2, 3, 4))", (32, 5, 6, 7)),
+    "extremes_of_places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).min(3)[0].amin(2)", (16, 20, 31)),
     "moments": ("nn.Conv2d(5, 40, 3, padding=1)", "self.n(F.hardswish(self.m(x))).mean((1, 2, 3))", (5, 13, 17)),
     "moments_of_phases": ("nn.ConvTranspose2d(16, 24, 4, 3)", "self.n(self.m(x)).mean((2, 3))", (16, 5, 6)),
     "moments_of_groups": ("nn.Conv2d(32, 80, 3, groups=2)", "self.n(self.m(x) + 30).mean((2, 3))", (32, 9, 20)),
@@ -54,6 +58,21 @@ MODELS = {
         "F.max_pool2d(self.m(x).abs(), 2)",
         (16, 6, 7),
     ),
+    "swept_depth": ("nn.Conv3d(3, 24, 3)", "self.m(x).min(2).values.softmax(1)", (3, 8, 9, 13)),
+    "swept_height": ("nn.Conv2d(16, 40, 3, 2, 1)", "F.silu(self.m(x) * self.q).amax(2).tanh() + 1", (16, 19, 14)),
+    "swept_width": ("nn.Conv2d(20, 24, (3, 2), 1, 0, (1, 2))", "self.m(x).amin(-1, keepdim=True).abs()", (20, 9, 37)),
+    "swept_plane": ("nn.Conv3d(5, 72, 2)", "self.m(x).sin().amax((3, 4)) * x.shape[2]", (5, 6, 7, 8)),
+    "swept_around": ("nn.Conv3d(8, 16, 2)", "self.m(x).cos().amax((2, 4)).logsumexp(1)", (8, 5, 6, 7)),
+    "swept_positions": ("nn.Conv2d(16, 24, 3)", "self.m(x).abs().amax((2, 3))", (16, 7, 9)),
+    "swept_line": ("nn.Conv1d(12, 33, 5, 2)", "(self.m(x) / -1.5).min(2).values", (12, 75)),
+    "swept_groups": ("nn.Conv2d(32, 80, 3, groups=2)", "self.m(x).square().amax(3) - 1", (32, 7, 20)),
+    "swept_far_taps": ("nn.Conv2d(40, 24, (3, 2), 1, 0, (19, 1))", "self.m(x).amax(2) * 2", (40, 45, 5)),
+    "swept_phases": ("nn.ConvTranspose2d(16, 24, 4, 2, 1)", "self.m(x).sin().amax(2)", (16, 5, 6)),
+    "swept_side_by_side": ("nn.ConvTranspose2d(16, 24, 5, 2, 1)", "self.m(x).sin().amin(3).softmax(1)", (16, 5, 6)),
+    "swept_many_phases": ("nn.ConvTranspose2d(16, 24, 3, (3, 5))", "self.m(x).sin().amax(3)", (16, 4, 5)),
+    "swept_all_phases": ("nn.ConvTranspose3d(4, 16, 3, 2, 1)", "self.m(x).abs().amax((2, 3, 4))", (4, 3, 4, 5)),
+    "swept_short": ("nn.ConvTranspose2d(16, 24, 4, 3, 1)", "self.m(x).sin().amax(2)", (16, 1, 6)),
+    "swept_narrow": ("nn.ConvTranspose2d(16, 24, 4, (1, 3), (0, 1))", "self.m(x).sin().amax(3)", (16, 4, 1)),
     "merged": ("nn.ConvTranspose2d(20, 3, 5, 2)", "self.m(x) * 2 + 1", (20, 6, 9)),
     "merged_by_three": ("nn.ConvTranspose2d(16, 3, 3, 3, 2, 2, dilation=2)", "self.m(x).tanh()", (16, 5, 12)),
     "merged_volume": ("nn.ConvTranspose3d(16, 3, 3, 2)", "F.hardswish(self.m(x))", (16, 3, 4, 5)),
@@ -79,12 +98,15 @@ MODELS = {
 def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
-    monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
-    for module in (convreduce, convpool):
+    monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1000 if name.startswith("swept") else 1)
+    for module in (convmax, convpool, convreduce):
         monkeypatch.setattr(module, "faster", lambda *_: None)
     monkeypatch.setattr(contraction, "hopper_conv", lambda *_, **__: "left to the portable one")
     module, body, shape = MODELS[name]
     init = f"self.m = {module}\nself.p = nn.Parameter(torch.randn(18, 29))"
+    init += "\nself.s = nn.Parameter(torch.randn(80, 1, 1, 1))"
+    if "self.q" in body:
+        init += "\nself.q = nn.Parameter(torch.randn(40, 1, 1))"
     if "self.r" in body:
         init += f"\nself.r = nn.Parameter(torch.randn_like(self.m(torch.zeros(2, {', '.join(map(str, shape))}))))"
     if name.startswith("moments"):
@@ -93,13 +115,15 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     compiled = compile_file(path)
     torch.manual_seed(0)
     kernel = Emulated(compiled, dict(load_model_file(path).model_class().named_parameters()), tmp_path)
-    assert bool(kernel.detail.reduced) == name.startswith(("sums", "moments"))
+    assert bool(kernel.detail.extreme) == name.startswith("extremes")
+    assert bool(kernel.detail.reduced) == name.startswith(("sums", "extremes", "moments"))
     assert kernel.detail.moments == name.startswith("moments")
-    assert (kernel.detail.pool is not None) == name.startswith("pooled")
+    assert (kernel.detail.sweep is not None) == name.startswith(("pooled", "swept"))
+    assert not kernel.detail.sweep or any(kernel.detail.sweep.swept) == name.startswith("swept")
     assert (max(kernel.detail.tiling.merged) > 1) == name.startswith("merged")
     assert kernel.detail.shares or not name.startswith("few")
 
-    grown = (shape[0], *(size + 3 for size in shape[1:]))
+    grown = (shape[0], *(size + 3 if size > 1 else 1 for size in shape[1:]))  # an only position is a constant
     calls = [(shape, True), (shape, False)]
     for size, tf32 in calls if "self.p" in body or "self.r" in body else [*calls, (grown, True)]:
         x = torch.randn(2, *size) + 0.5

@@ -28,6 +28,8 @@ MODELS = {
     "phases_far": ("nn.ConvTranspose2d(4, 10, (5, 2), (6, 4), (3, 0), (5, 3), groups=2, dilation=(4, 3))", (4, 4, 5)),
     "phases_along_volumes": ("nn.ConvTranspose3d(4, 6, (3, 2, 4), 3, 1, 2, groups=2)", (4, 3, 4, 5)),
     "runs_of_warps": ("nn.ConvTranspose2d(4, 6, 2, 3, groups=2)", (4, 2, 45)),
+    "points": ("nn.Conv3d(16, 24, 1)", (16, 3, 5, 4)),
+    "points_transposed": ("nn.ConvTranspose3d(12, 20, 1)", (12, 3, 5, 7)),
     "line": ("nn.ConvTranspose1d(16, 10, 9, 5, 3, 1, groups=2)", (16, 11)),
 }
 """By name: the module, and the shape of one sample."""
@@ -82,6 +84,9 @@ class InFp32(Emulated):
         ("nn.Conv2d(6, 6, 3, groups=6)", (6, 7, 13), (6, 5, 11)),
         ("nn.ConvTranspose3d(4, 4, 2, 2, groups=4)", (4, 2, 3, 5), (4, 4, 6, 10)),
         ("nn.Conv1d(4, 8, 3, padding=1, groups=4)", (4, 14), (8, 14)),
+        ("nn.Conv3d(16, 12, 1)", (16, 3, 4, 5), (12, 3, 4, 5)),  # its positions as one line
+        ("nn.ConvTranspose2d(6, 20, 1)", (6, 4, 7), (20, 4, 7)),
+        ("nn.Conv2d(8, 4, 1, groups=2)", (8, 5, 5), (4, 5, 5)),
     ],
 )
 def test_operands_that_differ_along_some_axes(

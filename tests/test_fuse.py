@@ -210,6 +210,33 @@ def test_arithmetic_on_statistics_is_in_double(body: str, double: bool, tmp_path
     assert all(detail.double == double for detail in rows)
 
 
+@pytest.mark.parametrize(
+    ("body", "kernels"),
+    [
+        ("x.sum(0).mean()", 1),
+        ("x.exp().mean(0).sum()", 1),
+        ("x.abs().amax(1).amax()", 1),
+        ("(x.log_softmax(1) * x).sum(1).mean()", 2),  # a row of the softmax has its sum
+        ("(x - x.mean(1, True)).square().sum(1).mean(0)", 2),
+        ("x.softmax(1).amax(1).amax(0)", 2),
+    ],
+)
+def test_reductions_of_reductions_stay_with_the_rows_that_they_are_of(body: str, kernels: int, tmp_path: Path) -> None:
+    found = compile_file(write(tmp_path, f"return {body}", "self.n = None", "torch.rand(50, 70)")).program
+    assert [isinstance(step, KernelStep) for step in found.steps] == [True] * kernels
+
+
+@pytest.mark.parametrize(("features", "double"), [(17, True), (1000, True), (70_000, False)])
+def test_sums_of_few_weights_are_rounded_once(features: int, double: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, "return self.l(x).mean((0, 1))", f"self.l = nn.Linear(64, {features})", "torch.rand(30, 64)")
+    program = compile_file(path).program
+    sums = [step.plan for step in program.steps if isinstance(step, KernelStep)]
+    weights = [plan.detail for plan in sums if [arg.node for arg in plan.args] == ["p_l_weight"]]
+    assert [isinstance(detail, RowReducePlan) and detail.double for detail in weights] == [double]
+    data = [plan.detail for plan in sums if any(arg.node == "x" for arg in plan.args)]
+    assert not any(isinstance(detail, RowReducePlan) and detail.double for detail in data)
+
+
 @pytest.mark.parametrize("norm", ["BatchNorm2d(8)", "GroupNorm(2, 8)"])
 def test_a_mean_that_others_are_subtracted_from_keeps_what_rounding_took(norm: str, tmp_path: Path) -> None:
     """Means that a norm compares differ by little more than they are rounded by; one sweep finds both."""

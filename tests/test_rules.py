@@ -39,10 +39,11 @@ from fusegen.ir import (
     SliceOp,
     TensorType,
 )
-from fusegen.passes import algebra, decompose, layouts, moments, simplify, statistics
+from fusegen.passes import algebra, decompose, layouts, moments, positions, simplify, statistics
 from fusegen.passes.algebra import axes, channels, collapse, pools, slices
 from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
+from fusegen.spaces import convreduce
 from fusegen.verify import verify
 from tests import modular
 from tests.models import traced, write
@@ -142,6 +143,23 @@ def _nested(draw: Draw) -> Node:
     axes = tuple(sorted(draw.rng.sample(range(len(shape)), draw.rng.randint(1, len(shape) - 1))))
     inner = draw.reduce(draw.leaf(*shape), axes, fn)
     return draw.reduce(inner, None, fn)
+
+
+def _sum_and_mean(draw: Draw) -> Node:
+    shape = draw.shape(least=2)
+    fns = draw.rng.sample(["sum", "mean"], 2)
+    axes = tuple(sorted(draw.rng.sample(range(len(shape)), draw.rng.randint(1, len(shape) - 1))))
+    return draw.reduce(draw.reduce(draw.leaf(*shape), axes, fns[0]), None, fns[1])
+
+
+def _positions_and_more(draw: Draw) -> Node:
+    y = draw.conv()
+    for _ in range(draw.rng.randint(0, 2)):
+        y = draw.add(
+            PointwiseOp(fn="mul"), y, draw.rng.choice([y, draw.leaf(y.type.shape[1], *[1] * (y.type.rank - 2))])
+        )
+    more = draw.rng.choice([(0,), (1,), (0, 1)])
+    return draw.reduce(y, (*more, *range(2, y.type.rank)))
 
 
 def _norm(draw: Draw, shape: list[int], whole: int) -> Node:
@@ -690,6 +708,12 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     ),
     "mean(-x) = -mean(x),  sum(-x) = -sum(x)": lambda d: d.reduce(d.add(PointwiseOp(fn="neg"), d.leaf(*d.shape()))),
     "mean(mean(x)) = mean(x) over both sets of axes,  sum(sum(x)) likewise": _nested,
+    "mean(sum(x)) = sum(x) over both sets of axes / count,  count the elements of the mean,  sum(mean(x)) likewise": (
+        _sum_and_mean
+    ),
+    "sum over positions and more = sum over the rest of the sum over positions,  mean, max and min likewise": (
+        _positions_and_more
+    ),
     "mean over spatial and other axes = mean over the others of the spatial mean,  sum likewise": _spatial_and_more,
     "(x a) b = x (a b),  a and b numbers": _scales,
     "conv(c x, w) = c conv(x, w),  c a number": lambda d: d.conv(scale=True),
@@ -792,6 +816,7 @@ TRANSCENDENTAL = {
     "softmax(x) over a size-1 axis = x - x + 1",
     "normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b",
     "x tanh(softplus(x)) = mish(x)",
+    "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
     *ELEMENTWISE,
     *MONOTONE,
 }
@@ -804,6 +829,7 @@ RULES: dict[str, Rule] = {
         *moments.CENTRED,
         *moments.RULES,
         *statistics.RULES,
+        *positions.RULES,
         *layouts.RULES,
     )
 }
@@ -828,6 +854,8 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(slices, "_is_cheap", lambda *_: True)
     monkeypatch.setattr(slices, "_keeps_its_class", lambda *_: None)
     monkeypatch.setattr(moments, "WORTH", 1)
+    monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 0)
+    monkeypatch.setattr(positions, "_WORTH", -1)
     if BUILDERS[identity] is _conv_over_an_axis:
         monkeypatch.setattr(collapse, "MAX_WINDOWS", 0)
     applied = 0
@@ -840,6 +868,23 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(expected, found), f"seed {seed}"
         applied += bool(outcome.applied)
     assert applied >= 0.9 * CONFIGURATIONS / CHUNKS, "the builder must exercise the rule"
+
+
+@pytest.mark.parametrize("fn", ["max", "min"])
+@pytest.mark.parametrize("inner", [(0,), (1,), (0, 2), (1, 2)])
+def test_an_extreme_of_extremes_is_one(inner: tuple[int, ...], fn: str) -> None:
+    rule = RULES["max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise"]
+
+    def nested(outer: str) -> Graph:
+        draw = Draw(0)
+        first = draw.reduce(draw.leaf(2, 3, 5), inner, fn)
+        return draw.graph(draw.reduce(first, tuple(range(first.type.rank)), outer))
+
+    values = torch.arange(30.0).reshape(2, 3, 5).sin()
+    for special in (0.0, math.nan, -math.inf):
+        values[1, 2, 3] = special
+        _agree(nested(fn), rule, values)
+    assert not rewrite(nested("max" if fn == "min" else "min"), (rule,)).applied
 
 
 @pytest.mark.parametrize("features", [1, 5])

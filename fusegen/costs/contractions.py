@@ -45,11 +45,11 @@ SPLIT = 3
 """Tensor-core products of an fp32-accurate one (high by high, high by low, low by high)."""
 _RESIDENT = 2
 """Blocks of the portable kernels on a multiprocessor, with many outputs."""
-_BLOCK_SECONDS = 2e-6
+BLOCK_SECONDS = 2e-6
 """Start and end of such a block, where nothing hides them."""
 _PLAIN = 0.85
 """Share of the rate that is left where an element of x takes part in few products."""
-_LOAD_SECONDS = 2e-6
+LOAD_SECONDS = 2e-6
 """What it takes in full fp32 for every load of its input but the first: to arrive and to be split."""
 _SHARED_SECONDS = 1.5e-6
 """To add up the sums of the blocks that share a tile."""
@@ -111,7 +111,7 @@ def portable_seconds(
     as it has them if its results are only stored.
     """
     split = precise or not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
-    shape, block_seconds, resident, loaded = body.shape(node.name), _BLOCK_SECONDS, _RESIDENT, 0
+    shape, block_seconds, resident, loaded = body.shape(node.name), BLOCK_SECONDS, _RESIDENT, 0
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
         inputs, outputs = inference.group_channels(node.op, x, w)
@@ -122,7 +122,7 @@ def portable_seconds(
         blocks *= ceil(prod(shape[2:]) / tiling.grid_phases / tiling.phases / tiling.positions(split))
         shares = tiling.shares(blocks, machine.multiprocessors * resident)
         block_flops = tiling.block_flops(split) / shares
-        block_seconds += (ceil(tiling.loads / shares) - 1) * _LOAD_SECONDS if split else 0.0
+        block_seconds += (ceil(tiling.loads / shares) - 1) * LOAD_SECONDS if split else 0.0
         block_seconds += _SHARED_SECONDS if shares > 1 else 0.0
         if not split and (outputs < LEAST_OUTPUTS or max(tiling.merged) > 1):
             own = tiling.shape(split)

@@ -112,7 +112,7 @@ def _adds_up_few(body: Graph, conv: Node) -> bool:
     """Whether no chain of additions of a thread is too long. Raises ``NotFusable``."""
     assert isinstance(conv.op, ConvOp)
     (tile, *_), work = region_tiles(body, conv), _work(body, conv)
-    alongs = along_axes(conv.op, work.kernel, tile.phased[3 - conv.op.rank :])
+    alongs = along_axes(work.op, work.kernel, tile.phased[3 - work.op.rank :])
     return chain(alongs, work.inputs) <= CHAIN * max(1, tile.shares)
 
 
@@ -133,6 +133,12 @@ def split(body: Graph) -> DirectRegion:
     if source is None:
         raise NotFusable(f"no operand has the shape of {x}")
     return DirectRegion(conv, before, after, along_channels(before, source), along_channels(after, conv.name))
+
+
+def is_line(op: ConvOp, kernel: tuple[int, ...]) -> bool:
+    """Whether a result is of one position of the input, the same: positions then lie along one axis, however many."""
+    once = prod((*kernel, *op.stride)) == 1 and not any((*op.padding, *op.output_padding))
+    return once and op.rank > 1
 
 
 def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
@@ -161,34 +167,40 @@ def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> f
 
 def _turn_seconds(body: Graph, conv: Node, found: tuple[Tile, ...], machine: Machine) -> float:
     """Expected time of the arithmetic with the tile of ``found`` that calls of the traced sizes have, aligned."""
-    read, stored = body.shape(conv.inputs[0])[-1], body.shape(conv.name)[-1]
+    work = _work(body, conv)
+    stored = work.lengths[-1]
+    read = stored if len(work.lengths) < conv.type.rank - 2 else body.shape(conv.inputs[0])[-1]
     fitting = (tile for tile in found if read % tile.vector == 0 and stored % tile.results[2] == 0)
-    return _work(body, conv).seconds(next(fitting, found[-1]), machine)
+    return work.seconds(next(fitting, found[-1]), machine)
 
 
 def _work(body: Graph, conv: Node) -> direct_shared.Work:
-    assert isinstance(conv.op, ConvOp)
+    op = conv.op
+    assert isinstance(op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
     batch, _, *lengths = body.shape(conv.name)
-    return direct_shared.Work(
-        conv.op, inference.kernel_size(w), *inference.group_channels(conv.op, x, w), tuple(lengths), batch
-    )
+    channels, kernel = inference.group_channels(op, x, w), inference.kernel_size(w)
+    if is_line(op, kernel):
+        op = op.replace(stride=(1,), padding=(0,), dilation=(1,), output_padding=(0,))
+        kernel, lengths = (1,), [prod(lengths)]
+    return direct_shared.Work(op, kernel, *channels, tuple(lengths), batch)
 
 
 def refusal(body: Graph, machine: Machine) -> str | None:
     """Why the convolution in ``body`` is left to the library, or None. Raises ``NotFusable``."""
     parts = split(body)
-    conv, op = parts.conv, parts.op
+    conv = parts.conv
     if dims.numel(conv.type.shape, body.sizes) == 0:
         return "it is empty"
-    x, w = (body.node(name) for name in conv.inputs[:2])
+    x = body.node(conv.inputs[0])
     tile = region_tiles(body, conv)[0]
     ours = seconds(body, conv, machine)
     if chain := operations(parts.before):
-        alongs = along_axes(op, inference.kernel_size(w.type), tile.phased[3 - op.rank :])
-        lengths = body.shape(conv.name)[2:]
-        turns = ceil(inference.group_channels(op, x.type, w.type)[1] / tile.outputs)
-        read = turns * lines_read(alongs, lengths, tile.results[3 - op.rank :])
+        work = _work(body, conv)
+        absent = 3 - work.op.rank
+        alongs = along_axes(work.op, work.kernel, tile.phased[absent:])
+        turns = ceil(work.outputs / tile.outputs)
+        read = turns * lines_read(alongs, work.lengths, tile.results[absent:])
         elements = prod(body.shape(x.name)[:2]) * read
         written = 2 * 4 * dims.numel(x.type.shape, body.sizes) / machine.bandwidth + machine.launch
         if seconds(body, conv, machine, chain * elements) > ours + written:

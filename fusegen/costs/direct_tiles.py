@@ -209,7 +209,7 @@ def tiles(
         absent = 3 - op.rank
         z, y, x = (1,) * absent + best.results
         first, second = (False,) * absent + tuple(along.phased for along in best.alongs[:-1])
-        few = best.held <= _FEW_HELD and op.rank < 3 and best.channels == 1
+        few = best.held <= _FEW_HELD and op.rank < 3 and (best.channels == 1 or prod(kernel) == op.groups == 1)
         threads, blocks = (128, 5) if few else (256, 2)
         tile = Tile(
             vector=vector,

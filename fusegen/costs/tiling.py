@@ -21,6 +21,8 @@ _WARPS = 4
 """Of a block; several share a multiprocessor, so that one computes while another loads or stores."""
 _WARP_TILES = 8
 """Fragments of eight positions in a warp, over all phases of a block."""
+_SWEPT_TILES = 4
+"""Where there is a running result for each value of a thread too."""
 _FILLED, _SHARES, _SHARED_CHANNELS = 120, 4, 16
 """Blocks to which a convolution of few positions is cut: about one for every multiprocessor; of these, as many as may
 share a tile, and the channels that each of them has then at least."""
@@ -152,6 +154,8 @@ class Structure(NamedTuple):
     """Phases of a transposed convolution may be rows of the products, as channels are."""
     positions: int | None = None
     """Of the result, in all samples and groups; where these are few, a block has fewer of them."""
+    swept: bool = False
+    """A block computes box after box, and keeps what they come to in registers."""
 
 
 def tile_conv(structure: Structure) -> ConvTiling:
@@ -169,7 +173,7 @@ def conv_tilings(structure: Structure) -> dict[str, ConvTiling]:
 
 def _conv_tilings(structure: Structure, most: int) -> list[ConvTiling]:
     """Those that fit, best first, up to ``most`` for each of as many tiles. Raises ``TooLarge`` where none does."""
-    conv, kernel, channels, outputs, whole, merge, positions = structure
+    conv, kernel, channels, outputs, whole, merge, positions, swept = structure
     axes = list(zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True))
     taps = tuple(_Taps(*axis, conv.transposed) for axis in [(1, 1, 0, 1)] * (3 - conv.rank) + axes)
     phases = tuple(axis.phases for axis in taps)
@@ -184,7 +188,8 @@ def _conv_tilings(structure: Structure, most: int) -> list[ConvTiling]:
         few = _fitting_few(taps, conv.rank, channels, outputs, tiles[0], positions)
     if few:
         return [few]
-    found = _fitting(taps, conv.rank, channels, tiles, most)
+    parts = _Parts(warp_tiles=_SWEPT_TILES) if swept else _Parts()
+    found = _fitting(taps, conv.rank, channels, tiles, most, parts=parts)
     if not found:
         raise TooLarge("the input that a few output positions meet does not fit into shared memory")
     return found

@@ -37,9 +37,10 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
+from fusegen.passes.conv_groups import axis_sums, largest, over_boxes, reduced, unreadable, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
-from fusegen.spaces import channels, convpool, convreduce, poolrows, poolspace, scanspace, viewspace
+from fusegen.spaces import convmax, convpool, convreduce, poolrows, poolspace, scanspace, viewspace
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 Template = Literal[
@@ -48,6 +49,7 @@ Template = Literal[
     "contraction",
     "conv_boxes",
     "conv_direct",
+    "conv_max",
     "conv_pool",
     "conv_reduce",
     "pool",
@@ -75,21 +77,6 @@ def _unit(node: Node, by_name: Mapping[str, Node]) -> set[str] | None:
     return None
 
 
-def _unreadable(body: Graph, beside: str = "") -> str | None:
-    """Why an operand of ``body`` is none for a kernel other than a pointwise one, or None: they read float32.
-
-    Kernels of rows, whose data is ``beside``, read truth values too. Products of 16-bit operands have kernels that
-    read each operand as it is.
-    """
-    if any(isinstance(node.op, MatmulOp) and node.type.dtype is not DType.FLOAT32 for node in body.nodes):
-        return None
-    for x in body.inputs:
-        flag = beside and x.name != beside and x.type.dtype is DType.BOOL
-        if x.type.dtype is not DType.FLOAT32 and not flag:
-            return f"{x.name} is {x.type.dtype.value}, which such kernels do not read"
-    return None
-
-
 def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
     body, _ = grouping.body(group)
     try:
@@ -97,7 +84,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return viewspace.refusal(body)
         template = _template(body)
         rows = template.startswith("row") or template == "scan"
-        if template != "pointwise" and not rows and (reason := _unreadable(body)):
+        if template != "pointwise" and not rows and (reason := unreadable(body)):
             return reason
         if template == "pool":
             poolspace.split(body)
@@ -106,7 +93,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return direct.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template == "conv_pool":
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
-        if template in ("conv_boxes", "conv_reduce"):
+        if template in ("conv_boxes", "conv_max", "conv_reduce"):
             return "its convolution has a kernel of its own"
         if template == "scan":
             scanspace.check(body)
@@ -114,7 +101,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         space = poolrows.rows(body) if pooled else analyze(body)
     except NotFusable as error:
         return str(error)
-    if rows and (reason := _unreadable(body, "" if pooled else space.source)):
+    if rows and (reason := unreadable(body, "" if pooled else space.source)):
         return reason
     if rows and any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
         return "its result is no float32 tensor"
@@ -281,6 +268,8 @@ def _template(body: Graph) -> Template:
         return "conv_pool"
     if conv and any(convreduce.is_over_positions(body, node, conv) for node in body.nodes):
         return "conv_reduce"
+    if conv and convmax.reduction(body, conv):
+        return "conv_max"
     if any(direct.takes(body, node) for node in body.nodes):
         return "conv_direct"
     if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
@@ -307,62 +296,6 @@ def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
     return [region, *(n.replace(op=GetItemOp(index=i), inputs=(name,)) for i, n in enumerate(outputs))]
 
 
-def _with_statistics(grouping: Grouping, conv: Node, free: set[str], machine: Machine) -> Group | None:
-    """The region of a convolution that also finds what a norm after it needs of every channel."""
-    found = channels.members(grouping.graph, conv, free)
-    if found is None:
-        return None
-    group = Group(*map(frozenset, found))
-    body, _ = grouping.body(group)
-    head, _ = channels.split(body)
-    try:
-        reason = _unreadable(body) or contractions.statistics_refusal(head, analyze(head), machine)
-    except NotFusable:
-        return None
-    return group if reason is None and channels.pays(grouping.graph, body, machine) else None
-
-
-def _reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
-    """The region of a convolution that reduces its results over all positions instead of writing them."""
-    found = convreduce.members(grouping.graph, conv, free)
-    if found is None:
-        return None
-    group = Group(*map(frozenset, found))
-    body, _ = grouping.body(group)
-    try:
-        reason = _unreadable(body) or convreduce.refusal(body, machine)
-    except NotFusable as error:
-        reason = str(error)
-    if reason:
-        refused[conv.name] = f"with {body.outputs[0]}: {reason}"
-    return None if reason else group
-
-
-def _axis_sums(grouping: Grouping, node: Node, free: set[str]) -> Group:
-    """The region of sums over an axis: of a convolution's input, and of its weights beside them where that can be."""
-    group, op = Group(frozenset({node.name})), node.op
-    for other in grouping.graph.nodes:
-        if not isinstance(op, AxisWindowSumOp) or not isinstance(other.op, AxisTapSumOp) or other.name not in free:
-            continue
-        same = (op.conv, op.kernel, op.axis) == (other.op.conv, other.op.kernel, other.op.axis)
-        if same and not grouping.is_cyclic(both := group.plus({other.name})):
-            return both
-    return group
-
-
-def _over_boxes(grouping: Grouping, conv: Node, free: set[str]) -> Group | None:
-    """The region of a convolution of box means."""
-    found = boxes.members(grouping.graph, conv, free)
-    if found is None:
-        return None
-    group = Group(*map(frozenset, found))
-    try:
-        boxes.split(body := grouping.body(group)[0])
-    except NotFusable:
-        return None
-    return None if _unreadable(body) else group
-
-
 def _is_part_of_parameter(graph: Graph, node: Node) -> bool:
     """True for a view that lies like a parameter of its own."""
     first = isinstance(node.op, SliceOp) and (node.op.axis, node.op.step) == (0, 1)
@@ -379,14 +312,15 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     for kind in _AXIS_SUMS:
         for node in graph.nodes:
             if isinstance(node.op, kind) and node.name in free:
-                sums = _axis_sums(grouping, node, free)
+                sums = axis_sums(grouping, node, free)
                 grouping.add(node.name, sums)
                 free -= sums.owned
     for node in graph.nodes:  # first, for a norm's kernel would take the statistics
         if not isinstance(node.op, ConvOp) or node.name not in free:
             continue
-        group = _over_boxes(grouping, node, free) or _with_statistics(grouping, node, free, machine(target))
-        if group := group or _reduced(grouping, node, free, refused, machine(target)):
+        group = over_boxes(grouping, node, free) or with_statistics(grouping, node, free, machine(target))
+        group = group or reduced(grouping, node, free, refused, machine(target))
+        if group := group or largest(grouping, node, free, refused, machine(target)):
             last = grouping.in_order(group.owned)[-1].name
             grouping.add(last, group)
             free -= group.owned

@@ -112,11 +112,12 @@ def portable_conv(
     alone: bool = False,
     merge: bool = False,
     stored: bool = False,
+    swept: bool = False,
 ) -> ContractionPlan:
     """A convolution by mma.sync, with ``rows`` after it; ``whole``: a block has all channels of its positions.
 
     ``alone``: no other kernel computes it on any device. ``merge``: as in ``Structure``. ``stored``: nothing is
-    reduced, so tiles may be smaller where positions are few.
+    reduced, so tiles may be smaller where positions are few. ``swept``: as in ``Structure``.
     """
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
@@ -124,7 +125,7 @@ def portable_conv(
     samples, _, *lengths = region.body.shape(node.name)
     positions = samples * node.op.groups * prod(lengths) if stored else None
     channels = inference.group_channels(node.op, x.type, w.type)
-    structure = tiling.Structure(node.op, inference.kernel_size(w.type), *channels, whole, merge, positions)
+    structure = tiling.Structure(node.op, inference.kernel_size(w.type), *channels, whole, merge, positions, swept)
     return ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,

@@ -34,10 +34,18 @@ class _Lowering(RowLowering):
         return self.product([space.shape[axis] for axis in order[order.index(last[0]) + 1 :]])
 
 
-def _lower(region: Region, part: Graph, space: RowSpace, source: str) -> RowProgram:
+class _LineLowering(_Lowering):
+    """Rows are whole planes or volumes, along which operands of fewer axes are not at equal distances."""
+
+    def step(self, order: list[int]) -> str:
+        return ""
+
+
+def _lower(region: Region, part: Graph, space: RowSpace, source: str, line: bool) -> RowProgram:
     style = Style("{}", "{}", outer="sample", moves_rows=True)
     output = region.outputs[0].replace(node=part.outputs[0])
-    return _Lowering(part, space, region.args, region.sizes, style, source).program((output,))
+    lowering = _LineLowering if line else _Lowering
+    return lowering(part, space, region.args, region.sizes, style, source).program((output,))
 
 
 def detail_of(region: Region) -> DirectConvPlan:
@@ -46,12 +54,15 @@ def detail_of(region: Region) -> DirectConvPlan:
     conv = parts.conv
     x, w = (region.body.node(name) for name in conv.inputs)
     present = axes_of(region, parts.op, conv, x, w)
-    first, second, third = [*[ABSENT_AXIS] * (3 - parts.op.rank), *present]
+    if line := direct.is_line(parts.op, inference.kernel_size(w.type)):
+        size = region.sizes.product(x.type.shape[2:])
+        present = (ABSENT_AXIS.replace(size=size, output=size),)
+    first, second, third = [*[ABSENT_AXIS] * (3 - len(present)), *present]
     inputs, outputs = inference.group_channels(parts.op, x.type, w.type)
     tiles = direct.region_tiles(region.body, conv)
     return DirectConvPlan(
         transposed=parts.op.transposed,
-        rank=parts.op.rank,
+        rank=len(present),
         axes=(first, second, third),
         batch=region.sizes.local(x.type.shape[0]),
         groups=parts.op.groups,
@@ -62,8 +73,8 @@ def detail_of(region: Region) -> DirectConvPlan:
         precise=not contractions.allows_tf32(region.body, conv),
         tiles=tiles,
         chunk=direct_shared.weights_kept(tiles, inference.kernel_size(w.type), inputs, outputs),
-        before=_lower(region, parts.before, parts.before_space, "v"),
-        after=_lower(region, parts.after, parts.after_space, "sum"),
+        before=_lower(region, parts.before, parts.before_space, "v", line),
+        after=_lower(region, parts.after, parts.after_space, "sum", line),
     )
 
 

@@ -10,7 +10,7 @@ from fusegen.plan import contraction, pool
 from fusegen.plan.conv_apart import apart, composed
 from fusegen.plan.conv_axes import axes_of
 from fusegen.plan.conv_window import Pooling
-from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, PhasePoolPlan
+from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, SweepPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
@@ -25,7 +25,7 @@ from fusegen.spaces.rowspace import RowSpace
 _STYLE = Style("{}", "{}", moves_rows=True, quick=True)
 
 
-def _lower(region: Region, part: Graph, space: RowSpace, source: str, style: Style = _STYLE) -> RowProgram:
+def lower(region: Region, part: Graph, space: RowSpace, source: str, style: Style = _STYLE) -> RowProgram:
     output = region.outputs[0].replace(node=part.outputs[0])
     return RowLowering(part, space, region.args, region.sizes, style, source).program((output,))
 
@@ -33,22 +33,23 @@ def _lower(region: Region, part: Graph, space: RowSpace, source: str, style: Sty
 def _by_phases(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) -> ContractionPlan:
     """The portable kernel that pools the phases of a transposed convolution."""
     style = Style("{}", "{}", moves_rows=True)
-    pool = PhasePoolPlan(
+    pool = SweepPlan(
         fn=parts.op.fn,
         divisor=parts.op.divisor or prod(parts.op.kernel),
-        before=_lower(region, parts.before, parts.before_space, "v", style),
+        swept=(False, False, False),
+        before=lower(region, parts.before, parts.before_space, "v", style),
     )
-    rows = _lower(region, parts.after, parts.after_space, "v", replace(style, array="{}[j]", moves_rows=False))
+    rows = lower(region, parts.after, parts.after_space, "v", replace(style, array="{}[j]", moves_rows=False))
     sizes = tuple(dict.fromkeys((*pool.before.sizes, *rows.sizes)))  # declared once for both chains
-    return contraction.portable_conv(region, parts.conv, axes, rows.replace(sizes=sizes)).replace(pool=pool)
+    return contraction.portable_conv(region, parts.conv, axes, rows.replace(sizes=sizes)).replace(sweep=pool)
 
 
 def _hopper(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) -> HopperConvPlan:
     """The kernel that pools what it computes. Raises ``Unplanned``."""
     divisor = parts.op.divisor or prod(parts.op.kernel)
-    before = _lower(region, parts.before, parts.before_space, "v")
+    before = lower(region, parts.before, parts.before_space, "v")
     pooling = Pooling(parts.windows, parts.op.fn, divisor, before)
-    after = _lower(region, parts.after, parts.after_space, "pooled")
+    after = lower(region, parts.after, parts.after_space, "pooled")
     found = contraction.hopper_conv(region, parts.conv, axes, lambda split: after, pooling=pooling)
     if isinstance(found, str):
         raise Unplanned(f"the kernel of {parts.conv.name} does not pool its results: {found}")

@@ -20,7 +20,7 @@ from fusegen.ir import (
     ReshapeOp,
     WindowSumOp,
 )
-from fusegen.plan import axis_sum, contraction, conv_boxes, conv_direct, conv_pool, pool, scan, stream, views
+from fusegen.plan import axis_sum, contraction, conv_boxes, conv_direct, conv_max, conv_pool, pool, scan, stream, views
 from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
@@ -113,6 +113,10 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1) ->
     return parts, max(1, 128 // parts)
 
 
+_FEW_WEIGHTS = 1 << 20
+"""Elements of a parameter that are read in the time of a launch, so that arithmetic on them is no limit."""
+
+
 def _is_statistic(graph: Graph, name: str) -> bool:
     """Whether a value has few elements beside the data of its kernel, or follows from such values alone."""
     node = graph.node(name)
@@ -129,7 +133,11 @@ def _is_statistic(graph: Graph, name: str) -> bool:
 
 
 def _in_double(region: Region) -> bool:
-    """Whether ``region`` is arithmetic on statistics: double costs nothing there, and what is left may be small."""
+    """Whether ``region`` is arithmetic on statistics, or sums of parameters: double costs nothing where these are few.
+
+    What is left of statistics may be small; what is rounded in a sum of weights is in every result, where eager's
+    roundings of as many products average out.
+    """
     data = [arg.node for arg in region.args.values() if not isinstance(region.graph.node(arg.node).op, ParamOp)]
     arithmetic = all(
         isinstance(node.op, (InputOp, ConstOp, ReshapeOp))
@@ -137,7 +145,11 @@ def _in_double(region: Region) -> bool:
         or (isinstance(node.op, ReduceOp) and node.op.fn in ("sum", "mean", "var"))
         for node in region.body.nodes
     )
-    return arithmetic and bool(data) and all(_is_statistic(region.graph, name) for name in data)
+    if not data:
+        return arithmetic and all(
+            dims.numel(arg.type.shape, region.body.sizes) <= _FEW_WEIGHTS for arg in region.args.values()
+        )
+    return arithmetic and all(_is_statistic(region.graph, name) for name in data)
 
 
 def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
@@ -222,6 +234,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "contraction": contraction.plan,
     "conv_boxes": conv_boxes.plan,
     "conv_direct": conv_direct.plan,
+    "conv_max": conv_max.plan,
     "conv_pool": conv_pool.plan,
     "conv_reduce": contraction.plan,
     "pool": pool.plan,

@@ -71,11 +71,11 @@ def split(body: Graph) -> ConvPool:
         raise NotFusable(f"an operand of {conv.name} is computed before it")
     spaces = along_channels(before, conv.name), along_channels(after, pool.name)
     for part, space in zip((before, after), spaces, strict=True):
-        _check_operands(part, space)
+        check_operands(part, space)
     return ConvPool(conv, pool, before, after, *spaces)
 
 
-def _check_operands(part: Graph, space: RowSpace) -> None:
+def check_operands(part: Graph, space: RowSpace) -> None:
     """Operands have a value for each channel, or one for all. Raises ``NotFusable``."""
     for node in part.nodes:
         if node.name not in space.axes or node.name == space.source:
@@ -88,22 +88,41 @@ def _check_operands(part: Graph, space: RowSpace) -> None:
                 raise NotFusable(f"{operand.name} varies along other axes than the channels")
 
 
-def refusal(body: Graph, machine: Machine) -> str | None:
-    """Why the pooling in ``body`` is no part of its convolution's kernel, or None. Raises ``NotFusable``."""
-    parts = split(body)
-    conv, weight = parts.conv, body.node(parts.conv.inputs[1]).type
+def _channels(body: Graph, conv: Node) -> tuple[int, int]:
+    """Inputs and outputs of a group."""
     assert isinstance(conv.op, ConvOp)
+    x, w = (body.node(name).type for name in conv.inputs[:2])
+    return inference.group_channels(conv.op, x, w)
+
+
+def unfit(body: Graph, conv: Node, left: Node, *, whole: bool = False, swept: bool = False) -> str | None:
+    """Why the portable kernel, which takes the calls with TF32 off, has not ``conv`` up to ``left`` of it, or None.
+
+    ``whole``, ``swept``: as in ``Structure``.
+    """
+    assert isinstance(conv.op, ConvOp)
+    weight = body.node(conv.inputs[1]).type
     if any(not isinstance(size, int) for size in weight.shape):
         return "its weight has a size that is known only at run time"
     if conv.type.dtype is not DType.FLOAT32:
         return f"it is {conv.type.dtype.value}, for which such a convolution has no kernel"
-    if dims.numel(parts.pool.type.shape, body.sizes) == 0:
+    if dims.numel(left.type.shape, body.sizes) == 0:
         return "it is empty"
     try:
-        channels = inference.group_channels(conv.op, body.node(conv.inputs[0]).type, weight)
-        tile_conv(Structure(conv.op, inference.kernel_size(weight), *channels, False))  # the calls with TF32 off
+        tile_conv(Structure(conv.op, inference.kernel_size(weight), *_channels(body, conv), whole, swept=swept))
     except TooLarge as error:
         return str(error)
+    return None
+
+
+def refusal(body: Graph, machine: Machine) -> str | None:
+    """Why the pooling in ``body`` is no part of its convolution's kernel, or None. Raises ``NotFusable``."""
+    parts = split(body)
+    conv = parts.conv
+    assert isinstance(conv.op, ConvOp)
+    if reason := unfit(body, conv, parts.pool):
+        return reason
+    channels = _channels(body, conv)
     result, pooled = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (conv, parts.pool))
     portable = contractions.portable_seconds(body, conv, False, machine, merge=False)
     if parts.by_phases:

@@ -1,7 +1,8 @@
 """Reductions over all positions in the kernel of a convolution, whose own results are never written.
 
-What is left of a tensor [samples, channels, positions...] is a value for every channel of every sample: its mean
-or sum, and for a mean of a norm (``passes/moments.py``) mean, variance, and what rounding took from the mean.
+What is left of a tensor [samples, channels, positions...] is a value for every channel of every sample: its mean,
+sum, maximum or minimum, and for a mean of a norm (``passes/moments.py``) mean, variance, and what rounding took from
+the mean.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fusegen import dims
+from fusegen import dims, inference
 from fusegen.costs import contractions, hopper
 from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.machines import Machine
@@ -18,14 +19,20 @@ from fusegen.spaces import channels
 from fusegen.spaces.rowspace import RowSpace, analyze
 from fusegen.tuning import faster
 
-PositionFn = Literal["mean", "sum", "var", "rest"]
+PositionFn = Literal["mean", "sum", "max", "min", "var", "rest"]
 """``rest``: the mean of the distances from the mean, which is what rounding took from it."""
+_FUNCTIONS: dict[str, PositionFn] = {fn: fn for fn in ("mean", "sum", "max", "min", "var")}
+_EXTREMES = ("max", "min")
 LEAST_POSITIONS = 1024
 """Of a sample: each warp of each share of it leaves a state for every channel."""
 _EPILOGUE = {False: 0.3, True: 0.45}
 """What sums, or moments, add to a convolution on sm_90a, of the time in which its result is read."""
 _PORTABLE = 0.8
 """The same for the portable kernel, of the time in which it writes its result."""
+
+_FEW_OUTPUTS = 0.85
+"""Share of the other kernels' expected time below which one of fewer outputs than an operand of the tensor cores is
+worth it: for 96 channels to 3 it took 1.6 times what was expected."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,13 @@ class ConvReduce:
 
 
 def has_moments(functions: Iterable[PositionFn]) -> bool:
-    """Whether more than sums is needed."""
-    return not set(functions) <= {"mean", "sum"}
+    """Whether more than sums is needed, and more than a maximum."""
+    return not set(functions).isdisjoint(("var", "rest"))
+
+
+def extreme(functions: Iterable[PositionFn]) -> PositionFn | None:
+    """The maximum or minimum that is all that is asked for, or None."""
+    return next((fn for fn in functions if fn in _EXTREMES), None)
 
 
 def _is_view(node: Node, value: Node) -> bool:
@@ -56,9 +68,14 @@ def _is_view(node: Node, value: Node) -> bool:
 
 
 def _is_over(node: Node, data: Node, positions: int) -> bool:
-    """True for a mean, sum or variance over the last ``positions`` axes of ``data``."""
+    """True for such a function over the last ``positions`` axes of ``data``."""
     axes = tuple(range(data.type.rank - positions, data.type.rank))
-    return isinstance(node.op, ReduceOp) and node.op.fn in ("mean", "sum", "var") and node.op.axes == axes
+    return isinstance(node.op, ReduceOp) and node.op.fn in _FUNCTIONS and node.op.axes == axes
+
+
+def many_positions(graph: Graph, conv: Node) -> bool:
+    """Whether blocks may share a sample's positions; the maximum of fewer is for ``convmax``."""
+    return dims.numel(conv.type.shape[2:], graph.sizes) >= LEAST_POSITIONS
 
 
 def _reduced(graph: Graph, node: Node, conv: Node) -> str | None:
@@ -66,7 +83,7 @@ def _reduced(graph: Graph, node: Node, conv: Node) -> str | None:
     if not isinstance(node.op, ReduceOp):
         return None
     data = graph.node(node.inputs[0])
-    if not _is_over(node, data, conv.type.rank - 2):
+    if not _is_over(node, data, conv.type.rank - 2) or (node.op.fn in _EXTREMES and not many_positions(graph, conv)):
         return None
     if data.inputs and _is_view(data, conv) and graph.node(data.inputs[0]).type == conv.type:
         return data.inputs[0]
@@ -90,7 +107,7 @@ def _readers(graph: Graph, value: Node) -> dict[str, PositionFn | None] | None:
         for user in map(graph.node, dict.fromkeys(users[data.name])):
             if _is_over(user, data, positions):
                 assert isinstance(user.op, ReduceOp)
-                found[user.name] = "mean" if user.op.fn == "mean" else "var" if user.op.fn == "var" else "sum"
+                found[user.name] = _FUNCTIONS[user.op.fn]
             elif _is_view(user, value):
                 found[user.name] = None
                 alike.append(user)
@@ -107,7 +124,8 @@ def _readers(graph: Graph, value: Node) -> dict[str, PositionFn | None] | None:
             return None
         found[distance.name] = None
         found |= dict.fromkeys((node.name for node in rest), "rest")
-    return found
+    kinds = {fn for fn in found.values() if fn}
+    return None if len(kinds) > 1 and not kinds.isdisjoint(_EXTREMES) else found
 
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
@@ -146,13 +164,17 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return f"it is {conv.type.dtype.value}, for which such a convolution has no kernel"
     if reason := contractions.refusal(parts.before, parts.space, machine):
         return reason
-    if dims.numel(conv.type.shape[2:], body.sizes) < LEAST_POSITIONS:
+    if not many_positions(body, conv):
         return f"samples of fewer than {LEAST_POSITIONS} positions"
     result = 4 * dims.numel(conv.type.shape, body.sizes) / machine.bandwidth
     portable = contractions.portable_seconds(body, conv, False, machine, merge=False) + (_PORTABLE - 1) * result
     asynchronous = contractions.asynchronous_seconds(body, conv, machine)
     here = min(portable, asynchronous + (_EPILOGUE[parts.moments] - hopper.STORE) * result) + machine.launch
     apart = contractions.kernel_seconds(body, conv, False, machine) + result + machine.launch
+    x, w = (body.node(name).type for name in conv.inputs[:2])
+    assert isinstance(conv.op, ConvOp)
+    if inference.group_channels(conv.op, x, w)[1] < contractions.LEAST_OUTPUTS:  # tensor cores mostly multiply zeros
+        apart = min(_FEW_OUTPUTS * apart, contractions.library_seconds(body, conv, machine) + result + machine.launch)
     reason = f"with the convolution expected to take {here * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
     answers = {"the convolution's kernel": (None, here), "a kernel of its own": (reason, apart)}
     return faster(f"{next(iter(parts.results))} in", answers)

@@ -153,3 +153,16 @@ def agrees(
         assert error.wrong_specials == 0, error
         assert error.max_generated <= error.max_allowed, error
         assert r.numel() < 1024 or error.passed, error  # the RMS of a few roundings is no statistic
+
+
+def keeps_specials(reference: nn.Module, model: nn.Module, shape: tuple[int, ...]) -> None:
+    """NaN and infinities come out where they do in float64, and a sample's result depends on nothing else."""
+    x = torch.randn(4, *shape, device="cuda")
+    middle = tuple(size // 2 for size in shape[1:])
+    with torch.no_grad():
+        before = model(x)
+        x[(1, 1, *middle)], x[(2, 1, *middle)] = torch.inf, torch.nan
+        y, r = model(x), copy.deepcopy(reference).double()(x.double())
+    assert torch.equal(y[[0, 3]], before[[0, 3]])
+    for specials in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(specials(y), specials(r))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
 from fusegen.spaces import convreduce
-from tests.gpu.cases import agrees, built
+from tests.gpu.cases import agrees, built, keeps_specials
 from tests.models import write
 
 pytestmark = pytest.mark.gpu
@@ -33,6 +32,12 @@ MODELS = {
     "idle_taps": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", "self.m(x).sigmoid().mean((2, 3, 4))", (64, 5, 6, 7)),
     "precise": ("nn.Conv2d(8, 64, 3)", "F.gelu(self.m(x)).mean((2, 3))", (8, 41, 33)),
     "after": ("nn.Conv2d(8, 24, 3, 2)", "(F.relu(self.m(x)).mean((2, 3)) * 2 + 1).softmax(1)", (8, 41, 33)),
+    "max": ("nn.Conv2d(64, 40, 3, padding=1)", "F.silu(self.m(x)).amax((2, 3))", (64, 21, 33)),
+    "min_tiles": ("nn.Conv2d(64, 272, 3)", "self.m(x).amin((2, 3)).softmax(1)", (64, 17, 19)),
+    "max_groups": ("nn.Conv2d(128, 160, 3, 2, 1, groups=2)", "F.mish(self.m(x)).amax((2, 3))", (128, 23, 30)),
+    "min_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", "self.m(x).sin().amin((2, 3))", (64, 14, 19)),
+    "max_idle_taps": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", "self.m(x).abs().amax((2, 3, 4))", (64, 5, 6, 7)),
+    "max_precise": ("nn.Conv2d(8, 64, 3)", "self.m(x).cos().amax((2, 3))", (8, 41, 33)),
     "places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).relu().mean((2, 3))", (16, 20, 31)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
@@ -92,14 +97,4 @@ def test_agrees(name: str, portable: bool, tf32: bool, tmp_path: Path, monkeypat
     agrees(reference, model, torch.randn(3, shape[0], *(3 * size + 5 for size in shape[1:]), device="cuda"))
     if name == "norm_batch":
         return  # samples depend on each other
-
-    # NaN and infinities come out where they do in float64, and a sample's result depends on nothing else.
-    x = torch.randn(4, *shape, device="cuda")
-    middle = tuple(size // 2 for size in shape[1:])
-    with torch.no_grad():
-        before = model(x)
-        x[(1, 1, *middle)], x[(2, 1, *middle)] = torch.inf, torch.nan
-        y, r = model(x), copy.deepcopy(reference).double()(x.double())
-    assert torch.equal(y[[0, 3]], before[[0, 3]])
-    for specials in (torch.isnan, torch.isposinf, torch.isneginf):
-        assert torch.equal(specials(y), specials(r))
+    keeps_specials(reference, model, shape)

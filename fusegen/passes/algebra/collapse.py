@@ -7,6 +7,7 @@ arithmetic and differ from eager's in rounding only.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from fusegen import dims, inference, ops, windows
 from fusegen.ir import (
@@ -14,11 +15,15 @@ from fusegen.ir import (
     ConvOp,
     DType,
     Graph,
+    InputOp,
     MatmulOp,
     Node,
+    NormalizeOp,
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    ScanOp,
+    SoftmaxOp,
     TapSumOp,
     WindowSumOp,
 )
@@ -28,6 +33,7 @@ MAX_WINDOWS = 64
 """Distinct boxes that a kernel keeps sums for."""
 
 LINEAR = ("sum", "mean")
+_ALONG_ROWS = (NormalizeOp, ReduceOp, ScanOp, SoftmaxOp)
 
 
 def reduction(m: Match) -> ReduceOp:
@@ -79,13 +85,15 @@ def _inner_shifted(m: Match) -> Node:
     return m.add(inner, m.add(reduce, m["x"]), shift)
 
 
-def _merge_reductions(m: Match) -> Node:
-    outer, inner = reduction(m), m["inner"].op
+def _merged_axes(m: Match) -> tuple[int, ...]:
+    inner, rank = m["inner"].op, m["x"].type.rank
     assert isinstance(inner, ReduceOp)
-    rank = m["x"].type.rank
     left = list(range(rank)) if inner.keepdim else [axis for axis in range(rank) if axis not in inner.axes]
-    axes = tuple(sorted({*inner.axes, *(left[axis] for axis in outer.axes)}))
-    merged = m.add(ReduceOp(fn=outer.fn, axes=axes, keepdim=True), m["x"])
+    return tuple(sorted({*inner.axes, *(left[axis] for axis in reduction(m).axes)}))
+
+
+def _merge_reductions(m: Match, fn: Literal["sum"] | None = None) -> Node:
+    merged = m.add(ReduceOp(fn=fn or reduction(m).fn, axes=_merged_axes(m), keepdim=True), m["x"])
     return m.add(ReshapeOp(shape=m.root.type.shape), merged)
 
 
@@ -94,6 +102,51 @@ def _same_reduction(m: Match) -> str | None:
     assert isinstance(inner, ReduceOp)
     split = inner.axes in (features_first(m.graph, m["x"]), spatial_first(m.graph, m["x"]))  # they come apart again
     return None if inner.fn == reduction(m).fn and not split and m.only_user("inner") else ""
+
+
+def _above(graph: Graph, node: Node, through: tuple[type, ...] = ()) -> list[Node]:
+    """``node`` and what it follows from; ``through``: by such ops alone."""
+    found = {node.name: node}
+    for other in reversed(graph.nodes):
+        if other.name in found and (not through or isinstance(other.op, through)):
+            found |= {name: graph.node(name) for name in other.inputs}
+    return list(found.values())
+
+
+def _in_two_kernels(m: Match) -> bool:
+    """Whether the inner reduction shares a kernel with what its data follows from, which one over more axes would not.
+
+    That is what runs along rows of data, a product that reduces its features, a convolution its channels or positions.
+    """
+    chain = _above(m.graph, m["x"], (PointwiseOp, ReshapeOp))
+    rows = (node for node in chain if isinstance(node.op, _ALONG_ROWS))
+    if any(isinstance(above.op, InputOp) for node in rows for above in _above(m.graph, node)):
+        return True
+    heads = [node.op for node in chain if isinstance(node.op, (ConvOp, MatmulOp))]
+    return any(isinstance(head, MatmulOp) or min(_merged_axes(m)) < 2 for head in heads)
+
+
+def _sum_and_mean(m: Match) -> str | None:
+    inner = m["inner"].op
+    assert isinstance(inner, ReduceOp)
+    apart = inner.fn != reduction(m).fn and m.only_user("inner")
+    return None if apart and not _in_two_kernels(m) else ""
+
+
+def _merge_sum_and_mean(m: Match) -> Node:
+    """Divided at last, so that no elements are zero for the sum and NaN for the mean, as in two steps."""
+    outer, inner = reduction(m), m["inner"].op
+    assert isinstance(inner, ReduceOp)
+    averaged, axes = (m["inner"], outer.axes) if outer.fn == "mean" else (m["x"], inner.axes)
+    count = m.const(dims.product(averaged.type.shape[axis] for axis in axes))
+    return m.add(PointwiseOp(fn="div"), _merge_reductions(m, "sum"), count)
+
+
+def _same_extreme(m: Match) -> str | None:
+    inner = m["inner"].op
+    assert isinstance(inner, ReduceOp)
+    same = inner.fn == reduction(m).fn and m.only_user("inner")
+    return None if same and not _in_two_kernels(m) else ""
 
 
 def conv_below(graph: Graph, node: Node) -> Node | None:
@@ -138,7 +191,8 @@ def _more_than_spatial(m: Match) -> str | None:
     return None if axes is not None and set(axes) < set(reduction(m).axes) else ""
 
 
-def _spatial_first(m: Match) -> Node:
+def positions_first(m: Match) -> Node:
+    """A reduction over the spatial axes and more, as one over the others of one over the spatial axes."""
     reduce, rank = reduction(m), m["x"].type.rank
     spatial = m.add(ReduceOp(fn=reduce.fn, axes=tuple(range(2, rank)), keepdim=True), m["x"])
     rest = tuple(axis for axis in reduce.axes if axis < 2)
@@ -281,9 +335,23 @@ RULES = (
         _same_reduction,
     ),
     Rule(
+        "mean(sum(x)) = sum(x) over both sets of axes / count,  count the elements of the mean,  sum(mean(x)) likewise",
+        op(ReduceOp, op(ReduceOp, anything("x"), name="inner", fn=LINEAR), fn=LINEAR),
+        _merge_sum_and_mean,
+        Numerics.REASSOCIATES,
+        _sum_and_mean,
+    ),
+    Rule(
+        "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
+        op(ReduceOp, op(ReduceOp, anything("x"), name="inner", fn=("max", "min")), fn=("max", "min")),
+        _merge_reductions,
+        Numerics.EXACT,
+        _same_extreme,
+    ),
+    Rule(
         "mean over spatial and other axes = mean over the others of the spatial mean,  sum likewise",
         op(ReduceOp, anything("x"), fn=LINEAR),
-        _spatial_first,
+        positions_first,
         Numerics.REASSOCIATES,
         _more_than_spatial,
     ),

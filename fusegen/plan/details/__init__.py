@@ -13,10 +13,10 @@ from fusegen.plan.details.contractions import (
     ContractionPlan,
     ConvApartPlan,
     DirectConvPlan,
-    PhasePoolPlan,
     PlainConvPlan,
     PositionResult,
     StatisticsPlan,
+    SweepPlan,
 )
 from fusegen.plan.details.conv_sm90 import (
     HopperConvPlan,
@@ -83,7 +83,6 @@ __all__ = [
     "InPlacePlan",
     "NarrowPlan",
     "PartTaps",
-    "PhasePoolPlan",
     "PlainConvPlan",
     "PointwisePlan",
     "PoolAxis",
@@ -95,6 +94,7 @@ __all__ = [
     "RowStreamPlan",
     "ScanPlan",
     "StatisticsPlan",
+    "SweepPlan",
     "TapResidue",
     "TapStep",
     "WindowAxis",

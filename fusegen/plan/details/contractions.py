@@ -10,7 +10,7 @@ from fusegen.costs.matmul_tiling import MatmulTiling
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.spaces.convreduce import PositionFn, has_moments
+from fusegen.spaces.convreduce import PositionFn, extreme, has_moments
 
 
 class ContractionAxis(Frozen):
@@ -48,14 +48,19 @@ class PositionResult(Frozen):
     output: str
 
 
-class PhasePoolPlan(Frozen):
-    """A pooling of a transposed convolution's results whose windows are the phases of a position."""
+class SweepPlan(Frozen):
+    """A reduction of a convolution's results in registers, over what a block computes in turn.
 
-    fn: Literal["max", "mean"]
+    That is the phases of a position of a transposed convolution, which are the windows of a pooling, or all
+    positions along the axes ``swept`` (z, y, x).
+    """
+
+    fn: Literal["max", "min", "mean"]
     divisor: int
     """Of a mean's sums."""
+    swept: tuple[bool, bool, bool]
     before: RowProgram
-    """What happens to every result ``v`` of the convolution; the plan's ``rows`` follow the pooling."""
+    """What happens to every result ``v`` of the convolution; the plan's ``rows`` follow the reduction."""
 
 
 class ContractionPlan(Frozen):
@@ -90,7 +95,7 @@ class ContractionPlan(Frozen):
     statistics: StatisticsPlan | None = None
     reduced: tuple[PositionResult, ...] = ()
     """As in ``HopperConvPlan``."""
-    pool: PhasePoolPlan | None = None
+    sweep: SweepPlan | None = None
 
     @property
     def moments(self) -> bool:
@@ -98,9 +103,14 @@ class ContractionPlan(Frozen):
         return has_moments(result.fn for result in self.reduced)
 
     @property
+    def extreme(self) -> PositionFn | None:
+        """The maximum or minimum that it gives in place of its result, if it is one."""
+        return extreme(result.fn for result in self.reduced)
+
+    @property
     def shares(self) -> bool:
         """Several blocks may compute the sums of a tile, each over some of its channels."""
-        whole = self.statistics or self.reduced or self.pool
+        whole = self.statistics or self.reduced or self.sweep
         return self.tiling is not None and self.tiling.few and self.tiling.loads > 3 and not whole
 
 

@@ -8,7 +8,7 @@ from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.details.contractions import DirectConvPlan, PositionResult, StatisticsPlan
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.spaces.convreduce import has_moments
+from fusegen.spaces.convreduce import PositionFn, extreme, has_moments
 
 
 class TapStep(Frozen):
@@ -199,6 +199,11 @@ class HopperConvPlan(Frozen):
     def moments(self) -> bool:
         """More than sums of what is reduced."""
         return has_moments(result.fn for result in self.reduced)
+
+    @property
+    def extreme(self) -> PositionFn | None:
+        """The maximum or minimum that it gives in place of its result, if it is one."""
+        return extreme(result.fn for result in self.reduced)
 
     @property
     def columns(self) -> int:

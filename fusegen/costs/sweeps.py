@@ -1,0 +1,58 @@
+"""Expected times of convolutions whose blocks compute box after box along some axes, into running results."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from fusegen import dims, inference
+from fusegen.costs import contractions
+from fusegen.costs.tiling import Structure, tile_conv
+from fusegen.ir import ConvOp, Graph, Node
+from fusegen.machines import Machine
+
+_PRODUCTS, _TURN_SECONDS, _PHASES = 1.3, 7.5e-7, 1.5
+"""Times over that products take, which have half the registers; what a turn takes
+of a multiprocessor beside them; times over that a transposed convolution's phases take (13 convolutions, H200)."""
+
+
+def _sweep(
+    sizes: tuple[int, ...], swept: tuple[bool, ...], positions: int, blocks: int, slots: int
+) -> tuple[float, int]:
+    """(waves of blocks, turns of each) for the best box of ``positions`` along axes of these ``sizes``.
+
+    ``blocks``: for each box along the axes that are not swept. The launcher chooses alike.
+    """
+    found = []
+    for width in range(8, positions + 8, 8):
+        for height in range(1, min(sizes[1], positions // min(width, sizes[2])) + 1):
+            box = (positions // (min(width, sizes[2]) * height), height, min(width, sizes[2]))
+            counts = [ceil(size / own) for size, own in zip(sizes, box, strict=True)]
+            turns = prod(count for count, along in zip(counts, swept, strict=True) if along)
+            found.append((max(1.0, blocks * prod(counts) / turns / slots), turns))
+    return min(found, key=prod)
+
+
+def seconds(body: Graph, node: Node, swept: tuple[bool, bool, bool], whole: bool, machine: Machine) -> float:
+    """Expected time of the mma.sync kernel whose blocks compute all positions along the axes ``swept``, box by box."""
+    conv = node.op
+    assert isinstance(conv, ConvOp)
+    split = not contractions.allows_tf32(body, node)
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    inputs, outputs = inference.group_channels(conv, x, w)
+    tiling = tile_conv(Structure(conv, inference.kernel_size(w), inputs, outputs, whole, swept=True))
+    samples, _, *lengths = body.shape(node.name)
+    phases = (tiling.axes[0].phases, tiling.axes[1].phases, tiling.axes[2].phases)
+    sizes = tuple(ceil(size / own) for size, own in zip([*[1] * (3 - conv.rank), *lengths], phases, strict=True))
+    apart = (*phases[:2], phases[2] // tiling.interleaved)
+    turned, others = (
+        prod(count for count, own in zip(apart, swept, strict=True) if own is along) for along in (True, False)
+    )
+    resident = tiling.shape(split).resident
+    slots = machine.multiprocessors * resident
+    blocks = samples * conv.groups * ceil(outputs / tiling.output_tile) * others
+    waves, turns = _sweep(sizes, swept, tiling.positions(split), blocks, slots)
+    turn = _PRODUCTS * tiling.block_flops(split) * slots / machine.mma_flops + resident * _TURN_SECONDS
+    turn += (tiling.loads - 1) * contractions.LOAD_SECONDS if split else 0.0
+    turn *= _PHASES if prod(phases) > 1 else 1.0
+    moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in node.inputs)
+    return waves * (turns * turned * turn + contractions.BLOCK_SECONDS) + moved / machine.bandwidth + machine.launch

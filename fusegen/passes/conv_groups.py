@@ -1,0 +1,106 @@
+"""The groups that begin at a convolution or at sums over its axes, before others grow: what its kernel takes beside it.
+
+A norm's kernel would take statistics, and a row's kernel a maximum, once the convolution had written its result.
+"""
+
+from __future__ import annotations
+
+from fusegen.costs import boxes, contractions
+from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, DType, Graph, MatmulOp, Node
+from fusegen.machines import Machine
+from fusegen.passes.groups import Group, Grouping
+from fusegen.spaces import channels, convmax, convreduce
+from fusegen.spaces.rowspace import NotFusable, analyze
+
+
+def unreadable(body: Graph, beside: str = "") -> str | None:
+    """Why an operand of ``body`` is none for a kernel other than a pointwise one, or None: they read float32.
+
+    Kernels of rows, whose data is ``beside``, read truth values too. Products of 16-bit operands have kernels that
+    read each operand as it is.
+    """
+    if any(isinstance(node.op, MatmulOp) and node.type.dtype is not DType.FLOAT32 for node in body.nodes):
+        return None
+    for x in body.inputs:
+        flag = beside and x.name != beside and x.type.dtype is DType.BOOL
+        if x.type.dtype is not DType.FLOAT32 and not flag:
+            return f"{x.name} is {x.type.dtype.value}, which such kernels do not read"
+    return None
+
+
+def with_statistics(grouping: Grouping, conv: Node, free: set[str], machine: Machine) -> Group | None:
+    """The region of a convolution that also finds what a norm after it needs of every channel."""
+    found = channels.members(grouping.graph, conv, free)
+    if found is None:
+        return None
+    group = Group(*map(frozenset, found))
+    body, _ = grouping.body(group)
+    head, _ = channels.split(body)
+    try:
+        reason = unreadable(body) or contractions.statistics_refusal(head, analyze(head), machine)
+    except NotFusable:
+        return None
+    return group if reason is None and channels.pays(grouping.graph, body, machine) else None
+
+
+def reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
+    """The region of a convolution that reduces its results over all positions instead of writing them."""
+    found = convreduce.members(grouping.graph, conv, free)
+    if found is None:
+        return None
+    group = Group(*map(frozenset, found))
+    body, _ = grouping.body(group)
+    try:
+        reason = unreadable(body) or convreduce.refusal(body, machine)
+    except NotFusable as error:
+        reason = str(error)
+    if reason:
+        refused[conv.name] = f"with {body.outputs[0]}: {reason}"
+    return None if reason else group
+
+
+def largest(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
+    """The region of a convolution up to a maximum along its positions, with what follows that as far as it can be."""
+    found = convmax.members(grouping.graph, conv, free)
+    if found is None:
+        return None
+    members, copies, following = found
+    first = group = Group(frozenset(members), frozenset(copies))
+    best = None
+    for more in (None, *following):
+        group = group.plus({more}) if more else group
+        body, _ = grouping.body(group)
+        try:
+            reason = unreadable(body) or convmax.refusal(body, machine)
+        except NotFusable as error:
+            reason = str(error)
+        if reason is None and not grouping.is_cyclic(group):
+            best = group
+        elif reason and group is first:
+            refused[conv.name] = f"with {body.outputs[0]}: {reason}"
+    return best
+
+
+def axis_sums(grouping: Grouping, node: Node, free: set[str]) -> Group:
+    """The region of sums over an axis: of a convolution's input, and of its weights beside them where that can be."""
+    group, op = Group(frozenset({node.name})), node.op
+    for other in grouping.graph.nodes:
+        if not isinstance(op, AxisWindowSumOp) or not isinstance(other.op, AxisTapSumOp) or other.name not in free:
+            continue
+        same = (op.conv, op.kernel, op.axis) == (other.op.conv, other.op.kernel, other.op.axis)
+        if same and not grouping.is_cyclic(both := group.plus({other.name})):
+            return both
+    return group
+
+
+def over_boxes(grouping: Grouping, conv: Node, free: set[str]) -> Group | None:
+    """The region of a convolution of box means."""
+    found = boxes.members(grouping.graph, conv, free)
+    if found is None:
+        return None
+    group = Group(*map(frozenset, found))
+    try:
+        boxes.split(body := grouping.body(group)[0])
+    except NotFusable:
+        return None
+    return None if unreadable(body) else group

@@ -1,0 +1,141 @@
+"""The maximum or minimum along some of the positions' axes of a convolution, whose own results are never written.
+
+A block computes all positions along these axes, box after box, into the same running results; what is left of a
+tensor [samples, channels, positions...] is finished in place, reductions over the channels included. Positions along
+the other axes are shared by blocks, so there must be enough of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusegen import dims
+from fusegen.costs import contractions, sweeps
+from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
+from fusegen.machines import Machine
+from fusegen.spaces import channels, convreduce
+from fusegen.spaces.convpool import check_operands, unfit
+from fusegen.spaces.poolspace import CHANNELS, along_channels, around
+from fusegen.spaces.rowspace import NotFusable, RowSpace, analyze, with_rows
+from fusegen.tuning import faster
+
+_FUNCTIONS = ("max", "min")
+_APART = 1.1
+"""Times over what is expected of them that a convolution and a kernel which reads its result take (13 models, H200)."""
+_FOLLOWING = (PointwiseOp, ReshapeOp, ReduceOp, SoftmaxOp)
+
+
+@dataclass(frozen=True)
+class ConvMax:
+    """A region's parts: the convolution with the chain up to the reduction, and the chain after it.
+
+    Both chains run along the channels; ``before_space`` is over the convolution's result, ``after_space`` over the
+    reduction's, which is an input of ``after``.
+    """
+
+    conv: Node
+    reduction: Node
+    before: Graph
+    after: Graph
+    before_space: RowSpace
+    after_space: RowSpace
+
+    @property
+    def swept(self) -> tuple[bool, bool, bool]:
+        """Which axes (z, y, x) the reduction runs along."""
+        op, rank = self.reduction.op, self.conv.type.rank
+        assert isinstance(op, ReduceOp)
+        return rank - 3 in op.axes, rank - 2 in op.axes, rank - 1 in op.axes
+
+    @property
+    def whole(self) -> bool:
+        """Whether a block needs all channels of its positions."""
+        return contractions.reduces(self.after)
+
+
+def _reduced(graph: Graph, node: Node, conv: Node) -> str | None:
+    """The value after ``conv`` whose maximum or minimum along positions' axes ``node`` is, or None."""
+    if not isinstance(node.op, ReduceOp) or node.op.fn not in _FUNCTIONS or min(node.op.axes, default=0) <= CHANNELS:
+        return None
+    if len(node.op.axes) == conv.type.rank - 2 and convreduce.many_positions(graph, conv):
+        return None  # blocks share them
+    data = graph.node(node.inputs[0])
+    return data.name if data.type == conv.type else None
+
+
+def reduction(graph: Graph, conv: Node) -> Node | None:
+    """The first such node."""
+    return next((node for node in graph.nodes if _reduced(graph, node, conv)), None)
+
+
+def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str], list[str]] | None:
+    """(nodes, copied nodes, further ones that may join in this order) of a kernel for ``conv`` up to its maximum."""
+    available = set(free)
+    led = channels.leading(graph, conv, available, lambda node: _reduced(graph, node, conv))
+    if led is None:
+        return None
+    value, inside, copies = led
+    users = graph.users()
+    last = next(node for node in graph.nodes if _reduced(graph, node, conv) == value.name)
+    known = inside | {last.name}
+    if last.name not in available or inside & set(graph.results):
+        return None
+    if any(not known.issuperset(users[name]) for name in inside):
+        return None
+    after: dict[str, None] = {}
+    for node in graph.nodes:
+        follows = any(name == last.name or name in after for name in node.inputs)
+        if follows and node.name in available and isinstance(node.op, _FOLLOWING):
+            after[node.name] = None
+    return known | copies, copies, list(after)
+
+
+def _after(part: Graph, source: Node) -> RowSpace:
+    """The space of the chain after the reduction: rows along the channels of its results. Raises ``NotFusable``."""
+    space = analyze(part, source.name)
+    if space.shape != source.type.shape:
+        raise NotFusable(f"a reshape splits the axes of {source.name}")
+    if not set(space.row_axes) <= {CHANNELS}:
+        raise NotFusable(f"a reduction of {source.name} runs over other axes than the channels")
+    return with_rows(space, (CHANNELS,))
+
+
+def split(body: Graph) -> ConvMax:
+    """The parts of a region with a convolution and a maximum along its positions. Raises ``NotFusable``."""
+    (conv,) = (node for node in body.nodes if isinstance(node.op, ConvOp))
+    last = reduction(body, conv)
+    assert last is not None
+    before, after = around(body, last)
+    if any(isinstance(node.op, ConvOp) for node in after.nodes):
+        raise NotFusable("its convolution is not the one that it reduces")
+    if any(name not in body.by_name or body.node(name).op.kind != "input" for name in conv.inputs):
+        raise NotFusable(f"an operand of {conv.name} is computed before it")
+    before_space = along_channels(before, conv.name)
+    check_operands(before, before_space)
+    return ConvMax(conv, last, before, after, before_space, _after(after, last))
+
+
+def refusal(body: Graph, machine: Machine) -> str | None:
+    """Why the maximum in ``body`` is no part of its convolution's kernel, or None. Raises ``NotFusable``."""
+    parts = split(body)
+    conv = parts.conv
+    assert isinstance(conv.op, ConvOp)
+    if any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
+        return "its result is no float32 tensor"
+    if len(body.outputs) > 1:
+        return "it is read outside the kernel too"
+    if parts.whole and conv.op.groups > 1:
+        return "a reduction over the channels of several groups"
+    if reason := unfit(body, conv, parts.reduction, whole=parts.whole, swept=True):
+        return reason
+    if int(conv.type.shape[1]) < contractions.LEAST_OUTPUTS * conv.op.groups:
+        return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"
+    left = 4 * dims.numel(parts.reduction.type.shape, body.sizes) / machine.bandwidth
+    result = 4 * dims.numel(conv.type.shape, body.sizes) / machine.bandwidth
+    here = sweeps.seconds(body, conv, parts.swept, parts.whole, machine) + left
+    alone = contractions.kernel_seconds(body, conv, False, machine)
+    apart = _APART * (min(alone, contractions.library_seconds(body, conv, machine)) + result + left + machine.launch)
+    reason = f"with the convolution expected to take {here * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
+    answers = {"the convolution's kernel": (None, here), "a kernel of its own": (reason, apart)}
+    return faster(f"{parts.reduction.name} in", answers)

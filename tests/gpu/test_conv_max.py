@@ -1,0 +1,57 @@
+"""Convolutions that find maxima along some of their positions' axes, compiled here and now."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.costs import contractions, direct
+from fusegen.plan.details import ContractionPlan
+from fusegen.plan.types import KernelStep
+from fusegen.spaces import convmax
+from tests.gpu.cases import agrees, built, keeps_specials
+from tests.models import write
+
+pytestmark = pytest.mark.gpu
+
+MODELS = {
+    "depth": ("nn.Conv3d(3, 24, 3)", "self.m(x).min(2).values.softmax(1)", (3, 20, 17, 19)),
+    "height": ("nn.Conv2d(64, 40, 3, 2, 1)", "F.silu(self.m(x)).amax(2) + 1", (64, 61, 34)),
+    "width": ("nn.Conv2d(64, 24, (3, 2), 1, 0, (1, 2))", "self.m(x).amin(-1, keepdim=True).abs()", (64, 9, 203)),
+    "plane": ("nn.Conv3d(5, 72, 2)", "self.m(x).sin().amax((3, 4)) * 2", (5, 16, 17, 18)),
+    "around": ("nn.Conv3d(8, 16, 2)", "self.m(x).cos().amax((2, 4)).logsumexp(1)", (8, 15, 16, 17)),
+    "line": ("nn.Conv1d(64, 33, 5, 2)", "(self.m(x) / -1.5).min(2).values", (64, 1075)),
+    "groups": ("nn.Conv2d(128, 80, 3, groups=2)", "self.m(x).square().amax(3) - 1", (128, 27, 40)),
+    "far_taps": ("nn.Conv2d(64, 24, (3, 2), 1, 0, (19, 1))", "self.m(x).amax(2) * 2", (64, 45, 35)),
+    "phases": ("nn.ConvTranspose2d(64, 24, 4, 2, 1)", "self.m(x).sin().amax(2)", (64, 15, 16)),
+    "side_by_side": ("nn.ConvTranspose2d(64, 24, 5, 2, 1)", "self.m(x).sin().amin(3).softmax(1)", (64, 15, 26)),
+    "volume": ("nn.ConvTranspose3d(64, 16, 3, 2, 1)", "self.m(x).abs().amax((2, 3))", (64, 5, 6, 7)),
+}
+"""By name: the module ``self.m``, what the forward returns, the shape of one sample."""
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(convmax, "faster", lambda *_: None)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    module, body, shape = MODELS[name]
+    path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")
+    compiled, reference, model = built(path)
+    (step,) = compiled.program.steps
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.plan.detail, ContractionPlan)
+    assert step.plan.detail.sweep
+    offset = torch.randn(1, shape[0], *[1] * (len(shape) - 1), device="cuda")
+    for batch in (1, 2, 33, 300):
+        x = torch.randn(batch, *shape, device="cuda") * 3 + offset
+        agrees(reference, model, x)
+        with torch.no_grad():
+            assert torch.equal(model(x), model(x))
+    agrees(reference, model, torch.randn(3, shape[0], *(2 * size + 5 for size in shape[1:]), device="cuda"))
+    keeps_specials(reference, model, shape)
