@@ -359,7 +359,7 @@ class RegionOp(Frozen):
         "contraction",
         "conv_boxes",
         "conv_direct",
-        "conv_max",
+        "conv_sweep",
         "conv_pool",
         "conv_reduce",
         "pool",

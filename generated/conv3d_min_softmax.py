@@ -22,7 +22,7 @@
 #   %p_conv_weight: float32[32, 3, 3, 3, 3] = param('conv.weight')
 #   %p_conv_bias: float32[32] = param('conv.bias')
 #   %x: float32[x0_0, 3, x0_2, x0_3, x0_4] = input(0)
-#   %softmax: float32[x0_0, 32, x0_3 - 2, x0_4 - 2] = region.conv_max(%p_conv_bias, %x, %p_conv_weight)
+#   %softmax: float32[x0_0, 32, x0_3 - 2, x0_4 - 2] = region.conv_sweep(%p_conv_bias, %x, %p_conv_weight)
 #       %p_conv_bias: float32[32] = input(0)
 #       %x: float32[x0_0, 3, x0_2, x0_3, x0_4] = input(1)
 #       %p_conv_weight: float32[32, 3, 3, 3, 3] = input(2)
@@ -38,7 +38,7 @@
 #   where x0_4 >= 3
 #
 # Steps:
-#   k0_conv_max: generated contraction kernel, 36.4 MB, 8.75 GFLOP
+#   k0_conv_sweep: generated contraction kernel, 36.4 MB, 8.75 GFLOP
 #
 # Memory traffic: 486 MB before, 36.4 MB after.
 # Arithmetic: 8.7 GFLOP before, 8.75 GFLOP after.
@@ -251,14 +251,14 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
-// k0_conv_max
+// k0_conv_sweep
 //   %conv3d_r1: float32[32, 1, 1, 1] = reshape(%p_conv_bias, [32, 1, 1, 1])
 //   %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = conv3d(%x, %p_conv_weight)
 //   %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
 //   %min_1: float32[x0_0, 32, x0_3 - 2, x0_4 - 2] = reduce.min(%conv3d, axes=(2,), keepdim=False)
 //   %softmax: float32[x0_0, 32, x0_3 - 2, x0_4 - 2] = softmax(%min_1, axis=1)
 
-namespace k0_conv_max_kernel {
+namespace k0_conv_sweep_kernel {
 
 //   y[n, o, p] = sum over channels c and taps k of w[o, c, k] * x[n, c, i(p, k)]
 //
@@ -357,6 +357,7 @@ struct Shape {
     static constexpr int SLOTS = SPLIT ? 3 : 2;     // loads of x in flight
     static constexpr int PLANE = SPLIT ? 664 : 824;   // words, 8 modulo 16: fragments read without bank conflicts
     static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
+    static constexpr int RUNNING = KEPT * TILES_O * TILES_P * 4;   // results of a thread
     static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
     static constexpr int PITCH = (POSITIONS + 8) * KEPT;   // of what a channel comes to, in shared memory
     static constexpr int LANES = WARP, SHARERS = THREADS / WARP, VALUES = OUTPUT_TILE / SHARERS;   // columns side by side, threads that share one, its values in each
@@ -571,7 +572,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     [[maybe_unused]] const int64_t width = args.width;
     float kept[KEPT][TILES_O][S::TILES_P][4];
 #pragma unroll
-    for (int n = 0; n < KEPT * TILES_O * S::TILES_P * 4; ++n) (&kept[0][0][0][0])[n] = INFINITY;
+    for (int n = 0; n < S::RUNNING; ++n) (&kept[0][0][0][0])[n] = INFINITY;
 #pragma unroll 1
     for (int turn = 0; turn < args.boxes[0] * Depth::PHASES; ++turn) {
         rest = turn;
@@ -935,11 +936,15 @@ bool choose_box(Args& args, int64_t samples) {
     return least < INFINITY;
 }
 
+inline int64_t blocks_of(const Args& args, int64_t samples) {
+    return samples * GROUPS * OUTPUT_TILES * args.boxes[1] * Height::PHASES * args.boxes[2] * (Width::PHASES / INTERLEAVED);
+}
+
 template <bool SPLIT>
 int launch(Args& args, int64_t samples, cudaStream_t stream) {
     using S = Shape<SPLIT>;
     if (!choose_box<SPLIT>(args, samples)) return cudaErrorInvalidConfiguration;
-    const int64_t blocks = samples * GROUPS * OUTPUT_TILES * args.boxes[1] * Height::PHASES * args.boxes[2] * (Width::PHASES / INTERLEAVED);
+    const int64_t blocks = blocks_of(args, samples);
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     args.by_width = fast_divide(args.box[2]);
     args.by_height = fast_divide(args.box[1]);
@@ -976,15 +981,15 @@ int compute(const float* p0, const float* x0, const float* p1, float* y0, void* 
     return launch<true>(args, samples, stream);
 }
 
-extern "C" int64_t k0_conv_max_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+extern "C" int64_t k0_conv_sweep_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
     return workspace_bytes();
 }
 
-extern "C" int k0_conv_max(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_conv_sweep(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     return compute(p0, x0, p1, y0, workspace, batch, depth, height, width, tf32, stream);
 }
 
-}  // namespace k0_conv_max_kernel
+}  // namespace k0_conv_sweep_kernel
 """
 
 # ---- operators: torch's stable C ABI -------------------------------------------------------------------
@@ -1004,8 +1009,8 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_conv_max(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
-extern "C" int64_t k0_conv_max_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
+extern "C" int k0_conv_sweep(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int64_t k0_conv_sweep_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
 
 namespace {
 
@@ -1071,7 +1076,7 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
-Tensor call_k0_conv_max(
+Tensor call_k0_conv_sweep(
     const Tensor& p0_given,
     const Tensor& x0_given,
     const Tensor& p1_given,
@@ -1079,40 +1084,40 @@ Tensor call_k0_conv_max(
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_conv_max: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_conv_max: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k0_conv_max: p1", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p0 = operand(p0_given, "k0_conv_sweep: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k0_conv_sweep: x0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p1 = operand(p1_given, "k0_conv_sweep: p1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
-    require(p0.size(0) == 32, "k0_conv_max", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 3, "k0_conv_max", "x0 has another size on axis 1 than compiled for");
-    require(p1.size(0) == 32, "k0_conv_max", "p1 has another size on axis 0 than compiled for");
-    require(p1.size(1) == 3, "k0_conv_max", "p1 has another size on axis 1 than compiled for");
-    require(p1.size(2) == 3, "k0_conv_max", "p1 has another size on axis 2 than compiled for");
-    require(p1.size(3) == 3, "k0_conv_max", "p1 has another size on axis 3 than compiled for");
-    require(p1.size(4) == 3, "k0_conv_max", "p1 has another size on axis 4 than compiled for");
+    require(p0.size(0) == 32, "k0_conv_sweep", "p0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 3, "k0_conv_sweep", "x0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 32, "k0_conv_sweep", "p1 has another size on axis 0 than compiled for");
+    require(p1.size(1) == 3, "k0_conv_sweep", "p1 has another size on axis 1 than compiled for");
+    require(p1.size(2) == 3, "k0_conv_sweep", "p1 has another size on axis 2 than compiled for");
+    require(p1.size(3) == 3, "k0_conv_sweep", "p1 has another size on axis 3 than compiled for");
+    require(p1.size(4) == 3, "k0_conv_sweep", "p1 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({batch, 32, height - 2, width - 2}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k0_conv_max_workspace(batch, depth, height, width);
+    const int64_t bytes = k0_conv_sweep_workspace(batch, depth, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_conv_max(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_conv_max");
+    check(k0_conv_sweep(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_conv_sweep");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_872e17232e32644e, m) {
-    m.def("k0_conv_max(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6083716b5485097e, m) {
+    m.def("k0_conv_sweep(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_872e17232e32644e, CUDA, m) {
-    m.impl("k0_conv_max", TORCH_BOX(&call_k0_conv_max));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6083716b5485097e, CUDA, m) {
+    m.impl("k0_conv_sweep", TORCH_BOX(&call_k0_conv_sweep));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_872e17232e32644e"
+_fusegen_NAMESPACE = "fusegen_6083716b5485097e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1193,7 +1198,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_conv_max"):
+    if not hasattr(namespace, "k0_conv_sweep"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1235,7 +1240,7 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_conv_max(p0, x0, p1, tf32):
+def _fusegen_fake_k0_conv_sweep(p0, x0, p1, tf32):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
@@ -1244,7 +1249,7 @@ def _fusegen_fake_k0_conv_max(p0, x0, p1, tf32):
 
 
 _fusegen_fakes = {
-    "k0_conv_max": _fusegen_fake_k0_conv_max,
+    "k0_conv_sweep": _fusegen_fake_k0_conv_sweep,
 }
 
 

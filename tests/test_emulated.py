@@ -12,7 +12,7 @@ import torch
 from fusegen.compiler import compile_file
 from fusegen.costs import contractions, direct
 from fusegen.plan import contraction
-from fusegen.spaces import convmax, convpool, convreduce
+from fusegen.spaces import convpool, convreduce, convsweep
 from fusegen.trace import load_model_file
 from tests.emulated import Emulated
 from tests.models import write
@@ -73,6 +73,21 @@ MODELS = {
     "swept_all_phases": ("nn.ConvTranspose3d(4, 16, 3, 2, 1)", "self.m(x).abs().amax((2, 3, 4))", (4, 3, 4, 5)),
     "swept_short": ("nn.ConvTranspose2d(16, 24, 4, 3, 1)", "self.m(x).sin().amax(2)", (16, 1, 6)),
     "swept_narrow": ("nn.ConvTranspose2d(16, 24, 4, (1, 3), (0, 1))", "self.m(x).sin().amax(3)", (16, 4, 1)),
+    "swept_mean_depth": ("nn.Conv3d(3, 24, 3)", "self.m(x).relu().mean(2).softmax(1)", (3, 8, 9, 13)),
+    "swept_sum_height": ("nn.Conv2d(16, 40, 3, 2, 1)", "F.silu(self.m(x) * self.q).sum(2).tanh() + 1", (16, 19, 14)),
+    "swept_mean_width": ("nn.Conv2d(20, 24, (3, 2), 1, 0, (1, 2))", "self.m(x).sin().mean(-1, True)", (20, 9, 37)),
+    "swept_mean_plane": ("nn.Conv3d(5, 72, 2)", "self.m(x).sin().mean((3, 4)) * x.shape[2]", (5, 6, 7, 8)),
+    "swept_sum_around": ("nn.Conv3d(8, 16, 2)", "self.m(x).cos().sum((2, 4)).logsumexp(1)", (8, 5, 6, 7)),
+    "swept_mean_positions": ("nn.Conv2d(16, 24, 3)", "F.gelu(self.m(x)).mean((2, 3))", (16, 7, 9)),
+    "swept_sum_line": ("nn.Conv1d(12, 33, 5, 2)", "self.m(x).abs().sum(2)", (12, 75)),
+    "swept_mean_groups": ("nn.Conv2d(32, 80, 3, groups=2)", "self.m(x).square().mean(3) - 1", (32, 7, 20)),
+    "swept_mean_far_taps": ("nn.Conv2d(40, 24, (3, 2), 1, 0, (19, 1))", "self.m(x).relu().mean(2) * 2", (40, 45, 5)),
+    "swept_mean_phases": ("nn.ConvTranspose2d(16, 24, 4, 2, 1)", "self.m(x).relu().mean(2)", (16, 5, 6)),
+    "swept_mean_side_by_side": ("nn.ConvTranspose2d(16, 24, 5, 2, 1)", "self.m(x).abs().mean(3)", (16, 5, 6)),
+    "swept_sum_many_phases": ("nn.ConvTranspose2d(16, 24, 3, (3, 5))", "self.m(x).abs().sum(3)", (16, 4, 5)),
+    "swept_sum_all_phases": ("nn.ConvTranspose3d(4, 16, 3, 2, 1)", "self.m(x).abs().sum((2, 3, 4))", (4, 3, 4, 5)),
+    "swept_mean_short": ("nn.ConvTranspose2d(16, 24, 4, 3, 1)", "self.m(x).abs().mean(2)", (16, 1, 6)),
+    "swept_mean_narrow": ("nn.ConvTranspose2d(16, 24, 4, (1, 3), (0, 1))", "self.m(x).abs().mean(3)", (16, 4, 1)),
     "merged": ("nn.ConvTranspose2d(20, 3, 5, 2)", "self.m(x) * 2 + 1", (20, 6, 9)),
     "merged_by_three": ("nn.ConvTranspose2d(16, 3, 3, 3, 2, 2, dilation=2)", "self.m(x).tanh()", (16, 5, 12)),
     "merged_volume": ("nn.ConvTranspose3d(16, 3, 3, 2)", "F.hardswish(self.m(x))", (16, 3, 4, 5)),
@@ -99,7 +114,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1000 if name.startswith("swept") else 1)
-    for module in (convmax, convpool, convreduce):
+    for module in (convsweep, convpool, convreduce):
         monkeypatch.setattr(module, "faster", lambda *_: None)
     monkeypatch.setattr(contraction, "hopper_conv", lambda *_, **__: "left to the portable one")
     module, body, shape = MODELS[name]
@@ -146,3 +161,19 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
                 assert torch.equal(y.isnan(), r.isnan())
             finite = r.isfinite()
             assert not finite.any() or (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max() + 2e-6
+
+
+def test_sums_of_long_rows_are_of_several_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    path = write(
+        tmp_path, "return self.m(x).relu().mean(3)", "self.m = nn.Conv2d(8, 16, (1, 2))", "torch.rand(1, 8, 2, 140001)"
+    )
+    compiled = compile_file(path)
+    torch.manual_seed(0)
+    kernel = Emulated(compiled, dict(load_model_file(path).model_class().named_parameters()), tmp_path)
+    assert kernel.detail.summed
+    for length in (140001, 300):
+        x = torch.randn(1, 8, 2, length) + 0.5
+        (y,), (r,) = kernel.of(x, True), kernel.exact(x, True)
+        assert (y - r).abs().max() <= 1e-6 * r.abs().max(), length

@@ -9,7 +9,7 @@ from fusegen.costs import boxes, contractions
 from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, DType, Graph, MatmulOp, Node
 from fusegen.machines import Machine
 from fusegen.passes.groups import Group, Grouping
-from fusegen.spaces import channels, convmax, convreduce
+from fusegen.spaces import channels, convreduce, convsweep
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 
@@ -59,9 +59,9 @@ def reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, s
     return None if reason else group
 
 
-def largest(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
-    """The region of a convolution up to a maximum along its positions, with what follows that as far as it can be."""
-    found = convmax.members(grouping.graph, conv, free)
+def swept(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
+    """The region of a convolution up to a reduction along some of its positions' axes, and as much more as can be."""
+    found = convsweep.members(grouping.graph, conv, free)
     if found is None:
         return None
     members, copies, following = found
@@ -71,7 +71,7 @@ def largest(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, s
         group = group.plus({more}) if more else group
         body, _ = grouping.body(group)
         try:
-            reason = unreadable(body) or convmax.refusal(body, machine)
+            reason = unreadable(body) or convsweep.refusal(body, machine)
         except NotFusable as error:
             reason = str(error)
         if reason is None and not grouping.is_cyclic(group):

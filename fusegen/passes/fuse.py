@@ -37,10 +37,10 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
-from fusegen.passes.conv_groups import axis_sums, largest, over_boxes, reduced, unreadable, with_statistics
+from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, unreadable, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
-from fusegen.spaces import convmax, convpool, convreduce, poolrows, poolspace, scanspace, viewspace
+from fusegen.spaces import convpool, convreduce, convsweep, poolrows, poolspace, scanspace, viewspace
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 Template = Literal[
@@ -49,7 +49,7 @@ Template = Literal[
     "contraction",
     "conv_boxes",
     "conv_direct",
-    "conv_max",
+    "conv_sweep",
     "conv_pool",
     "conv_reduce",
     "pool",
@@ -93,7 +93,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return direct.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template == "conv_pool":
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
-        if template in ("conv_boxes", "conv_max", "conv_reduce"):
+        if template in ("conv_boxes", "conv_sweep", "conv_reduce"):
             return "its convolution has a kernel of its own"
         if template == "scan":
             scanspace.check(body)
@@ -268,8 +268,8 @@ def _template(body: Graph) -> Template:
         return "conv_pool"
     if conv and any(convreduce.is_over_positions(body, node, conv) for node in body.nodes):
         return "conv_reduce"
-    if conv and convmax.reduction(body, conv):
-        return "conv_max"
+    if conv and convsweep.reduction(body, conv):
+        return "conv_sweep"
     if any(direct.takes(body, node) for node in body.nodes):
         return "conv_direct"
     if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
@@ -320,7 +320,7 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
             continue
         group = over_boxes(grouping, node, free) or with_statistics(grouping, node, free, machine(target))
         group = group or reduced(grouping, node, free, refused, machine(target))
-        if group := group or largest(grouping, node, free, refused, machine(target)):
+        if group := group or swept(grouping, node, free, refused, machine(target)):
             last = grouping.in_order(group.owned)[-1].name
             grouping.add(last, group)
             free -= group.owned

@@ -9,7 +9,6 @@ from fusegen.plan.details import ContractionAxis, ConvBoxesPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.plan.rows import RowLowering
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import KernelPlan
 
@@ -37,8 +36,7 @@ def _axes(region: Region, parts: boxes.BoxConv, kernel: tuple[int, ...]) -> tupl
 
 def _lower(region: Region, parts: boxes.BoxConv, quick: bool) -> RowProgram:
     style = Style("{}", "{}", outer="sample", moves_rows=True, quick=quick)
-    output = region.outputs[0].replace(node=parts.after.outputs[0])
-    return RowLowering(parts.after, parts.after_space, region.args, region.sizes, style, "sum").program((output,))
+    return region.lower_part(parts.after, parts.after_space, "sum", style)
 
 
 def plan(region: Region, name: str) -> KernelPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusegen.ir import ConvOp, Graph
+from fusegen.ir import ConvOp
 from fusegen.plan import contraction, pool
 from fusegen.plan.conv_apart import apart, composed
 from fusegen.plan.conv_axes import axes_of
@@ -13,21 +13,13 @@ from fusegen.plan.conv_window import Pooling
 from fusegen.plan.details import ContractionAxis, ContractionPlan, HopperConvPlan, SweepPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style
-from fusegen.plan.rowprogram import RowProgram
-from fusegen.plan.rows import RowLowering
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import convpool
 from fusegen.spaces.convpool import ConvPool
 from fusegen.spaces.poolspace import output_size
-from fusegen.spaces.rowspace import RowSpace
 
 _STYLE = Style("{}", "{}", moves_rows=True, quick=True)
-
-
-def lower(region: Region, part: Graph, space: RowSpace, source: str, style: Style = _STYLE) -> RowProgram:
-    output = region.outputs[0].replace(node=part.outputs[0])
-    return RowLowering(part, space, region.args, region.sizes, style, source).program((output,))
 
 
 def _by_phases(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) -> ContractionPlan:
@@ -37,9 +29,9 @@ def _by_phases(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...
         fn=parts.op.fn,
         divisor=parts.op.divisor or prod(parts.op.kernel),
         swept=(False, False, False),
-        before=lower(region, parts.before, parts.before_space, "v", style),
+        before=region.lower_part(parts.before, parts.before_space, "v", style),
     )
-    rows = lower(region, parts.after, parts.after_space, "v", replace(style, array="{}[j]", moves_rows=False))
+    rows = region.lower_part(parts.after, parts.after_space, "v", replace(style, array="{}[j]", moves_rows=False))
     sizes = tuple(dict.fromkeys((*pool.before.sizes, *rows.sizes)))  # declared once for both chains
     return contraction.portable_conv(region, parts.conv, axes, rows.replace(sizes=sizes)).replace(sweep=pool)
 
@@ -47,9 +39,9 @@ def _by_phases(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...
 def _hopper(region: Region, parts: ConvPool, axes: tuple[ContractionAxis, ...]) -> HopperConvPlan:
     """The kernel that pools what it computes. Raises ``Unplanned``."""
     divisor = parts.op.divisor or prod(parts.op.kernel)
-    before = lower(region, parts.before, parts.before_space, "v")
+    before = region.lower_part(parts.before, parts.before_space, "v", _STYLE)
     pooling = Pooling(parts.windows, parts.op.fn, divisor, before)
-    after = lower(region, parts.after, parts.after_space, "pooled")
+    after = region.lower_part(parts.after, parts.after_space, "pooled", _STYLE)
     found = contraction.hopper_conv(region, parts.conv, axes, lambda split: after, pooling=pooling)
     if isinstance(found, str):
         raise Unplanned(f"the kernel of {parts.conv.name} does not pool its results: {found}")

@@ -20,7 +20,18 @@ from fusegen.ir import (
     ReshapeOp,
     WindowSumOp,
 )
-from fusegen.plan import axis_sum, contraction, conv_boxes, conv_direct, conv_max, conv_pool, pool, scan, stream, views
+from fusegen.plan import (
+    axis_sum,
+    contraction,
+    conv_boxes,
+    conv_direct,
+    conv_pool,
+    conv_sweep,
+    pool,
+    scan,
+    stream,
+    views,
+)
 from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region
@@ -234,7 +245,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "contraction": contraction.plan,
     "conv_boxes": conv_boxes.plan,
     "conv_direct": conv_direct.plan,
-    "conv_max": conv_max.plan,
+    "conv_sweep": conv_sweep.plan,
     "conv_pool": conv_pool.plan,
     "conv_reduce": contraction.plan,
     "pool": pool.plan,

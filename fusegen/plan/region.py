@@ -71,6 +71,11 @@ class Region:
             rows.values[space.source] = pooled.element(rows, self.pooled)
         return rows.program(outputs)
 
+    def lower_part(self, part: Graph, space: RowSpace, source: str, style: Style) -> RowProgram:
+        """A part of the body that has one result, over ``source``, its data's name in the template."""
+        output = self.outputs[0].replace(node=part.outputs[0])
+        return RowLowering(part, space, self.args, self.sizes, style, source).program((output,))
+
     def lower_tail(self, statistics: dict[str, str]) -> RowProgram:
         """What follows from the ``statistics`` of a channel, which the template knows by these names."""
         assert self.tail is not None

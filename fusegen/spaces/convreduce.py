@@ -74,7 +74,7 @@ def _is_over(node: Node, data: Node, positions: int) -> bool:
 
 
 def many_positions(graph: Graph, conv: Node) -> bool:
-    """Whether blocks may share a sample's positions; the maximum of fewer is for ``convmax``."""
+    """Whether blocks may share a sample's positions; reductions over fewer are for ``convsweep``."""
     return dims.numel(conv.type.shape[2:], graph.sizes) >= LEAST_POSITIONS
 
 
@@ -83,7 +83,7 @@ def _reduced(graph: Graph, node: Node, conv: Node) -> str | None:
     if not isinstance(node.op, ReduceOp):
         return None
     data = graph.node(node.inputs[0])
-    if not _is_over(node, data, conv.type.rank - 2) or (node.op.fn in _EXTREMES and not many_positions(graph, conv)):
+    if not _is_over(node, data, conv.type.rank - 2) or not many_positions(graph, conv):
         return None
     if data.inputs and _is_view(data, conv) and graph.node(data.inputs[0]).type == conv.type:
         return data.inputs[0]
@@ -164,8 +164,6 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return f"it is {conv.type.dtype.value}, for which such a convolution has no kernel"
     if reason := contractions.refusal(parts.before, parts.space, machine):
         return reason
-    if not many_positions(body, conv):
-        return f"samples of fewer than {LEAST_POSITIONS} positions"
     result = 4 * dims.numel(conv.type.shape, body.sizes) / machine.bandwidth
     portable = contractions.portable_seconds(body, conv, False, machine, merge=False) + (_PORTABLE - 1) * result
     asynchronous = contractions.asynchronous_seconds(body, conv, machine)

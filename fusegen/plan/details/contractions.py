@@ -55,9 +55,9 @@ class SweepPlan(Frozen):
     positions along the axes ``swept`` (z, y, x).
     """
 
-    fn: Literal["max", "min", "mean"]
-    divisor: int
-    """Of a mean's sums."""
+    fn: Literal["max", "min", "mean", "sum"]
+    divisor: int | None
+    """Of a mean's sums; None for as many as a block meets."""
     swept: tuple[bool, bool, bool]
     before: RowProgram
     """What happens to every result ``v`` of the convolution; the plan's ``rows`` follow the reduction."""
@@ -106,6 +106,11 @@ class ContractionPlan(Frozen):
     def extreme(self) -> PositionFn | None:
         """The maximum or minimum that it gives in place of its result, if it is one."""
         return extreme(result.fn for result in self.reduced)
+
+    @property
+    def summed(self) -> bool:
+        """Whether blocks add up all positions along some axes."""
+        return self.sweep is not None and any(self.sweep.swept) and self.sweep.fn in ("mean", "sum")
 
     @property
     def shares(self) -> bool:

@@ -1,7 +1,7 @@
-"""Maxima along some of a convolution's axes, in its kernel and apart: ``python maxima.py OUT.json [NAME ...]``.
+"""Maxima along some of a convolution's axes, in its kernel and apart: ``python sweeps.py OUT.json [NAME ...]``.
 
 Each model planned in both ways, interleaved with eager and torch.compile on a cold L2, held to the tolerance of
-``fusegen check``. It shows what the expected times of ``spaces/convmax.py`` choose between.
+``fusegen check``. It shows what the expected times of ``spaces/convsweep.py`` choose between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from side_by_side import model_text
 
 from fusegen.compiler import compile_file
 from fusegen.doctor import use_environment_tools
-from fusegen.spaces import convmax
+from fusegen.spaces import convsweep
 from fusegen.verdict.subject import model_subject
 
 MODELS = {
@@ -49,13 +49,13 @@ WAYS: dict[str, tuple[str, Any] | None] = {
     "together": ("faster", lambda *_: None),
     "apart": ("members", lambda *_: None),
 }
-"""What of ``convmax`` is set to what else for each."""
+"""What of ``convsweep`` is set to what else for each."""
 
 
 def prepare(way: str, model: Path, out: Path) -> None:
     """Generate the model in one way, build its kernels, and print the names of its steps."""
     if setting := WAYS[way]:
-        setattr(convmax, *setting)
+        setattr(convsweep, *setting)
     use_environment_tools()
     compiled = compile_file(model)
     out.write_text(compiled.source)

@@ -1,4 +1,4 @@
-"""The maximum or minimum along some of the positions' axes of a convolution, whose own results are never written.
+"""A reduction along some of the positions' axes of a convolution, whose own results are never written.
 
 A block computes all positions along these axes, box after box, into the same running results; what is left of a
 tensor [samples, channels, positions...] is finished in place, reductions over the channels included. Positions along
@@ -20,14 +20,14 @@ from fusegen.spaces.poolspace import CHANNELS, along_channels, around
 from fusegen.spaces.rowspace import NotFusable, RowSpace, analyze, with_rows
 from fusegen.tuning import faster
 
-_FUNCTIONS = ("max", "min")
+_FUNCTIONS = ("max", "min", "mean", "sum")
 _APART = 1.1
 """Times over what is expected of them that a convolution and a kernel which reads its result take (13 models, H200)."""
 _FOLLOWING = (PointwiseOp, ReshapeOp, ReduceOp, SoftmaxOp)
 
 
 @dataclass(frozen=True)
-class ConvMax:
+class ConvSweep:
     """A region's parts: the convolution with the chain up to the reduction, and the chain after it.
 
     Both chains run along the channels; ``before_space`` is over the convolution's result, ``after_space`` over the
@@ -55,7 +55,7 @@ class ConvMax:
 
 
 def _reduced(graph: Graph, node: Node, conv: Node) -> str | None:
-    """The value after ``conv`` whose maximum or minimum along positions' axes ``node`` is, or None."""
+    """The value after ``conv`` that ``node`` reduces along positions' axes, or None."""
     if not isinstance(node.op, ReduceOp) or node.op.fn not in _FUNCTIONS or min(node.op.axes, default=0) <= CHANNELS:
         return None
     if len(node.op.axes) == conv.type.rank - 2 and convreduce.many_positions(graph, conv):
@@ -70,7 +70,7 @@ def reduction(graph: Graph, conv: Node) -> Node | None:
 
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str], list[str]] | None:
-    """(nodes, copied nodes, further ones that may join in this order) of a kernel for ``conv`` up to its maximum."""
+    """(nodes, copied nodes, further ones that may join in this order) of a kernel for ``conv`` up to its reduction."""
     available = set(free)
     led = channels.leading(graph, conv, available, lambda node: _reduced(graph, node, conv))
     if led is None:
@@ -101,8 +101,8 @@ def _after(part: Graph, source: Node) -> RowSpace:
     return with_rows(space, (CHANNELS,))
 
 
-def split(body: Graph) -> ConvMax:
-    """The parts of a region with a convolution and a maximum along its positions. Raises ``NotFusable``."""
+def split(body: Graph) -> ConvSweep:
+    """The parts of a region with a convolution and a reduction along its positions. Raises ``NotFusable``."""
     (conv,) = (node for node in body.nodes if isinstance(node.op, ConvOp))
     last = reduction(body, conv)
     assert last is not None
@@ -113,11 +113,11 @@ def split(body: Graph) -> ConvMax:
         raise NotFusable(f"an operand of {conv.name} is computed before it")
     before_space = along_channels(before, conv.name)
     check_operands(before, before_space)
-    return ConvMax(conv, last, before, after, before_space, _after(after, last))
+    return ConvSweep(conv, last, before, after, before_space, _after(after, last))
 
 
 def refusal(body: Graph, machine: Machine) -> str | None:
-    """Why the maximum in ``body`` is no part of its convolution's kernel, or None. Raises ``NotFusable``."""
+    """Why the reduction in ``body`` is no part of its convolution's kernel, or None. Raises ``NotFusable``."""
     parts = split(body)
     conv = parts.conv
     assert isinstance(conv.op, ConvOp)

@@ -1,4 +1,4 @@
-"""Convolutions that find maxima along some of their positions' axes, compiled here and now."""
+"""Convolutions that reduce along some of their positions' axes, compiled here and now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fusegen.costs import contractions, direct
 from fusegen.plan.details import ContractionPlan
 from fusegen.plan.types import KernelStep
-from fusegen.spaces import convmax
+from fusegen.spaces import convsweep
 from tests.gpu.cases import agrees, built, keeps_specials
 from tests.models import write
 
@@ -28,6 +28,15 @@ MODELS = {
     "far_taps": ("nn.Conv2d(64, 24, (3, 2), 1, 0, (19, 1))", "self.m(x).amax(2) * 2", (64, 45, 35)),
     "phases": ("nn.ConvTranspose2d(64, 24, 4, 2, 1)", "self.m(x).sin().amax(2)", (64, 15, 16)),
     "side_by_side": ("nn.ConvTranspose2d(64, 24, 5, 2, 1)", "self.m(x).sin().amin(3).softmax(1)", (64, 15, 26)),
+    "mean_depth": ("nn.Conv3d(3, 24, 3)", "F.relu(self.m(x)).mean(2).softmax(1)", (3, 20, 17, 19)),
+    "sum_height": ("nn.Conv2d(64, 40, 3, 2, 1)", "F.silu(self.m(x)).sum(2) + 1", (64, 61, 34)),
+    "mean_width": ("nn.Conv2d(64, 24, (3, 2), 1, 0, (1, 2))", "self.m(x).abs().mean(-1, True)", (64, 9, 203)),
+    "sum_around": ("nn.Conv3d(8, 16, 2)", "F.gelu(self.m(x)).sum((2, 4)).logsumexp(1)", (8, 15, 16, 17)),
+    "mean_positions": ("nn.Conv2d(64, 40, 3)", "F.hardswish(self.m(x)).mean((2, 3))", (64, 29, 30)),
+    "sum_groups": ("nn.Conv2d(128, 80, 3, groups=2)", "self.m(x).square().sum(3) - 1", (128, 27, 40)),
+    "mean_side_by_side": ("nn.ConvTranspose2d(64, 24, 5, 2, 1)", "self.m(x).relu().mean(3)", (64, 15, 26)),
+    "sum_volume": ("nn.ConvTranspose3d(64, 16, 3, 2, 1)", "self.m(x).abs().sum((2, 3))", (64, 5, 6, 7)),
+    "mean_of_long_rows": ("nn.Conv2d(8, 16, (1, 3))", "self.m(x).abs().mean(3)", (8, 2, 140001)),
     "volume": ("nn.ConvTranspose3d(64, 16, 3, 2, 1)", "self.m(x).abs().amax((2, 3))", (64, 5, 6, 7)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
@@ -38,7 +47,7 @@ MODELS = {
 def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
-    monkeypatch.setattr(convmax, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     module, body, shape = MODELS[name]
     path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")

@@ -1,4 +1,4 @@
-"""Maxima along some of a convolution's axes: when its kernel finds them, and what follows joins it."""
+"""Reductions along some of a convolution's axes: when its kernel has them, and what follows joins it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from fusegen.compiler import compile_file
 from fusegen.plan.details import ContractionPlan
 from fusegen.plan.types import KernelStep, Program
-from fusegen.spaces import convmax
+from fusegen.spaces import convsweep
 from tests.models import write
 
 CONV = "self.c = nn.Conv3d(3, 24, 3)"
@@ -38,6 +38,9 @@ def _swept(program: Program) -> list[tuple[str, tuple[bool, bool, bool]]]:
         ),
         ("return self.c(x).amax(2).logsumexp(1)", "max", (True, False, False)),
         ("return torch.min(self.c(x), 2)[0].flatten(2) - 1", "min", (True, False, False)),
+        ("return F.gelu(self.c(x)).mean(2).softmax(1)", "mean", (True, False, False)),
+        ("return self.c(x).square().sum((3, 4)) + 1", "sum", (False, True, True)),
+        ("return torch.norm(self.c(x), dim=2)", "sum", (True, False, False)),
     ],
 )
 def test_its_results_are_never_written(body: str, fn: str, axes: tuple[bool, ...], tmp_path: Path) -> None:
@@ -63,11 +66,22 @@ def test_a_reduction_over_other_axes_is_a_kernel_of_its_own(tmp_path: Path) -> N
         "y = self.c(x)\nreturn y.amax(2) - y.amin(2)",  # two reductions
         "return (self.c(x) + self.p).amax(2)",  # an operand of positions
         "return self.c(x).argmax(2).float()",
+        "return self.c(x).relu().mean((0, 2))",
+        "return self.c(x).relu().mean((2, 3, 4))",  # blocks share so many positions
+        "return self.c(x).mean(2)",  # has no convolution left
     ],
 )
 def test_what_it_leaves_to_another_kernel(body: str, tmp_path: Path) -> None:
     init = f"{CONV}\nself.p = nn.Parameter(torch.randn(22, 30, 30))" if "self.p" in body else CONV
     assert not _swept(_program(tmp_path, body, init))
+
+
+def test_few_positions_are_reduced_whole(tmp_path: Path) -> None:
+    init = "self.c = nn.Conv2d(3, 32, 3)"
+    program = _program(tmp_path, "return F.gelu(self.c(x)).mean((2, 3))", init, "512, 3, 30, 30")
+    assert _swept(program) == [("mean", (False, True, True))]
+    assert len(program.steps) == 1
+    assert program.bytes_after < 1.1 * 4 * 512 * 3 * 30 * 30
 
 
 def test_with_many_channels_another_kernel_is_faster(tmp_path: Path) -> None:
@@ -80,12 +94,12 @@ def test_with_many_channels_another_kernel_is_faster(tmp_path: Path) -> None:
 def test_few_channels_are_left_to_another_kernel(
     channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convmax, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
     assert not _swept(_program(tmp_path, "return self.c(x).amax(2)", f"self.c = nn.Conv3d(3, {channels}, 3)"))
 
 
 def test_channels_of_several_groups_are_reduced_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convmax, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
     init = "self.c = nn.Conv2d(32, 32, 3, groups=2)"
     assert len(_program(tmp_path, "return self.c(x).amax(3).softmax(1)", init, "8, 32, 30, 30").steps) == 2
     assert len(_program(tmp_path, "return self.c(x).amax(3).tanh()", init, "8, 32, 30, 30").steps) == 1
