@@ -41,7 +41,11 @@ def templates(found: Compiled) -> list[str]:
         ("y = x.relu()\nreturn self.c(y) + y", ["pointwise", "conv_direct"]),  # read by more than the convolution
         ("return self.d(self.c(x).relu())", ["conv_direct", "conv_direct"]),
         ("return self.c(x).softmax(1)", ["conv_direct", "row_reduce"]),
-        ("return self.c(x).relu().amax((2, 3))", ["conv_direct", "row_stream"]),
+        ("return self.c(x).relu().amax((2, 3))", ["conv_direct"]),
+        ("return F.gelu(self.c(x.relu() * 2)).mean((2, 3)).flatten(1) + 1", ["conv_direct"]),  # chains on all sides
+        ("return self.c(x).relu().mean((2, 3)).softmax(1)", ["conv_direct", "row_reduce"]),  # of several groups
+        ("return self.c(x).relu().mean(3)", ["conv_direct", "row_stream"]),
+        ("y = self.c(x).relu()\nreturn y * y.mean((2, 3), True).sigmoid()", ["conv_direct", "row_stream"]),
         ("return F.max_pool2d(self.c(x), 2)", ["conv_direct", "pool"]),
         ("y = self.c(x)\nreturn y, y.relu()", ["conv_direct", "pointwise"]),
     ],

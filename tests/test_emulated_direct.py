@@ -13,6 +13,7 @@ import torch
 from fusegen.compiler import Compiled, compile_file
 from fusegen.costs import contractions, direct, direct_shared, direct_tiles
 from fusegen.plan.details import DirectConvPlan, HopperConvPlan
+from fusegen.spaces import convsweep
 from fusegen.trace import load_model_file
 from tests.emulated import Emulated
 from tests.models import write
@@ -116,6 +117,40 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
     kernel = agrees(MODELS[name][0], "F.hardswish(self.m(x)) * 2", MODELS[name][1], tmp_path)
     assert isinstance(kernel.detail, DirectConvPlan)
     assert any(any(tile.phased) for tile in kernel.detail.tiles) or not name.startswith("phases")
+
+
+REDUCTIONS = {
+    "depthwise": ("nn.Conv2d(6, 6, 3, padding=1, groups=6)", "F.hardswish(self.m(x)).mean((2, 3)) * 2", (6, 7, 12)),
+    "several_channels": ("nn.Conv2d(40, 6, 3, padding=1, groups=2)", "self.m(x).abs().sum((2, 3), True)", (40, 6, 8)),
+    "parts": ("nn.Conv2d(4, 14, 2, groups=2)", "(self.m(x) / -1.5).amax((2, 3)).tanh()", (4, 41, 41)),
+    "transposed": ("nn.ConvTranspose2d(6, 6, 4, 2, 1, groups=6)", "self.m(x).relu().amax((2, 3))", (6, 5, 8)),
+    "phases": ("nn.ConvTranspose2d(32, 8, 1, 3, groups=2)", "self.m(x).square().mean((2, 3))", (32, 5, 7)),
+    "volume": ("nn.ConvTranspose3d(4, 6, (3, 2, 4), 3, 1, 2, groups=2)", "self.m(x).amin((2, 3, 4))", (4, 3, 4, 5)),
+    "line": ("nn.Conv1d(8, 8, 5, 2, 2, groups=8)", "(self.m(x) * 2).sin().mean(2)", (8, 1311)),
+    "operands": (
+        "nn.Conv2d(6, 6, 3, padding=1, groups=6)",
+        "(self.m(x) * self.q).relu().sum((2, 3)) - self.r",
+        (6, 7, 12),
+    ),
+    "prologue": ("nn.Conv2d(6, 6, 3, 1, 1, groups=6)", "self.m(x.abs() * 2 + 1).tanh().mean((2, 3))", (6, 7, 12)),
+    "places": ("nn.Conv2d(6, 6, 3, 1, 1, groups=6)", "(self.m(x) - self.p).abs().mean((2, 3)) + 1", (6, 7, 12)),
+    "turned": ("nn.Conv2d(6, 12, 3, groups=6)", "F.gelu(self.m(x)).mean((2, 3)).T", (6, 7, 12)),
+}
+"""By name: the module ``self.m``, what the forward returns, the shape of one sample."""
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_over_all_positions_agree_with_float64(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    module, body, shape = REDUCTIONS[name]
+    own = "self.q = nn.Parameter(torch.randn(6, 1, 1))\nself.r = nn.Parameter(torch.randn(6))"
+    own += "\nself.p = nn.Parameter(torch.randn(7, 12))"
+    detail = agrees(f"{module}\n{own}", body, shape, tmp_path, more=0 if name == "places" else 3).detail
+    assert isinstance(detail, DirectConvPlan)
+    assert detail.reduction
+    assert name != "parts" or any(detail.outputs % tile.outputs for tile in detail.tiles)
 
 
 def random_module(rng: random.Random) -> tuple[str, tuple[int, ...]]:

@@ -27,6 +27,8 @@ _FEW_SECONDS = 5e-6
 """Of the arithmetic of a convolution of a single group."""
 _ALTERNATIVE = 0.85
 """Share of the other kernels' expected time below which one more in the file is worth it."""
+JOINED = 1
+"""Turns of the threads that share a group of a sample in whose time they join what they have found."""
 _PREPARED = 8e-6
 """Of the portable tensor-core kernel, besides its expected time, where it has little to do: it packs weights first.
 That time is the one of its usual tiles, with which both were compared."""
@@ -48,17 +50,22 @@ class DirectRegion:
         return self.conv.op
 
 
-def takes(body: Graph, node: Node) -> bool:
-    """True for convolutions whose groups are too narrow for tensor cores, or that have little for them to do."""
-    if not isinstance(node.op, ConvOp):
+def is_narrow(body: Graph, node: Node) -> bool:
+    """True for convolutions whose groups are too narrow for tensor cores."""
+    if not isinstance(node.op, ConvOp) or node.op.groups == 1:
         return False
     x, w = (body.node(name).type for name in node.inputs[:2])
     if any(not isinstance(size, int) for size in w.shape):
         return False
-    if node.op.groups > 1:
-        inputs, outputs = inference.group_channels(node.op, x, w)
-        return inputs * prod(inference.kernel_size(w)) <= CHAIN and outputs < contractions.LEAST_OUTPUTS
-    return is_small(body, node)
+    inputs, outputs = inference.group_channels(node.op, x, w)
+    return inputs * prod(inference.kernel_size(w)) <= CHAIN and outputs < contractions.LEAST_OUTPUTS
+
+
+def takes(body: Graph, node: Node) -> bool:
+    """True for convolutions whose groups are too narrow for tensor cores, or that have little for them to do."""
+    if not isinstance(node.op, ConvOp) or any(not isinstance(n, int) for n in body.node(node.inputs[1]).type.shape):
+        return False
+    return is_narrow(body, node) if node.op.groups > 1 else is_small(body, node)
 
 
 def is_small(body: Graph, node: Node) -> bool:
@@ -165,13 +172,37 @@ def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> f
     return max(moved / (_BANDWIDTH * machine.bandwidth), work) + machine.launch
 
 
-def _turn_seconds(body: Graph, conv: Node, found: tuple[Tile, ...], machine: Machine) -> float:
-    """Expected time of the arithmetic with the tile of ``found`` that calls of the traced sizes have, aligned."""
+def reduced_seconds(body: Graph, conv: Node, machine: Machine) -> float:
+    """Expected time of the kernel for narrow groups where a reduction of each channel is all that is written.
+
+    Threads of a block share the tiles of a group of a sample, as the launcher decides.
+    """
+    work, tile = _work(body, conv), _likely(body, conv, region_tiles(body, conv))
+    units = work.samples * work.op.groups * ceil(work.outputs / tile.outputs)
+    absent = 3 - work.op.rank
+    alongs = along_axes(work.op, work.kernel, tile.phased[absent:])
+    axes = zip(alongs, work.lengths, tile.results[absent:], strict=True)
+    own = prod(ceil(along.tiles(length, results)) for along, length, results in axes)
+    slots = machine.multiprocessors * tile.blocks
+    sharers = [2**n for n in range(5, tile.threads.bit_length())]
+    turns = min(max(ceil(units * n / tile.threads), slots) * (ceil(own / n) + JOINED) for n in sharers)
+    moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in conv.inputs)
+    full = max(moved / (_BANDWIDTH * machine.bandwidth), ops.flops(body, conv) / (_FLOPS * machine.flops))
+    return float(full * turns * tile.threads / (units * own)) + machine.launch
+
+
+def _likely(body: Graph, conv: Node, found: tuple[Tile, ...]) -> Tile:
+    """The tile of ``found`` that calls of the traced sizes have, where their tensors are aligned."""
     work = _work(body, conv)
     stored = work.lengths[-1]
     read = stored if len(work.lengths) < conv.type.rank - 2 else body.shape(conv.inputs[0])[-1]
     fitting = (tile for tile in found if read % tile.vector == 0 and stored % tile.results[2] == 0)
-    return work.seconds(next(fitting, found[-1]), machine)
+    return next(fitting, found[-1])
+
+
+def _turn_seconds(body: Graph, conv: Node, found: tuple[Tile, ...], machine: Machine) -> float:
+    """Expected time of the arithmetic with the tile of ``found`` that calls of the traced sizes have, aligned."""
+    return _work(body, conv).seconds(_likely(body, conv, found), machine)
 
 
 def _work(body: Graph, conv: Node) -> direct_shared.Work:
@@ -186,25 +217,33 @@ def _work(body: Graph, conv: Node) -> direct_shared.Work:
     return direct_shared.Work(op, kernel, *channels, tuple(lengths), batch)
 
 
+def repeated(body: Graph, parts: DirectRegion, machine: Machine) -> str | None:
+    """Why the chain up to the convolution is none of its kernel, which computes it for every tile, or None."""
+    conv = parts.conv
+    chain = operations(parts.before)
+    if not chain:
+        return None
+    tile, work = region_tiles(body, conv)[0], _work(body, conv)
+    absent = 3 - work.op.rank
+    alongs = along_axes(work.op, work.kernel, tile.phased[absent:])
+    turns = ceil(work.outputs / tile.outputs)
+    read = turns * lines_read(alongs, work.lengths, tile.results[absent:])
+    elements = prod(body.shape(conv.inputs[0])[:2]) * read
+    moved = 2 * 4 * dims.numel(body.node(conv.inputs[0]).type.shape, body.sizes)
+    apart = seconds(body, conv, machine) + moved / machine.bandwidth + machine.launch
+    again = seconds(body, conv, machine, chain * elements) > apart
+    return f"{conv.inputs[0]} would be computed again for every tile that reads it" if again else None
+
+
 def refusal(body: Graph, machine: Machine) -> str | None:
     """Why the convolution in ``body`` is left to the library, or None. Raises ``NotFusable``."""
     parts = split(body)
     conv = parts.conv
     if dims.numel(conv.type.shape, body.sizes) == 0:
         return "it is empty"
-    x = body.node(conv.inputs[0])
-    tile = region_tiles(body, conv)[0]
+    if reason := repeated(body, parts, machine):
+        return reason
     ours = seconds(body, conv, machine)
-    if chain := operations(parts.before):
-        work = _work(body, conv)
-        absent = 3 - work.op.rank
-        alongs = along_axes(work.op, work.kernel, tile.phased[absent:])
-        turns = ceil(work.outputs / tile.outputs)
-        read = turns * lines_read(alongs, work.lengths, tile.results[absent:])
-        elements = prod(body.shape(x.name)[:2]) * read
-        written = 2 * 4 * dims.numel(x.type.shape, body.sizes) / machine.bandwidth + machine.launch
-        if seconds(body, conv, machine, chain * elements) > ours + written:
-            return f"{conv.inputs[0]} would be computed again for every tile that reads it"
     library = contractions.library_share(body, conv, machine)
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
     return kernel_or_library(conv.name, ours, library, reason)

@@ -5,8 +5,8 @@ A norm's kernel would take statistics, and a row's kernel a maximum, once the co
 
 from __future__ import annotations
 
-from fusegen.costs import boxes, contractions
-from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, DType, Graph, MatmulOp, Node
+from fusegen.costs import boxes, contractions, direct
+from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, DType, Graph, MatmulOp, Node, PointwiseOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.passes.groups import Group, Grouping
 from fusegen.spaces import channels, convreduce, convsweep
@@ -59,13 +59,30 @@ def reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, s
     return None if reason else group
 
 
+def _prologue(grouping: Grouping, conv: Node, free: set[str], machine: Machine) -> set[str]:
+    """Elementwise work on the input of a convolution of narrow groups, whose kernel computes it as it reads."""
+    found: set[str] = set()
+    if not direct.is_narrow(grouping.graph, conv):
+        return found
+    for node in reversed(grouping.graph.nodes):
+        readers = set(grouping.users[node.name])
+        alone = readers and readers <= found | {conv.name} and node.name not in grouping.results
+        if alone and node.name in free and isinstance(node.op, (PointwiseOp, ReshapeOp)):
+            found.add(node.name)
+    body, _ = grouping.body(Group(frozenset(found | {conv.name})))
+    try:
+        return set() if unreadable(body) or direct.repeated(body, direct.split(body), machine) else found
+    except NotFusable:
+        return set()
+
+
 def swept(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
     """The region of a convolution up to a reduction along some of its positions' axes, and as much more as can be."""
     found = convsweep.members(grouping.graph, conv, free)
     if found is None:
         return None
     members, copies, following = found
-    first = group = Group(frozenset(members), frozenset(copies))
+    first = group = Group(frozenset(members), frozenset(copies)).plus(_prologue(grouping, conv, free, machine))
     best = None
     for more in (None, *following):
         group = group.plus({more}) if more else group

@@ -48,9 +48,9 @@ def _lower(region: Region, part: Graph, space: RowSpace, source: str, line: bool
     return lowering(part, space, region.args, region.sizes, style, source).program((output,))
 
 
-def detail_of(region: Region) -> DirectConvPlan:
-    """Such a convolution and the elementwise chains around it. Raises ``NotFusable``."""
-    parts = direct.split(region.body)
+def detail_of(region: Region, part: Graph | None = None) -> DirectConvPlan:
+    """Such a convolution and the elementwise chains around it, in ``part`` of a body. Raises ``NotFusable``."""
+    parts = direct.split(part or region.body)
     conv = parts.conv
     x, w = (region.body.node(name) for name in conv.inputs)
     present = axes_of(region, parts.op, conv, x, w)
@@ -78,7 +78,7 @@ def detail_of(region: Region) -> DirectConvPlan:
     )
 
 
-def plan(region: Region, name: str) -> KernelPlan:
+def plan(region: Region, name: str, detail: DirectConvPlan | None = None) -> KernelPlan:
     """One kernel for such a convolution and what is around it."""
-    detail = detail_of(region)
+    detail = detail or detail_of(region)
     return region.plan(f"{name}_conv_direct", detail, tf32=None if detail.precise else "conv")

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from fusegen.ir import ConvOp, ReduceOp
-from fusegen.plan import contraction
+from fusegen.costs import direct
+from fusegen.ir import ConvOp
+from fusegen.plan import contraction, conv_direct
 from fusegen.plan.conv_axes import axes_of
-from fusegen.plan.details import SweepPlan
+from fusegen.plan.details import DirectReduction, SweepPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import convsweep
+from fusegen.spaces.convsweep import ConvSweep
 
 
 def plan(region: Region, name: str) -> KernelPlan:
-    """The portable kernel, whose blocks take boxes of positions along the reduced axes in turn."""
+    """The portable kernel, or the one in plain fp32 for groups too narrow for tensor cores."""
     parts = convsweep.split(region.body)
-    conv, op = parts.conv, parts.reduction.op
+    return (_narrow if direct.is_narrow(region.body, parts.conv) else _portable)(region, parts, name)
+
+
+def _portable(region: Region, parts: ConvSweep, name: str) -> KernelPlan:
+    """Blocks take boxes of positions along the reduced axes in turn."""
+    conv = parts.conv
     assert isinstance(conv.op, ConvOp)
-    assert isinstance(op, ReduceOp)
-    assert op.fn == "max" or op.fn == "min" or op.fn == "mean" or op.fn == "sum"
     axes = axes_of(region, conv.op, conv, *map(region.body.node, conv.inputs))
     sweep = SweepPlan(
-        fn=op.fn,
+        fn=parts.fn,
         divisor=None,
         swept=parts.swept,
         before=region.lower_part(parts.before, parts.before_space, "v", Style("{}", "{}", moves_rows=True)),
@@ -30,3 +35,11 @@ def plan(region: Region, name: str) -> KernelPlan:
     sizes = tuple(dict.fromkeys((*sweep.before.sizes, *rows.sizes)))  # declared once for both chains
     detail = contraction.portable_conv(region, conv, axes, rows.replace(sizes=sizes), parts.whole, swept=True)
     return region.plan(f"{name}_conv_sweep", detail.replace(sweep=sweep), workspace=True, tf32="conv")
+
+
+def _narrow(region: Region, parts: ConvSweep, name: str) -> KernelPlan:
+    """Threads of a block share all positions of a group of a sample."""
+    style = Style("{}", "{}", outer="sample", moves_rows=True)
+    rows = region.lower_part(parts.after, parts.after_space, "reduced", style)
+    reduction = DirectReduction(fn=parts.fn, joined=direct.JOINED, rows=rows)
+    return conv_direct.plan(region, name, conv_direct.detail_of(region, parts.before).replace(reduction=reduction))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusegen import dims, inference
-from fusegen.costs import contractions, hopper
+from fusegen.costs import contractions, direct, hopper
 from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.spaces import channels
@@ -74,8 +74,8 @@ def _is_over(node: Node, data: Node, positions: int) -> bool:
 
 
 def many_positions(graph: Graph, conv: Node) -> bool:
-    """Whether blocks may share a sample's positions; reductions over fewer are for ``convsweep``."""
-    return dims.numel(conv.type.shape[2:], graph.sizes) >= LEAST_POSITIONS
+    """Whether blocks may share a sample's positions; other reductions are for ``convsweep``."""
+    return not direct.is_narrow(graph, conv) and dims.numel(conv.type.shape[2:], graph.sizes) >= LEAST_POSITIONS
 
 
 def _reduced(graph: Graph, node: Node, conv: Node) -> str | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from fusegen import dims
-from fusegen.costs import contractions, sweeps
+from fusegen.costs import contractions, direct, sweeps
 from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
 from fusegen.machines import Machine
 from fusegen.spaces import channels, convreduce
@@ -31,7 +32,7 @@ class ConvSweep:
     """A region's parts: the convolution with the chain up to the reduction, and the chain after it.
 
     Both chains run along the channels; ``before_space`` is over the convolution's result, ``after_space`` over the
-    reduction's, which is an input of ``after``.
+    reduction's, which is an input of ``after``. Where groups are narrow, ``before`` may begin before the convolution.
     """
 
     conv: Node
@@ -47,6 +48,13 @@ class ConvSweep:
         op, rank = self.reduction.op, self.conv.type.rank
         assert isinstance(op, ReduceOp)
         return rank - 3 in op.axes, rank - 2 in op.axes, rank - 1 in op.axes
+
+    @property
+    def fn(self) -> Literal["max", "min", "mean", "sum"]:
+        op = self.reduction.op
+        assert isinstance(op, ReduceOp)
+        assert op.fn == "max" or op.fn == "min" or op.fn == "mean" or op.fn == "sum"
+        return op.fn
 
     @property
     def whole(self) -> bool:
@@ -109,6 +117,8 @@ def split(body: Graph) -> ConvSweep:
     before, after = around(body, last)
     if any(isinstance(node.op, ConvOp) for node in after.nodes):
         raise NotFusable("its convolution is not the one that it reduces")
+    if direct.is_narrow(body, conv):
+        return ConvSweep(conv, last, before, after, direct.split(before).after_space, _after(after, last))
     if any(name not in body.by_name or body.node(name).op.kind != "input" for name in conv.inputs):
         raise NotFusable(f"an operand of {conv.name} is computed before it")
     before_space = along_channels(before, conv.name)
@@ -125,17 +135,35 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return "its result is no float32 tensor"
     if len(body.outputs) > 1:
         return "it is read outside the kernel too"
+    left, result = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (parts.reduction, conv))
+    if direct.is_narrow(body, conv):
+        alone = min(direct.seconds(body, conv, machine), contractions.library_seconds(body, conv, machine))
+        return _narrow_refusal(body, parts, machine, alone + result + machine.launch)
     if parts.whole and conv.op.groups > 1:
         return "a reduction over the channels of several groups"
     if reason := unfit(body, conv, parts.reduction, whole=parts.whole, swept=True):
         return reason
     if int(conv.type.shape[1]) < contractions.LEAST_OUTPUTS * conv.op.groups:
         return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"
-    left = 4 * dims.numel(parts.reduction.type.shape, body.sizes) / machine.bandwidth
-    result = 4 * dims.numel(conv.type.shape, body.sizes) / machine.bandwidth
     here = sweeps.seconds(body, conv, parts.swept, parts.whole, machine) + left
     alone = contractions.kernel_seconds(body, conv, False, machine)
     apart = _APART * (min(alone, contractions.library_seconds(body, conv, machine)) + result + left + machine.launch)
+    return _faster(parts, here, apart)
+
+
+def _narrow_refusal(body: Graph, parts: ConvSweep, machine: Machine, apart: float) -> str | None:
+    """The same for groups too narrow for tensor cores, whose threads share all positions of a sample."""
+    present = (False,) * (5 - parts.conv.type.rank) + (True,) * (parts.conv.type.rank - 2)
+    if parts.whole or parts.swept != present:
+        return "blocks of so narrow groups have all positions of their channels, and no others"
+    if dims.numel(parts.conv.type.shape, body.sizes) == 0:
+        return "it is empty"
+    if reason := direct.repeated(body, direct.split(parts.before), machine):
+        return reason
+    return _faster(parts, direct.reduced_seconds(body, parts.conv, machine), apart)
+
+
+def _faster(parts: ConvSweep, here: float, apart: float) -> str | None:
     reason = f"with the convolution expected to take {here * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
     answers = {"the convolution's kernel": (None, here), "a kernel of its own": (reason, apart)}
     return faster(f"{parts.reduction.name} in", answers)

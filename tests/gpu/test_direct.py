@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fusegen.costs import contractions
-from tests.gpu.cases import agrees, built
+from fusegen.spaces import convsweep
+from tests.gpu.cases import agrees, built, keeps_specials
 from tests.gpu.test_contraction import full_precision
 from tests.models import write
 
@@ -108,3 +109,37 @@ def test_special_values_reach_the_same_outputs(name: str, tmp_path: Path) -> Non
         r = copy.deepcopy(reference).cpu().double()(x.cpu().double())
     for specials in (torch.isnan, torch.isposinf, torch.isneginf):
         assert torch.equal(specials(y), specials(r))
+
+
+REDUCTIONS = {
+    "depthwise": ("nn.Conv2d(20, 20, 3, 1, 1, groups=20)", "F.hardswish(self.m(x)).mean((2, 3)) * 2", (20, 19, 28)),
+    "several_channels": ("nn.Conv2d(64, 12, 3, 1, 1, groups=4)", "self.m(x).abs().sum((2, 3), True)", (64, 14, 20)),
+    "parts": ("nn.Conv2d(4, 14, 2, groups=2)", "(self.m(x) / -1.5).amax((2, 3)).tanh()", (4, 41, 41)),
+    "prologue": ("nn.Conv2d(20, 20, 5, 2, 2, groups=20)", "self.m(x.relu()).square().mean((2, 3))", (20, 65, 64)),
+    "transposed": ("nn.ConvTranspose2d(12, 12, 4, 2, 1, groups=12)", "self.m(x).relu().amax((2, 3))", (12, 13, 20)),
+    "phases": ("nn.ConvTranspose2d(32, 8, 1, 3, groups=2)", "F.mish(self.m(x)).mean((2, 3)) - 1", (32, 31, 43)),
+    "volume": ("nn.Conv3d(6, 6, 3, (1, 2, 1), 1, groups=6)", "self.m(x).abs().amin((2, 3, 4))", (6, 6, 11, 16)),
+    "line": ("nn.Conv1d(16, 16, 9, 2, 4, groups=16)", "F.silu(self.m(x)).sum(2)", (16, 5132)),
+    "turned": ("nn.Conv2d(8, 24, 3, padding=1, groups=8)", "F.gelu(self.m(x)).mean((2, 3)).T", (8, 117, 124)),
+}  # fmt: skip
+"""Likewise, with a reduction over all positions."""
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_over_all_positions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    module, body, shape = REDUCTIONS[name]
+    path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")
+    compiled, reference, model = built(path)
+    (plan,) = (step.plan for step in compiled.program.steps if step.kind == "kernel")
+    assert plan.detail.reduction
+    for batch, more in ((1, 0), (3, 0), (17, 1), (900, 2), (5, 4), (2, 603)):
+        x = torch.randn(batch, shape[0], *(size + min(more, 19) for size in shape[1:-1]), shape[-1] + more).cuda() + 0.5
+        agrees(reference, model, x)
+        agrees(reference, model, unaligned(x))
+        with torch.no_grad():
+            assert torch.equal(model(x), model(x))
+    if name != "turned":  # its samples are columns
+        keeps_specials(reference, model, shape)
+    with torch.no_grad():
+        assert model(x[:0]).numel() == 0

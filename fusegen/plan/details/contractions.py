@@ -119,6 +119,16 @@ class ContractionPlan(Frozen):
         return self.tiling is not None and self.tiling.few and self.tiling.loads > 3 and not whole
 
 
+class DirectReduction(Frozen):
+    """A reduction over all positions of what ``DirectConvPlan.after`` makes of a convolution's results."""
+
+    fn: Literal["max", "min", "mean", "sum"]
+    joined: int
+    """As in ``direct.JOINED``."""
+    rows: RowProgram
+    """What follows ``reduced``; ``sample`` and ``l`` are those of the result, and ``inner`` is 0."""
+
+
 class DirectConvPlan(Frozen):
     """A convolution of groups of few channels in plain fp32, with elementwise chains before and after it.
 
@@ -144,6 +154,7 @@ class DirectConvPlan(Frozen):
     """Channels of the input whose weights are in shared memory at a time; 0: weights are read as they lie."""
     before: RowProgram
     after: RowProgram
+    reduction: DirectReduction | None = None
 
 
 class PlainConvPlan(Frozen):
