@@ -78,6 +78,8 @@ MODELS = {
     "swept_mean_width": ("nn.Conv2d(20, 24, (3, 2), 1, 0, (1, 2))", "self.m(x).sin().mean(-1, True)", (20, 9, 37)),
     "swept_mean_plane": ("nn.Conv3d(5, 72, 2)", "self.m(x).sin().mean((3, 4)) * x.shape[2]", (5, 6, 7, 8)),
     "swept_sum_around": ("nn.Conv3d(8, 16, 2)", "self.m(x).cos().sum((2, 4)).logsumexp(1)", (8, 5, 6, 7)),
+    "swept_prod_width": ("nn.Conv2d(20, 24, (3, 2), 1, 0, (1, 2))", "self.m(x).cos().prod(3)", (20, 9, 37)),
+    "swept_prod_side_by_side": ("nn.ConvTranspose2d(16, 24, 5, 2, 1)", "(self.m(x) * 2).prod(3)", (16, 5, 6)),
     "swept_mean_positions": ("nn.Conv2d(16, 24, 3)", "F.gelu(self.m(x)).mean((2, 3))", (16, 7, 9)),
     "swept_sum_line": ("nn.Conv1d(12, 33, 5, 2)", "self.m(x).abs().sum(2)", (12, 75)),
     "swept_mean_groups": ("nn.Conv2d(32, 80, 3, groups=2)", "self.m(x).square().mean(3) - 1", (32, 7, 20)),
@@ -172,7 +174,7 @@ def test_sums_of_long_rows_are_of_several_chains(tmp_path: Path, monkeypatch: py
     compiled = compile_file(path)
     torch.manual_seed(0)
     kernel = Emulated(compiled, dict(load_model_file(path).model_class().named_parameters()), tmp_path)
-    assert kernel.detail.summed
+    assert kernel.detail.accumulates
     for length in (140001, 300):
         x = torch.randn(1, 8, 2, length) + 0.5
         (y,), (r,) = kernel.of(x, True), kernel.exact(x, True)

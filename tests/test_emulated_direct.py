@@ -132,6 +132,7 @@ REDUCTIONS = {
         "(self.m(x) * self.q).relu().sum((2, 3)) - self.r",
         (6, 7, 12),
     ),
+    "product": ("nn.Conv1d(8, 8, 5, 2, 2, groups=8)", "self.m(x).cos().prod(2) * 2", (8, 31)),
     "prologue": ("nn.Conv2d(6, 6, 3, 1, 1, groups=6)", "self.m(x.abs() * 2 + 1).tanh().mean((2, 3))", (6, 7, 12)),
     "places": ("nn.Conv2d(6, 6, 3, 1, 1, groups=6)", "(self.m(x) - self.p).abs().mean((2, 3)) + 1", (6, 7, 12)),
     "turned": ("nn.Conv2d(6, 12, 3, groups=6)", "F.gelu(self.m(x)).mean((2, 3)).T", (6, 7, 12)),

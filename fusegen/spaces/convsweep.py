@@ -21,7 +21,8 @@ from fusegen.spaces.poolspace import CHANNELS, along_channels, around
 from fusegen.spaces.rowspace import NotFusable, RowSpace, analyze, with_rows
 from fusegen.tuning import faster
 
-_FUNCTIONS = ("max", "min", "mean", "sum")
+SweptFn = Literal["max", "min", "mean", "sum", "prod"]
+_FUNCTIONS: dict[str, SweptFn] = {fn: fn for fn in ("max", "min", "mean", "sum", "prod")}
 _APART = 1.1
 """Times over what is expected of them that a convolution and a kernel which reads its result take (13 models, H200)."""
 _FOLLOWING = (PointwiseOp, ReshapeOp, ReduceOp, SoftmaxOp)
@@ -50,11 +51,9 @@ class ConvSweep:
         return rank - 3 in op.axes, rank - 2 in op.axes, rank - 1 in op.axes
 
     @property
-    def fn(self) -> Literal["max", "min", "mean", "sum"]:
-        op = self.reduction.op
-        assert isinstance(op, ReduceOp)
-        assert op.fn == "max" or op.fn == "min" or op.fn == "mean" or op.fn == "sum"
-        return op.fn
+    def fn(self) -> SweptFn:
+        assert isinstance(self.reduction.op, ReduceOp)
+        return _FUNCTIONS[self.reduction.op.fn]
 
     @property
     def whole(self) -> bool:

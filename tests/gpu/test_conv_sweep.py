@@ -34,6 +34,7 @@ MODELS = {
     "sum_around": ("nn.Conv3d(8, 16, 2)", "F.gelu(self.m(x)).sum((2, 4)).logsumexp(1)", (8, 15, 16, 17)),
     "mean_positions": ("nn.Conv2d(64, 40, 3)", "F.hardswish(self.m(x)).mean((2, 3))", (64, 29, 30)),
     "sum_groups": ("nn.Conv2d(128, 80, 3, groups=2)", "self.m(x).square().sum(3) - 1", (128, 27, 40)),
+    "prod_width": ("nn.Conv2d(64, 24, (3, 2), 1, 0, (1, 2))", "self.m(x).cos().prod(-1) * 2", (64, 9, 203)),
     "mean_side_by_side": ("nn.ConvTranspose2d(64, 24, 5, 2, 1)", "self.m(x).relu().mean(3)", (64, 15, 26)),
     "sum_volume": ("nn.ConvTranspose3d(64, 16, 3, 2, 1)", "self.m(x).abs().sum((2, 3))", (64, 5, 6, 7)),
     "mean_of_long_rows": ("nn.Conv2d(8, 16, (1, 3))", "self.m(x).abs().mean(3)", (8, 2, 140001)),

@@ -11,6 +11,7 @@ from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.spaces.convreduce import PositionFn, extreme, has_moments
+from fusegen.spaces.convsweep import SweptFn
 
 
 class ContractionAxis(Frozen):
@@ -55,7 +56,7 @@ class SweepPlan(Frozen):
     positions along the axes ``swept`` (z, y, x).
     """
 
-    fn: Literal["max", "min", "mean", "sum"]
+    fn: SweptFn
     divisor: int | None
     """Of a mean's sums; None for as many as a block meets."""
     swept: tuple[bool, bool, bool]
@@ -108,9 +109,9 @@ class ContractionPlan(Frozen):
         return extreme(result.fn for result in self.reduced)
 
     @property
-    def summed(self) -> bool:
-        """Whether blocks add up all positions along some axes."""
-        return self.sweep is not None and any(self.sweep.swept) and self.sweep.fn in ("mean", "sum")
+    def accumulates(self) -> bool:
+        """Whether blocks add up or multiply all positions along some axes: none may be met twice."""
+        return self.sweep is not None and any(self.sweep.swept) and self.sweep.fn not in ("max", "min")
 
     @property
     def shares(self) -> bool:
@@ -122,7 +123,7 @@ class ContractionPlan(Frozen):
 class DirectReduction(Frozen):
     """A reduction over all positions of what ``DirectConvPlan.after`` makes of a convolution's results."""
 
-    fn: Literal["max", "min", "mean", "sum"]
+    fn: SweptFn
     joined: int
     """As in ``direct.JOINED``."""
     rows: RowProgram
