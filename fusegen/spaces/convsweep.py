@@ -65,7 +65,7 @@ def _reduced(graph: Graph, node: Node, conv: Node) -> str | None:
     """The value after ``conv`` that ``node`` reduces along positions' axes, or None."""
     if not isinstance(node.op, ReduceOp) or node.op.fn not in _FUNCTIONS or min(node.op.axes, default=0) <= CHANNELS:
         return None
-    if len(node.op.axes) == conv.type.rank - 2 and convreduce.many_positions(graph, conv):
+    if convreduce.is_over_positions(graph, node, conv):
         return None  # blocks share them
     data = graph.node(node.inputs[0])
     return data.name if data.type == conv.type else None
