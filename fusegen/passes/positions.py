@@ -41,7 +41,7 @@ def _and_more(m: Match) -> str | None:
         return ""
     rates = machine(DEFAULT_TARGET)
     if not convreduce.many_positions(m.graph, conv):
-        return f"samples of fewer than {convreduce.LEAST_POSITIONS} positions"
+        return f"samples of fewer than {convreduce.LEAST_POSITIONS} positions, or groups too narrow for tensor cores"
     read = 4 * dims.numel(conv.type.shape, m.graph.sizes) / rates.bandwidth
     return None if read > _WORTH * rates.launch else "one kernel more would take longer than reading the result"
 

@@ -37,7 +37,7 @@ MODELS = {
     "prod_width": ("nn.Conv2d(64, 24, (3, 2), 1, 0, (1, 2))", "self.m(x).cos().prod(-1) * 2", (64, 9, 203)),
     "mean_side_by_side": ("nn.ConvTranspose2d(64, 24, 5, 2, 1)", "self.m(x).relu().mean(3)", (64, 15, 26)),
     "sum_volume": ("nn.ConvTranspose3d(64, 16, 3, 2, 1)", "self.m(x).abs().sum((2, 3))", (64, 5, 6, 7)),
-    "mean_of_long_rows": ("nn.Conv2d(8, 16, (1, 3))", "self.m(x).abs().mean(3)", (8, 2, 140001)),
+    "mean_of_long_rows": ("nn.Conv2d(8, 16, (1, 3))", "self.m(x).abs().mean(3)", (8, 1, 140001)),
     "volume": ("nn.ConvTranspose3d(64, 16, 3, 2, 1)", "self.m(x).abs().amax((2, 3))", (64, 5, 6, 7)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
