@@ -135,8 +135,10 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     if len(body.outputs) > 1:
         return "it is read outside the kernel too"
     left, result = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (parts.reduction, conv))
+    alone = contractions.library_seconds(body, conv, machine)
+    if direct.takes(parts.before, conv):
+        alone = min(alone, direct.seconds(body, conv, machine))
     if direct.is_narrow(body, conv):
-        alone = min(direct.seconds(body, conv, machine), contractions.library_seconds(body, conv, machine))
         return _narrow_refusal(body, parts, machine, alone + result + machine.launch)
     if parts.whole and conv.op.groups > 1:
         return "a reduction over the channels of several groups"
@@ -145,8 +147,8 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     if int(conv.type.shape[1]) < contractions.LEAST_OUTPUTS * conv.op.groups:
         return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"
     here = sweeps.seconds(body, conv, parts.swept, parts.whole, machine) + left
-    alone = contractions.kernel_seconds(body, conv, False, machine)
-    apart = _APART * (min(alone, contractions.library_seconds(body, conv, machine)) + result + left + machine.launch)
+    alone = min(alone, contractions.kernel_seconds(body, conv, False, machine))
+    apart = _APART * (alone + result + left + machine.launch)
     return _faster(parts, here, apart)
 
 

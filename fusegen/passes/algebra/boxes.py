@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from fusegen import dims, inference, ops
-from fusegen.costs import boxes, contractions
+from fusegen.costs import boxes, contractions, direct
 from fusegen.costs.tiling import TooLarge
 from fusegen.errors import GraphError
 from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, TensorType
@@ -17,6 +17,7 @@ from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.algebra.collapse import LINEAR
 from fusegen.passes.algebra.pools import CONV, is_plain, merged_conv, merged_taps
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
+from fusegen.spaces.rowspace import NotFusable
 from fusegen.tuning import faster
 
 
@@ -108,8 +109,11 @@ def _pays(m: Match, rates: Machine) -> str | None:
 def product_seconds(graph: Graph, conv: Node, rates: Machine) -> float:
     """Of a convolution by a kernel or by the library, whichever is faster."""
     try:
-        kernel = contractions.kernel_seconds(graph, conv, False, rates)
-    except TooLarge:
+        if direct.is_narrow(graph, conv):
+            kernel = direct.seconds(graph, conv, rates)
+        else:
+            kernel = contractions.kernel_seconds(graph, conv, False, rates)
+    except (NotFusable, TooLarge):
         kernel = inf
     return min(kernel, contractions.library_seconds(graph, conv, rates))
 
