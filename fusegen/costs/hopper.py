@@ -22,8 +22,8 @@ from fusegen import dims, inference
 from fusegen.ir import ConvOp, Graph, Node
 from fusegen.machines import Machine
 
-_GRID, _STRIDED_GRID = 1.5, 1.9
-"""Times over that the traffic of writing the input as a grid counts, and as one for each residue of a stride."""
+_GRID = 1.5
+"""Times over that the traffic of writing the input as a grid counts."""
 STORE = 0.8
 """Likewise that of the results."""
 _SCATTERED = 5.0
@@ -232,8 +232,7 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
         tiles = _tile_seconds(slots * conv.groups, each, machine)
         tiles += slots * conv.groups / 64 * _rows_apart(taps, pitches) * _TILE_ROW / machine.multiprocessors
         return max(tensor, tiles, stored) + _scaled_seconds(body, x, grid, machine)
-    written = (_GRID if all(axis.in_step == 1 for axis in taps) else _STRIDED_GRID) * grid / machine.bandwidth
-    return tensor + written + stored + _LAUNCHES * machine.launch
+    return tensor + _GRID * grid / machine.bandwidth + stored + _LAUNCHES * machine.launch
 
 
 def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
