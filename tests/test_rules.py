@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fusegen import inference, ops, windows
-from fusegen.costs import boxes
+from fusegen.costs import boxes, direct
 from fusegen.interpret import run
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -855,6 +855,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(slices, "_keeps_its_class", lambda *_: None)
     monkeypatch.setattr(moments, "WORTH", 1)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 0)
+    monkeypatch.setattr(direct, "is_narrow", lambda *_: False)
     monkeypatch.setattr(positions, "_WORTH", -1)
     if BUILDERS[identity] is _conv_over_an_axis:
         monkeypatch.setattr(collapse, "MAX_WINDOWS", 0)
