@@ -1,4 +1,4 @@
-"""Maxima along some of a convolution's axes, in its kernel and apart: ``python sweeps.py OUT.json [NAME ...]``.
+"""Reductions along some of a convolution's axes, in its kernel and apart: ``python sweeps.py OUT.json [NAME ...]``.
 
 Each model planned in both ways, interleaved with eager and torch.compile on a cold L2, held to the tolerance of
 ``fusegen check``. It shows what the expected times of ``spaces/convsweep.py`` choose between.
@@ -42,6 +42,14 @@ MODELS = {
     "t3d_32_16_depth": ("nn.ConvTranspose3d(32, 16, 3, 2, 1)", "self.m(x).amax(2).softmax(1)", (16, 32, 16, 32, 32)),
     "1d_8_32": ("nn.ConvTranspose1d(8, 32, 3, dilation=2)", "(self.m(x) / -1.5).min(2).values", (32, 8, 7720)),
     "1d_64_128": ("nn.Conv1d(64, 128, 3)", "self.m(x).amax(2)", (64, 64, 4096)),
+    "3d_3_24_mean_depth": ("nn.Conv3d(3, 24, 3)", "F.gelu(self.m(x)).mean(2).softmax(1)", (128, 3, 24, 32, 32)),
+    "2d_16_64_sum_height": ("nn.Conv2d(16, 64, 3)", "F.silu(self.m(x)).sum(2)", (64, 16, 128, 128)),
+    "2d_3_32_mean_plane": ("nn.Conv2d(3, 32, 3)", "F.gelu(self.m(x)).mean((2, 3))", (512, 3, 30, 30)),
+    "t2d_8_128_mean_width": ("nn.ConvTranspose2d(8, 128, 3, 3)", "self.m(x).relu().mean(3)", (8, 8, 26, 37)),
+    "depthwise_3": ("nn.Conv2d(64, 64, 3, padding=1, groups=64)", "F.silu(self.m(x)).mean((2, 3))", (32, 64, 56, 56)),
+    "depthwise_7": ("nn.Conv2d(64, 64, 7, padding=3, groups=64)", "F.gelu(self.m(x)).mean((2, 3))", (64, 64, 112, 112)),
+    "depthwise_few": ("nn.Conv2d(24, 24, 5, 2, groups=24)", "self.m(x).amax((2, 3))", (8, 24, 256, 256)),
+    "depthwise_before": ("nn.Conv2d(96, 96, 3, groups=96)", "self.m(x.relu()).abs().mean((2, 3))", (64, 96, 58, 58)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of the input."""
 WAYS: dict[str, tuple[str, Any] | None] = {
