@@ -54,7 +54,7 @@ MODELS = {
 """By name: the module ``self.m``, what the forward returns, the shape of the input."""
 WAYS: dict[str, tuple[str, Any] | None] = {
     "as_planned": None,
-    "together": ("faster", lambda *_: None),
+    "together": ("together_or_apart", lambda *_: None),
     "apart": ("members", lambda *_: None),
 }
 """What of ``convsweep`` is set to what else for each."""

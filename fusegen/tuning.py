@@ -82,6 +82,12 @@ def kernel_or_library(node: str, ours: float, library: float, reason: str) -> st
     return faster(f"{node} by", {"kernel": (None, ours), "library": (reason, library)})
 
 
+def together_or_apart(node: str, together: float, apart: float) -> str | None:
+    """Whether ``node`` is part of its convolution's kernel, by the expected seconds: None, or the reason why not."""
+    reason = f"with the convolution expected to take {together * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
+    return faster(f"{node} in", {"the convolution's kernel": (None, together), "a kernel of its own": (reason, apart)})
+
+
 def pins_path(model: Path) -> Path:
     """The tuning file of a model file."""
     return model.with_suffix(SUFFIX)

@@ -94,12 +94,12 @@ def test_with_many_channels_another_kernel_is_faster(tmp_path: Path) -> None:
 def test_few_channels_are_left_to_another_kernel(
     channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "together_or_apart", lambda *_: None)
     assert not _swept(_program(tmp_path, "return self.c(x).amax(2)", f"self.c = nn.Conv3d(3, {channels}, 3)"))
 
 
 def test_channels_of_several_groups_are_reduced_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "together_or_apart", lambda *_: None)
     init = "self.c = nn.Conv2d(32, 32, 3, groups=2)"
     assert len(_program(tmp_path, "return self.c(x).amax(3).softmax(1)", init, "8, 32, 30, 30").steps) == 2
     assert len(_program(tmp_path, "return self.c(x).amax(3).tanh()", init, "8, 32, 30, 30").steps) == 1

@@ -117,7 +117,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1000 if name.startswith("swept") else 1)
     for module in (convsweep, convpool, convreduce):
-        monkeypatch.setattr(module, "faster", lambda *_: None)
+        monkeypatch.setattr(module, "together_or_apart", lambda *_: None)
     monkeypatch.setattr(contraction, "hopper_conv", lambda *_, **__: "left to the portable one")
     module, body, shape = MODELS[name]
     init = f"self.m = {module}\nself.p = nn.Parameter(torch.randn(18, 29))"
@@ -167,7 +167,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_sums_of_long_rows_are_of_several_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
-    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "together_or_apart", lambda *_: None)
     path = write(
         tmp_path, "return self.m(x).relu().mean(3)", "self.m = nn.Conv2d(8, 16, (1, 2))", "torch.rand(1, 8, 2, 140001)"
     )

@@ -144,7 +144,7 @@ REDUCTIONS = {
 def test_reductions_over_all_positions_agree_with_float64(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "together_or_apart", lambda *_: None)
     module, body, shape = REDUCTIONS[name]
     own = "self.q = nn.Parameter(torch.randn(6, 1, 1))\nself.r = nn.Parameter(torch.randn(6))"
     own += "\nself.p = nn.Parameter(torch.randn(7, 12))"

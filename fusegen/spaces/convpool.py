@@ -17,7 +17,7 @@ from fusegen.ir import ConvOp, DType, Graph, Node, PoolOp
 from fusegen.machines import Machine
 from fusegen.spaces.poolspace import CHANNELS, along_channels, cut
 from fusegen.spaces.rowspace import NotFusable, RowSpace
-from fusegen.tuning import faster
+from fusegen.tuning import together_or_apart
 
 _PORTABLE = 1.5
 """Times over what is expected of it that the portable kernel takes for a transposed convolution (1.3 and 1.7, H200)."""
@@ -139,6 +139,4 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     asynchronous = contractions.asynchronous_seconds(body, conv, machine)
     alone = min(portable, asynchronous, contractions.library_seconds(body, conv, machine))
     apart = alone + result + pooled + machine.launch
-    reason = f"with the convolution expected to take {ours * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
-    answers = {"the convolution's kernel": (None, ours), "a kernel of its own": (reason, apart)}
-    return faster(f"{parts.pool.name} in", answers)
+    return together_or_apart(parts.pool.name, ours, apart)

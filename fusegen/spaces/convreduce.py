@@ -17,7 +17,7 @@ from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, Reshap
 from fusegen.machines import Machine
 from fusegen.spaces import channels
 from fusegen.spaces.rowspace import RowSpace, analyze
-from fusegen.tuning import faster
+from fusegen.tuning import together_or_apart
 
 PositionFn = Literal["mean", "sum", "max", "min", "var", "rest"]
 """``rest``: the mean of the distances from the mean, which is what rounding took from it."""
@@ -173,6 +173,4 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     assert isinstance(conv.op, ConvOp)
     if inference.group_channels(conv.op, x, w)[1] < contractions.LEAST_OUTPUTS:  # tensor cores mostly multiply zeros
         apart = min(_FEW_OUTPUTS * apart, contractions.library_seconds(body, conv, machine) + result + machine.launch)
-    reason = f"with the convolution expected to take {here * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
-    answers = {"the convolution's kernel": (None, here), "a kernel of its own": (reason, apart)}
-    return faster(f"{next(iter(parts.results))} in", answers)
+    return together_or_apart(next(iter(parts.results)), here, apart)

@@ -19,7 +19,7 @@ from fusegen.spaces import channels, convreduce
 from fusegen.spaces.convpool import check_operands, unfit
 from fusegen.spaces.poolspace import CHANNELS, along_channels, around
 from fusegen.spaces.rowspace import NotFusable, RowSpace, analyze, with_rows
-from fusegen.tuning import faster
+from fusegen.tuning import together_or_apart
 
 SweptFn = Literal["max", "min", "mean", "sum", "prod"]
 _FUNCTIONS: dict[str, SweptFn] = {fn: fn for fn in ("max", "min", "mean", "sum", "prod")}
@@ -149,7 +149,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     here = sweeps.seconds(body, conv, parts.swept, parts.whole, machine) + left
     alone = min(alone, contractions.kernel_seconds(body, conv, False, machine))
     apart = _APART * (alone + result + left + machine.launch)
-    return _faster(parts, here, apart)
+    return together_or_apart(parts.reduction.name, here, apart)
 
 
 def _narrow_refusal(body: Graph, parts: ConvSweep, machine: Machine, apart: float) -> str | None:
@@ -161,10 +161,4 @@ def _narrow_refusal(body: Graph, parts: ConvSweep, machine: Machine, apart: floa
         return "it is empty"
     if reason := direct.repeated(body, direct.split(parts.before), machine):
         return reason
-    return _faster(parts, direct.reduced_seconds(body, parts.conv, machine), apart)
-
-
-def _faster(parts: ConvSweep, here: float, apart: float) -> str | None:
-    reason = f"with the convolution expected to take {here * 1e6:.0f} us, apart {apart * 1e6:.0f} us"
-    answers = {"the convolution's kernel": (None, here), "a kernel of its own": (reason, apart)}
-    return faster(f"{parts.reduction.name} in", answers)
+    return together_or_apart(parts.reduction.name, direct.reduced_seconds(body, parts.conv, machine), apart)

@@ -74,7 +74,7 @@ MODELS = {
 def _whatever_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(hopper, "pooled_seconds", lambda *_: 0.0)
-    monkeypatch.setattr(convpool, "faster", lambda *_: None)
+    monkeypatch.setattr(convpool, "together_or_apart", lambda *_: None)
 
 
 def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:

@@ -80,7 +80,7 @@ def test_agrees(name: str, portable: bool, tf32: bool, tmp_path: Path, monkeypat
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
-    monkeypatch.setattr(convreduce, "faster", lambda *_: None)
+    monkeypatch.setattr(convreduce, "together_or_apart", lambda *_: None)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: portable)
     if portable:
         monkeypatch.setattr(contraction, "hopper_conv", lambda *_, **__: "left to the portable one")

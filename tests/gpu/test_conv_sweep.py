@@ -48,7 +48,7 @@ MODELS = {
 def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
-    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "together_or_apart", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     module, body, shape = MODELS[name]
     path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")

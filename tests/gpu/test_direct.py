@@ -127,7 +127,7 @@ REDUCTIONS = {
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions_over_all_positions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convsweep, "faster", lambda *_: None)
+    monkeypatch.setattr(convsweep, "together_or_apart", lambda *_: None)
     module, body, shape = REDUCTIONS[name]
     path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")
     compiled, reference, model = built(path)
