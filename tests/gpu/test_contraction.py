@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fusegen.costs import contractions, direct, hopper
+from fusegen.plan import contraction
 from fusegen.plan.details import HopperConvPlan
 from tests.gpu.cases import agrees, built
 from tests.models import write
@@ -176,6 +177,7 @@ IN_PLACE = {
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_an_input_is_read_as_it_lies_where_it_can(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
+    monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
     module, body, shape = IN_PLACE[name]
     path = write(tmp_path, body, f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")
     compiled, reference, model = built(path)
