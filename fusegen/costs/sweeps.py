@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from fusegen import dims, inference
+from fusegen import dims, inference, ops
 from fusegen.costs import contractions
 from fusegen.costs.tiling import Structure, tile_conv
-from fusegen.ir import ConvOp, Graph, Node
+from fusegen.ir import ConvOp, Graph, Node, PointwiseOp
 from fusegen.machines import Machine
+from fusegen.pointwise import POINTWISE
 
 _PRODUCTS, _TURN_SECONDS, _PHASES = 1.3, 7.5e-7, 1.5
 """Times over that products take, which have half the registers; what a turn takes
 of a multiprocessor beside them; times over that a transposed convolution's phases take (13 convolutions, H200)."""
+_CHAIN = 10.0
+"""Times over that functions before the reduction take: its warps multiply nothing meanwhile.
+
+Of a sine and of an error function (H200), which took 6 and 13 times."""
 
 
 def _sweep(
@@ -32,8 +37,19 @@ def _sweep(
     return min(found, key=prod)
 
 
-def seconds(body: Graph, node: Node, swept: tuple[bool, bool, bool], whole: bool, machine: Machine) -> float:
-    """Expected time of the mma.sync kernel whose blocks compute all positions along the axes ``swept``, box by box."""
+def _function_flops(before: Graph, node: Node) -> int:
+    """Operations of a function that takes more than one for each element; others are part of a turn."""
+    takes_more = isinstance(node.op, PointwiseOp) and POINTWISE[node.op.fn].flops > 1
+    return ops.flops(before, node) if takes_more else 0
+
+
+def seconds(
+    body: Graph, node: Node, before: Graph, swept: tuple[bool, bool, bool], whole: bool, machine: Machine
+) -> float:
+    """Expected time of the mma.sync kernel whose blocks compute all positions along the axes ``swept``, box by box.
+
+    ``before``: the chain that its results go through before they are reduced.
+    """
     conv = node.op
     assert isinstance(conv, ConvOp)
     split = not contractions.allows_tf32(body, node)
@@ -54,5 +70,7 @@ def seconds(body: Graph, node: Node, swept: tuple[bool, bool, bool], whole: bool
     turn = _PRODUCTS * tiling.block_flops(split) * slots / machine.mma_flops + resident * _TURN_SECONDS
     turn += (tiling.loads - 1) * contractions.LOAD_SECONDS if split else 0.0
     turn *= _PHASES if prod(phases) > 1 else 1.0
+    chain = sum(_function_flops(before, own) for own in before.nodes) * _CHAIN / machine.flops
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in node.inputs)
-    return waves * (turns * turned * turn + contractions.BLOCK_SECONDS) + moved / machine.bandwidth + machine.launch
+    blocks_take = waves * (turns * turned * turn + contractions.BLOCK_SECONDS)
+    return blocks_take + chain + moved / machine.bandwidth + machine.launch

@@ -146,7 +146,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return reason
     if int(conv.type.shape[1]) < contractions.LEAST_OUTPUTS * conv.op.groups:
         return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"
-    here = sweeps.seconds(body, conv, parts.swept, parts.whole, machine) + left
+    here = sweeps.seconds(body, conv, parts.before, parts.swept, parts.whole, machine) + left
     alone = min(alone, contractions.kernel_seconds(body, conv, False, machine))
     apart = _APART * (alone + result + left + machine.launch)
     return together_or_apart(parts.reduction.name, here, apart)
