@@ -30,6 +30,7 @@ from fusegen.ir import (
     Node,
     NormalizeOp,
     Op,
+    ParamOp,
     PermuteOp,
     PointwiseOp,
     PoolOp,
@@ -63,10 +64,11 @@ class Draw:
         self.values: dict[str, torch.Tensor] = {}
         self.names = (f"v{number}" for number in itertools.count())
 
-    def leaf(self, *shape: int) -> Node:
+    def leaf(self, *shape: int, parameter: bool = False) -> Node:
         name = next(self.names)
         position = sum(isinstance(node.op, InputOp) for node in self.nodes)
-        node = Node(name=name, op=InputOp(position=position), type=TensorType(dtype=DType.FLOAT32, shape=shape))
+        op = ParamOp(path=name) if parameter else InputOp(position=position)
+        node = Node(name=name, op=op, type=TensorType(dtype=DType.FLOAT32, shape=shape))
         self.nodes.append(node)
         self.values[name] = torch.randint(1, modular.PRIME, shape, generator=self.torch_rng)
         return node
@@ -92,8 +94,18 @@ class Draw:
         op = ReduceOp(fn=fn, axes=axes or self.axes(x.type.rank), keepdim=self.rng.random() < 0.5)  # type: ignore[arg-type]
         return self.add(op, x)
 
-    def conv(self, scale: bool = False) -> Node:
-        """A convolution of random structure with at least one output position on every axis."""
+    def times_number(self, x: Node) -> Node:
+        """``x`` scaled by a number, or a parameter of one element, on either side."""
+        ones = [1] * self.rng.randint(0, x.type.rank)
+        c = self.const() if self.rng.random() < 0.5 else self.leaf(*ones, parameter=True)
+        operands = [x, c]
+        return self.add(PointwiseOp(fn="mul"), *operands[:: self.rng.choice([1, -1])])
+
+    def conv(self, scaled: str = "") -> Node:
+        """A convolution of random structure with at least one output position on every axis.
+
+        ``scaled``: the operand that a number scales, ``x`` or ``w``.
+        """
         rng = self.rng
         rank, groups = rng.randint(1, 3), rng.choice([1, 1, 2])
         while True:
@@ -117,7 +129,8 @@ class Draw:
         x = self.leaf(rng.randint(1, 2), inner * groups, *size)
         first, second = (inner * groups, outer) if op.transposed else (outer * groups, inner)
         weight = self.leaf(first, second, *kernel)
-        return self.add(op, self.add(PointwiseOp(fn="mul"), x, self.const()) if scale else x, weight)
+        operands = {"x": x, "w": weight}
+        return self.add(op, *(self.times_number(own) if name == scaled else own for name, own in operands.items()))
 
     def graph(self, result: Node) -> Graph:
         graph = Graph(nodes=tuple(self.nodes), outputs=(result.name,))
@@ -382,6 +395,18 @@ def _matmul(draw: Draw, batched: bool = False) -> Node:
     matrix = (features, length) if transposed else (length, features)
     w = draw.leaf(*x.type.shape[:-2], *matrix) if batched else draw.leaf(*matrix)  # type: ignore[arg-type]
     return draw.add(MatmulOp(transposed=transposed), x, w)
+
+
+def _conv_of_scaled(draw: Draw, scaled: str) -> Node:
+    return draw.add(PointwiseOp(fn="square"), draw.conv(scaled))
+
+
+def _matmul_of_scaled(draw: Draw, scaled: int) -> Node:
+    y = _matmul(draw, batched=draw.rng.random() < 0.3)
+    operands = [next(node for node in draw.nodes if node.name == name) for name in y.inputs]
+    draw.nodes.remove(y)
+    operands[scaled] = draw.times_number(operands[scaled])
+    return draw.add(PointwiseOp(fn="square"), draw.add(y.op, *operands))
 
 
 def _restart(draw: Draw) -> None:
@@ -716,7 +741,18 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     ),
     "mean over spatial and other axes = mean over the others of the spatial mean,  sum likewise": _spatial_and_more,
     "(x a) b = x (a b),  a and b numbers": _scales,
-    "conv(c x, w) = c conv(x, w),  c a number": lambda d: d.conv(scale=True),
+    **{
+        f"conv({operands}) = c conv(x, w),  c a number or a parameter of one element": partial(
+            _conv_of_scaled, scaled=scaled
+        )
+        for operands, scaled in (("c x, w", "x"), ("x, c w", "w"))
+    },
+    **{
+        f"matmul({operands}) = c matmul(x, w),  c a number or a parameter of one element": partial(
+            _matmul_of_scaled, scaled=scaled
+        )
+        for operands, scaled in (("c x, w", 0), ("x, c w", 1))
+    },
     "mean(conv(x, w)) over all spatial axes = taps-summed w times window means of x,  sum likewise": _collapse,
     "reshape(x, shape of x) = x": lambda d: _reshaped(d, twice=False),
     "reshape(reshape(x)) = reshape(x)": lambda d: _reshaped(d, twice=True),
@@ -945,6 +981,29 @@ def test_however_a_sum_is_spelt(body: str, tmp_path: Path) -> None:
     after = algebra.run(before).graph
     spent = [sum(ops.flops(graph, node) for node in graph.nodes) for graph in (before, after)]
     assert 10 * spent[1] < spent[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "follows"),
+    [
+        ("return self.linear(x / 0.1).relu()", True),
+        ("return self.linear(x * self.s).sum(0)", True),
+        ("return x @ (self.s * self.linear.weight.mT) + 1", True),
+        ("return F.conv1d(0.5 * x.mT.unsqueeze(0), self.linear.weight.unsqueeze(2)).tanh()", True),
+        ("y = x * 0.5\nreturn self.linear(y).relu() + y.sum()", False),  # is computed anyway
+        ("return self.linear(x * self.t).relu()", False),  # another number for every feature
+        ("return self.linear(x * x.sum()).relu()", False),  # of the input, which may be infinite
+        ("return (x * 0.5) @ self.linear.weight.mT", False),  # where nothing follows, on more elements
+        ("return (x.half() * 0.5) @ self.linear.weight.mT.half() + 1", False),  # might overflow before
+    ],
+)
+def test_a_scaled_operand_is_scaled_later(body: str, follows: bool, tmp_path: Path) -> None:
+    init = (
+        "self.linear = nn.Linear(64, 128)\nself.s, self.t = nn.Parameter(torch.randn(1)), nn.Parameter(torch.randn(64))"
+    )
+    before = decompose.run(traced(write(tmp_path, body, init, "torch.rand(128, 64)")).graph).graph
+    identities = {applied.identity for applied in algebra.run(before).applied}
+    assert any("x, w),  c a number or a parameter" in identity for identity in identities) == follows
 
 
 SPECIAL = torch.tensor(

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from fusegen.ir import Graph
 from fusegen.passes import simplify
-from fusegen.passes.algebra import axes, boxes, channels, collapse, elementwise, pools, products, scans, slices, views
+from fusegen.passes.algebra import (
+    axes,
+    boxes,
+    channels,
+    collapse,
+    elementwise,
+    pools,
+    products,
+    scales,
+    scans,
+    slices,
+    views,
+)
 from fusegen.passes.rewrite import Outcome, rewrite
 
 # Cheap forms first: a rule that moves a scale meets it before a collapse has hidden the convolution. Box means, which
 # compare themselves with averaged kernels, before those.
 RULES = (
     *elementwise.RULES,
+    *scales.RULES,
     *slices.RULES,
     *views.RULES,
     *scans.RULES,

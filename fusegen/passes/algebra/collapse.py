@@ -11,7 +11,6 @@ from typing import Literal
 
 from fusegen import dims, inference, ops, windows
 from fusegen.ir import (
-    ConstOp,
     ConvOp,
     DType,
     Graph,
@@ -200,39 +199,6 @@ def positions_first(m: Match) -> Node:
     return m.add(ReshapeOp(shape=m.root.type.shape), others)
 
 
-def _merge_scales(m: Match) -> Node:
-    a, b = m["a"].op, m["b"].op
-    assert isinstance(a, ConstOp)
-    assert isinstance(b, ConstOp)
-    assert isinstance(a.value, float)
-    assert isinstance(b.value, float)
-    return m.add(PointwiseOp(fn="mul"), m["x"], m.const(a.value * b.value))
-
-
-def _finite_product(m: Match) -> str | None:
-    a, b = m["a"].op, m["b"].op
-    if not (isinstance(a, ConstOp) and isinstance(b, ConstOp)) or m["x"].type != m.root.type:
-        return ""
-    if isinstance(a.value, str) or isinstance(b.value, str):
-        return ""
-    product = a.value * b.value
-    tiny, huge = 1e-30, 1e30  # neither factor nor product may leave float32's normal range
-    safe = all(v == 0 or tiny < abs(v) < huge for v in (a.value, b.value, product)) and math.isfinite(product)
-    return None if safe and m.only_user("inner") else ""
-
-
-def _scale_after_conv(m: Match) -> Node:
-    conv = m["conv"].op
-    assert isinstance(conv, ConvOp)
-    return m.add(PointwiseOp(fn="mul"), m.add(conv, m["x"], m["w"]), m["c"])
-
-
-def _scale_is_free(m: Match) -> str | None:
-    if m["x"].type != m["inner"].type:
-        return ""
-    return None if m.only_user("inner") else "the scaled input is read elsewhere too"
-
-
 def _collapse(m: Match) -> Node:
     reduce, conv, x, w = reduction(m), m["conv"].op, m["x"], m["w"]
     assert isinstance(conv, ConvOp)
@@ -354,31 +320,6 @@ RULES = (
         positions_first,
         Numerics.REASSOCIATES,
         _more_than_spatial,
-    ),
-    Rule(
-        "(x a) b = x (a b),  a and b numbers",
-        op(
-            PointwiseOp,
-            op(PointwiseOp, anything("x"), op(ConstOp, name="a"), name="inner", fn="mul", commutative=True),
-            op(ConstOp, name="b"),
-            fn="mul",
-            commutative=True,
-        ),
-        _merge_scales,
-        Numerics.REASSOCIATES,
-        _finite_product,
-    ),
-    Rule(
-        "conv(c x, w) = c conv(x, w),  c a number",
-        op(
-            ConvOp,
-            op(PointwiseOp, anything("x"), op(ConstOp, name="c"), name="inner", fn="mul", commutative=True),
-            anything("w"),
-            name="conv",
-        ),
-        _scale_after_conv,
-        Numerics.REASSOCIATES,
-        _scale_is_free,
     ),
     Rule(
         "mean(conv(x, w)) over all spatial axes = taps-summed w times window means of x,  sum likewise",
