@@ -627,7 +627,8 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
 }
 
 constexpr int PREPARE_THREADS = 256;
-constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
+constexpr int ALONG = 1;   // neighbouring grids that share the input's lines: a thread reads these together
+constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 4 == 0 ? 4 : ALONG < 4 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -643,29 +644,36 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
     const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
     const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
     const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
+    const int channel = part * PREPARE_QUADS * 4;
+    const float* const from = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image;
     const float scale = half_scale(args.peaks[SAMPLE_PEAKS + args.first_sample + sample]);
 #pragma unroll
-    for (int r = 0; r < RESIDUES; ++r) {
-        bool in = slot < args.base_slots;
-        int64_t offset = 0;
+    for (int first = 0; first < RESIDUES; first += ALONG) {
+        float v[ALONG][PREPARE_QUADS][4];
 #pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            const int i = at[axis] * in_step(axis) + in_origin(axis) + RESIDUE[r].at[axis];
-            in = in && i >= 0 && i < args.in[axis];
-            offset = offset * args.in[axis] + i;
+        for (int r = 0; r < ALONG; ++r) {
+            bool in = slot < args.base_slots;
+            int64_t offset = 0;
+#pragma unroll
+            for (int axis = 0; axis < 3; ++axis) {
+                const int i = at[axis] * in_step(axis) + in_origin(axis) + RESIDUE[first + r].at[axis];
+                in = in && i >= 0 && i < args.in[axis];
+                offset = offset * args.in[axis] + i;
+            }
+            const float* p = from + offset;
+#pragma unroll
+            for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[r][u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
         }
-        const int channel = part * PREPARE_QUADS * 4;
-        const float* p = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image + offset;
-        float v[PREPARE_QUADS][4];
 #pragma unroll
-        for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
-        uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t(r * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
+        for (int r = 0; r < ALONG; ++r) {
+            uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t((first + r) * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
 #pragma unroll
-        for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) {
-            uint32_t s[4];
+            for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) {
+                uint32_t s[4];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[e] = split_halves(v[u][e] * scale);
-            *q = make_uint4(high_halves(s[0], s[1]), high_halves(s[2], s[3]), low_halves(s[0], s[1]), low_halves(s[2], s[3]));
+                for (int e = 0; e < 4; ++e) s[e] = split_halves(v[r][u][e] * scale);
+                *q = make_uint4(high_halves(s[0], s[1]), high_halves(s[2], s[3]), low_halves(s[0], s[1]), low_halves(s[2], s[3]));
+            }
         }
     }
 #endif
@@ -2529,18 +2537,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3c5a3280c603a0fb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9a181564e8407a1a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3c5a3280c603a0fb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9a181564e8407a1a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3c5a3280c603a0fb"
+_fusegen_NAMESPACE = "fusegen_9a181564e8407a1a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -474,7 +474,8 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
 }
 
 constexpr int PREPARE_THREADS = 256;
-constexpr int PREPARE_QUADS = GROUP_QUADS % 4 == 0 ? 4 : GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
+constexpr int ALONG = 1;   // neighbouring grids that share the input's lines: a thread reads these together
+constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 4 == 0 ? 4 : ALONG < 4 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -490,24 +491,31 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
     const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
     const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
     const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
+    const int channel = part * PREPARE_QUADS * 4;
+    const float* const from = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image;
 #pragma unroll
-    for (int r = 0; r < RESIDUES; ++r) {
-        bool in = slot < args.base_slots;
-        int64_t offset = 0;
+    for (int first = 0; first < RESIDUES; first += ALONG) {
+        float v[ALONG][PREPARE_QUADS][4];
 #pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            const int i = at[axis] * in_step(axis) + in_origin(axis) + RESIDUE[r].at[axis];
-            in = in && i >= 0 && i < args.in[axis];
-            offset = offset * args.in[axis] + i;
+        for (int r = 0; r < ALONG; ++r) {
+            bool in = slot < args.base_slots;
+            int64_t offset = 0;
+#pragma unroll
+            for (int axis = 0; axis < 3; ++axis) {
+                const int i = at[axis] * in_step(axis) + in_origin(axis) + RESIDUE[first + r].at[axis];
+                in = in && i >= 0 && i < args.in[axis];
+                offset = offset * args.in[axis] + i;
+            }
+            const float* p = from + offset;
+#pragma unroll
+            for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[r][u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
         }
-        const int channel = part * PREPARE_QUADS * 4;
-        const float* p = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image + offset;
-        float v[PREPARE_QUADS][4];
 #pragma unroll
-        for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
-        uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t(r * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
+        for (int r = 0; r < ALONG; ++r) {
+            uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t((first + r) * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
 #pragma unroll
-        for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) *q = make_uint4(to_tf32(v[u][0]), to_tf32(v[u][1]), to_tf32(v[u][2]), to_tf32(v[u][3]));
+            for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) *q = make_uint4(to_tf32(v[r][u][0]), to_tf32(v[r][u][1]), to_tf32(v[r][u][2]), to_tf32(v[r][u][3]));
+        }
     }
 #endif
 }
@@ -1885,16 +1893,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_515b8b772fae0a7e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_029f62841272fc54, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_515b8b772fae0a7e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_029f62841272fc54, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_515b8b772fae0a7e"
+_fusegen_NAMESPACE = "fusegen_029f62841272fc54"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Literal
 
 from fusegen.dims import Dim
@@ -9,6 +10,9 @@ from fusegen.ir import Frozen
 from fusegen.plan.details.contractions import DirectConvPlan, PositionResult, StatisticsPlan
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.spaces.convreduce import PositionFn, extreme, has_moments
+
+_MOST_ALONG = 8
+"""Grids of which a thread holds elements."""
 
 
 class TapStep(Frozen):
@@ -208,6 +212,13 @@ class HopperConvPlan(Frozen):
     @property
     def columns(self) -> int:
         return self.phases[0] * self.phases[1] * self.channels
+
+    @property
+    def along(self) -> int:
+        """Runs of so many grids of the input differ along x alone, and so share its lines."""
+        places = self.window.grids if self.window else tuple(residue.at for residue in self.residues)
+        runs = [len(list(run)) for _, run in groupby(places, key=lambda at: at[:2])]
+        return max(n for n in range(1, _MOST_ALONG + 1) if all(run % n == 0 for run in runs))
 
     @property
     def width(self) -> int:
