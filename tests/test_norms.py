@@ -10,7 +10,7 @@ import torch
 
 from fusegen import interpret
 from fusegen.compiler import optimise
-from fusegen.ir import EagerOp, Graph
+from fusegen.ir import EagerOp, Graph, ReduceOp, RegionOp
 from fusegen.trace import instantiate, load_model_file, trace
 from tests.models import write
 
@@ -137,3 +137,21 @@ def test_a_shift_that_cancels_leaves_its_nan(tmp_path: Path) -> None:
     found = interpret.run(program.after, [x], state)[0]
     torch.testing.assert_close(found, model(x), equal_nan=True)
     assert found[:, :2].isnan().all()
+
+
+@pytest.mark.parametrize("norm", ["nn.Sequential(nn.BatchNorm2d(8), nn.BatchNorm2d(8))", "nn.GroupNorm(8, 8)"])
+def test_an_axis_of_one_value_is_not_reduced(norm: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "return self.n(x.relu()).mean((2, 3))", f"self.n = {norm}", "torch.rand(1, 8, 6, 5)")
+    loaded = load_model_file(path)
+    graph = trace(*instantiate(loaded), loaded.path).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    reductions = [
+        (node.op.axes, body.node(node.inputs[0]).type.shape)
+        for region in program.after.nodes
+        if isinstance(region.op, RegionOp)
+        for body in [region.op.body]
+        for node in body.nodes
+        if isinstance(node.op, ReduceOp)
+    ]
+    assert reductions
+    assert all(shape[axis] != 1 for axes, shape in reductions for axis in axes)

@@ -370,6 +370,16 @@ def _unit_axes(draw: Draw) -> Node:
     return draw.reduce(draw.leaf(*shape), axes, draw.rng.choice(["sum", "mean", "max"]))
 
 
+def _unit_norm_axes(draw: Draw) -> Node:
+    shape = draw.shape(2)
+    unit, whole = draw.rng.sample(range(len(shape)), 2)
+    shape[unit], shape[whole] = 1, draw.rng.randint(2, 4)
+    norm = _norm(draw, shape, whole)
+    axes = tuple(sorted({unit, *norm.op.axes}))  # type: ignore[union-attr]
+    draw.nodes[-1] = norm.replace(op=norm.op.replace(axes=axes))
+    return draw.nodes[-1]
+
+
 def _expanded(draw: Draw) -> Node:
     x = draw.leaf(*draw.shape())
     return draw.add(ExpandOp(shape=x.type.shape), x)
@@ -760,6 +770,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "permute(x, 0..n-1) = x": lambda d: _permuted(d, 1),
     "permute(permute(x)) = permute(x)": lambda d: _permuted(d, 2),
     "reduce(x) over size-1 axes = reshape(x)": _unit_axes,
+    "normalize(x) over size-1 axes too = normalize(x) over the others": _unit_norm_axes,
     "f(x, expand(c)) = f(x, c)": _spread,
     "sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise": _features_summed,
     "sum over rows of matmul(x, w) = matmul(sum over rows of x, w),  mean likewise": _rows_summed,

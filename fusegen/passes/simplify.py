@@ -11,6 +11,7 @@ from fusegen.ir import (
     Graph,
     MatmulOp,
     Node,
+    NormalizeOp,
     PermuteOp,
     PointwiseOp,
     ReduceOp,
@@ -41,9 +42,21 @@ def _is_identity_order(m: Match) -> str | None:
 
 
 def _unit_axes(m: Match) -> tuple[int, ...]:
-    reduce = m.root.op
-    assert isinstance(reduce, ReduceOp)
-    return tuple(axis for axis in reduce.axes if m["x"].type.shape[axis] == 1)
+    assert isinstance(m.root.op, (NormalizeOp, ReduceOp))
+    x = m.graph.node(m.root.inputs[0])
+    return tuple(axis for axis in m.root.op.axes if x.type.shape[axis] == 1)
+
+
+def _normalize_others(m: Match) -> Node:
+    norm, unit = m.root.op, _unit_axes(m)
+    assert isinstance(norm, NormalizeOp)
+    operands = map(m.graph.node, m.root.inputs)
+    return m.add(norm.replace(axes=tuple(axis for axis in norm.axes if axis not in unit)), *operands)
+
+
+def _has_others(m: Match) -> str | None:
+    assert isinstance(m.root.op, NormalizeOp)
+    return None if 0 < len(_unit_axes(m)) < len(m.root.op.axes) else ""
 
 
 def _drop_unit_axes(m: Match) -> Node:
@@ -137,6 +150,13 @@ RULES = (
         _drop_unit_axes,
         Numerics.EXACT,
         lambda m: None if _unit_axes(m) else "",
+    ),
+    Rule(
+        "normalize(x) over size-1 axes too = normalize(x) over the others",
+        op(NormalizeOp),
+        _normalize_others,
+        Numerics.EXACT,
+        _has_others,
     ),
     Rule(
         "softmax(x) over a size-1 axis = x - x + 1",

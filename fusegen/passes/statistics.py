@@ -14,7 +14,7 @@ from fusegen.ir import (
     RuleApplied,
     RuleRefused,
 )
-from fusegen.passes import moments, positions
+from fusegen.passes import moments, positions, simplify
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, op, rewrite
 
 
@@ -69,7 +69,8 @@ def run(graph: Graph) -> Outcome:
     """%y = normalize(%x)  ->  %y = mul(sub(%x, reduce.mean(%x)), rsqrt(add(reduce.var(%x), eps)))."""
     applied: list[RuleApplied] = []
     refused: list[RuleRefused] = []
-    for rules in (moments.CENTRED, moments.RULES, RULES, positions.RULES):  # a norm in parts is no longer seen as one
+    # A norm in parts is no longer seen as one; what is left of its axes may have size 1.
+    for rules in (moments.CENTRED, moments.RULES, RULES, positions.RULES, simplify.RULES):
         outcome = rewrite(graph, rules)
         graph = outcome.graph
         applied += outcome.applied
