@@ -371,6 +371,15 @@ def test_a_mean_over_everything_collapses_its_spatial_part(tmp_path: Path) -> No
     assert templates(found) == ["window_sum"]
 
 
+@pytest.mark.parametrize("tail", ["", " * self.p"])
+def test_the_channels_of_a_convolution_that_has_collapsed_are_summed_after_it(tail: str, tmp_path: Path) -> None:
+    init = "self.c = nn.Conv1d(16, 96, 5, 2, 1, 2)\nself.p = nn.Parameter(torch.randn(96, 1))"
+    body = f"return (-((self.c(x) + 0.5){tail}) - 2).mean((1, 2))"
+    found = program(tmp_path, body, init, "torch.rand(32, 16, 4398)")
+    assert templates(found)[0] == "window_sum"
+    assert all(step.kind == "kernel" for step in found.steps)
+
+
 def test_sizes_of_a_kernel_follow_from_its_operands() -> None:
     arg = TensorArg(
         name="x0", node="x", type=TensorType.model_validate({"dtype": "float32", "shape": ["x0_0", 3, "2*x0_2 + 1"]})

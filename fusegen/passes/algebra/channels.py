@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from fusegen import dims
 from fusegen.costs import hopper
-from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp
+from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, WindowSumOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import axes as along
 from fusegen.passes.algebra.boxes import product_seconds
@@ -26,7 +26,7 @@ def _one_channel(conv: ConvOp) -> ConvOp:
 def obstacle(graph: Graph, conv: Node) -> str | None:
     """Why the channels of a convolution are not summed before it, or None; empty where nothing could be gained."""
     assert isinstance(conv.op, ConvOp)
-    if conv.type.shape[1] == 1 or len(conv.inputs) != 2:
+    if conv.type.shape[1] == 1 or len(conv.inputs) != 2 or isinstance(graph.node(conv.inputs[0]).op, WindowSumOp):
         return ""
     if not graph.has_one_reader(conv.name):
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
