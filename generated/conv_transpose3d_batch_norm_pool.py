@@ -3827,7 +3827,7 @@ struct Extent {
     Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE, wide ? WIDE : 1); }
 };
 
-Extent extent(int64_t batch) {
+Extent extent(int64_t batch, int64_t given0, int64_t given1) {
     return {int64_t(1) * (1) * (48), 1, batch};
 }
 
@@ -3836,15 +3836,15 @@ int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
 }
 
 // Bytes for the states of every row, whichever accesses turn out to be possible.
-extern "C" int64_t k1_row_stream_workspace(int64_t batch) {
-    const Extent all = extent(batch);
+extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t given0, int64_t given1) {
+    const Extent all = extent(batch, given0, given1);
     if (all.row_count * all.before * all.run == 0) return 0;
     const int64_t wide = partial_bytes(all.plan(true), all.row_count), narrow = partial_bytes(all.plan(false), all.row_count);
     return wide > narrow ? wide : narrow;
 }
 
 extern "C" int k1_row_stream(const float* x0, const float* x1, const float* p0, const float* p1, const float* p2, const float* p3, const float* x2, int64_t* n0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t given0, int64_t given1, cudaStream_t stream) {
-    const Extent all = extent(batch);
+    const Extent all = extent(batch, given0, given1);
     if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
     args.x0 = x0;
@@ -3926,7 +3926,7 @@ _fusegen_GLUE_SOURCE = r"""
 extern "C" int k0_conv_reduce(const float* p0, const float* x0, const float* p1, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_conv_reduce_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
 extern "C" int k1_row_stream(const float* x0, const float* x1, const float* p0, const float* p1, const float* p2, const float* p3, const float* x2, int64_t* n0, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t given0, int64_t given1, cudaStream_t stream);
-extern "C" int64_t k1_row_stream_workspace(int64_t batch);
+extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t given0, int64_t given1);
 
 namespace {
 
@@ -4076,7 +4076,7 @@ Tensor call_k1_row_stream(
     const Tensor y1 = p1;   // what it holds is read before it is written over
     const Tensor y2 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k1_row_stream_workspace(batch);
+    const int64_t bytes = k1_row_stream_workspace(batch, given0, given1);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
     check(k1_row_stream(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<const float>(x2), data<int64_t>(n0), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, given0, given1, stream), "k1_row_stream");
     give_back(y0, p0_given);
@@ -4086,18 +4086,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ff3cff122b1a8dcb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c35d8106eff2da5d, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ff3cff122b1a8dcb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c35d8106eff2da5d, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ff3cff122b1a8dcb"
+_fusegen_NAMESPACE = "fusegen_c35d8106eff2da5d"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

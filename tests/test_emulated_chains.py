@@ -34,6 +34,28 @@ def test_an_only_output_channel(tmp_path: Path) -> None:
     assert (y.shape, total.shape) == ((3, 1), (1,))
 
 
+@pytest.mark.parametrize(
+    ("body", "kernel", "given"),
+    [
+        ("y = torch.relu(y.transpose(0, 1) + 1)\nreturn y", "pointwise", 2),
+        ("return torch.relu(y.transpose(0, 1)).sum(0)", "row_stream", 2),
+        ("return (y.transpose(0, 1) * 2).softmax(0)", "row_reduce", 0),  # of a result of its own
+    ],
+)
+def test_sizes_that_are_axes_of_no_operand(body: str, kernel: str, given: int, tmp_path: Path) -> None:
+    """A product of rows that are two axes in one: what follows has both."""
+    split = "y = (x.flatten(0, 1) @ self.w).unflatten(0, x.shape[:2])\n"
+    path = write(tmp_path, split + body, "self.w = nn.Parameter(torch.randn(300, 70))", "torch.rand(40, 50, 300)")
+    compiled = compile_file(path)
+    played = OnTheCPU(compiled, "generated_sizes", tmp_path)
+    for shape in ((40, 50, 300), (3, 7, 300)):
+        played(torch.rand(shape))
+    last = compiled.program.kernels[-1]
+    assert last.detail.template == kernel
+    assert len(last.given) == given
+    assert sum(step.kind == "eager" for step in compiled.program.steps) == 1  # the view
+
+
 def check(seed: int, folder: Path) -> None:
     """The model of a seed, at the sizes of its file and, where it takes others, at twice the batch and one more."""
     model = chain(random.Random(seed))

@@ -83,14 +83,18 @@ def parameters(plan: KernelPlan, glue: bool = False) -> list[str]:
     return [*found, "cudaStream_t stream"]
 
 
-def binding_parameters(plan: KernelPlan) -> str:
-    """``int64_t x0_0, int64_t x0_2``."""
-    return ", ".join(f"int64_t {b.name}" for b in plan.bindings)
+def _sizes(plan: KernelPlan) -> list[str]:
+    return [*(binding.name for binding in plan.bindings), *(given.name for given in plan.given)]
 
 
-def binding_arguments(plan: KernelPlan) -> str:
-    """``x0_0, x0_2``."""
-    return ", ".join(b.name for b in plan.bindings)
+def size_parameters(plan: KernelPlan) -> str:
+    """``int64_t batch, int64_t width``: every run-time size that the launcher has."""
+    return ", ".join(f"int64_t {name}" for name in _sizes(plan))
+
+
+def size_arguments(plan: KernelPlan) -> str:
+    """``batch, width``."""
+    return ", ".join(_sizes(plan))
 
 
 def forwarded(plan: KernelPlan) -> str:

@@ -18,6 +18,9 @@ from fusegen.printer import format_node
 from fusegen.spaces import channels, convreduce, poolrows
 from fusegen.spaces.rowspace import RowSpace, analyze
 
+_KEEPS_SIZES = ("pointwise", "row_reduce", "row_stream")
+"""Templates all of whose sizes are those of their operands, or of views of these."""
+
 
 class Region:
     """A region node with its kernel arguments named and its run-time sizes bound."""
@@ -40,8 +43,12 @@ class Region:
             letter = "p" if isinstance(graph.node(outside).op, ParamOp) else "x"
             self.args[inside.name] = TensorArg(name=f"{letter}{counts[letter]}", node=outside, type=inside.type)
             counts[letter] += 1
-        constants = (inside.op.value for inside in self.body.nodes if isinstance(inside.op, ConstOp))
-        self.sizes = Sizes(tuple(self.args.values()), [value for value in constants if isinstance(value, str)])
+        others: list[Dim] = [
+            n.op.value for n in self.body.nodes if isinstance(n.op, ConstOp) and isinstance(n.op.value, str)
+        ]
+        if node.op.template in _KEEPS_SIZES and not self.pooled:  # a product of which may be an axis of its operand
+            others += [size for inside in self.body.nodes for size in inside.type.shape]
+        self.sizes = Sizes(tuple(self.args.values()), others)
         if self.pooled:
             pooled.define(self.pooled, self.sizes)
 

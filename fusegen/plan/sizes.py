@@ -28,9 +28,9 @@ class UnboundSize(Unplanned):
 
 
 class Sizes:
-    """Names for the run-time sizes of a kernel: its operands' axes, and ``constants`` that do not follow from them."""
+    """Names for the run-time sizes of a kernel: its operands' axes, and ``others`` that do not follow from them."""
 
-    def __init__(self, args: Sequence[TensorArg], constants: Iterable[str] = ()):
+    def __init__(self, args: Sequence[TensorArg], others: Iterable[Dim] = ()):
         self.bindings: list[Binding] = []
         self.given: list[Given] = []
         self._names: dict[Dim, str] = {}
@@ -46,10 +46,11 @@ class Sizes:
                 self._names[size] = name
                 self.bindings.append(Binding(name=name, arg=position, axis=axis))
         self._solved = self._solve()
-        for size in constants:
-            if size not in self._names and dims.solve(size, self._solved) is None:
+        for size in others:
+            if isinstance(size, str) and size not in self._names and dims.solve(size, self._solved) is None:
                 self._names[size] = f"given{len(self.given)}"
                 self.given.append(Given(name=self._names[size], size=size))
+                self._solved = self._solve()
 
     def _solve(self) -> dict[sympy.Expr, sympy.Expr]:
         """Symbols and quotients of the graph over binding names, where some size is linear in one."""
