@@ -222,6 +222,12 @@ SPELLINGS = {
         x.repeat(1, 2, 1, 1)
         x.tile(2, 1)
         F.pixel_shuffle(x, 2)
+        F.pixel_unshuffle(x[..., :4], 2)
+        F.interpolate(x, scale_factor=2)
+        F.interpolate(x, scale_factor=(3, 2))
+        F.interpolate(x.flatten(2), scale_factor=5)
+        F.interpolate(x[:, :, None], (1, 2 * x.shape[2], 6 * x.shape[3]))
+        nn.UpsamplingNearest2d(scale_factor=4)(x)
         F.channel_shuffle(x, 2)
         x.unflatten(1, (2, 2))
         nn.Flatten()(x)
@@ -315,3 +321,13 @@ def test_every_spelling_is_imported(family: str, tmp_path: Path) -> None:
         for line, found, expected in zip(lines, interpret.run(graph, [x], {}), model(x.clone()), strict=True):
             assert found.dtype == expected.dtype, line
             torch.testing.assert_close(found, expected, equal_nan=True, msg=lambda m, line=line: f"{line}: {m}")
+
+
+@pytest.mark.parametrize(("size", "eager"), [("4 * x.shape[3]", False), ("25 * x.shape[3]", True), ("9", True)])
+def test_an_element_is_repeated_where_torch_repeats_each_as_often(size: str, eager: bool, tmp_path: Path) -> None:
+    """Elsewhere, and where torch rounds the place of a source element down, the op stays with it."""
+    path = write(tmp_path, f"return F.interpolate(x, (x.shape[2], {size}))", inputs="torch.rand(3, 4, 5, 6)")
+    graph = traced(path).graph
+    assert any(isinstance(node.op, EagerOp) for node in graph.nodes) == eager
+    x = torch.randn(3, 4, 5, 6)
+    assert torch.equal(interpret.run(graph, [x], {})[0], load_model_file(path).model_class()(x))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+
 from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import CatOp, ExpandOp, FlipOp, PadOp, PermuteOp, ReshapeOp, SliceOp
@@ -96,6 +98,35 @@ def _pixel_shuffle(call: Call) -> Value | None:
     first = rank - 3
     order = (*range(first), first, first + 3, first + 1, first + 4, first + 2)
     return _to(call, call.build.add(PermuteOp(order=order), split), call.result.shape)
+
+
+@register("pixel_unshuffle.default")
+def _pixel_unshuffle(call: Call) -> Value | None:
+    x, factor, first = call["self"], call["downscale_factor"], call["self"].type.rank - 3
+    lead, (channels, height, width) = x.type.shape[:-3], x.type.shape[-3:]
+    rows, columns = (dims.floordiv(size, factor) for size in (height, width))
+    split = _to(call, x, (*lead, channels, rows, factor, columns, factor))
+    order = (*range(first), first, first + 2, first + 4, first + 1, first + 3)
+    return _to(call, call.build.add(PermuteOp(order=order), split), call.result.shape)
+
+
+def _rounds_down(factor: int) -> bool:
+    """Whether torch's source index, floor(i * float32(1 / factor)), falls short of i // factor somewhere."""
+    return float(torch.tensor(1.0 / factor, dtype=torch.float32)) * factor < 1.0
+
+
+@register("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def _upsample(call: Call) -> Value | None:
+    """Copies side by side: each element is spread along a new axis after its own."""
+    x = call["input"]
+    lead, sizes = x.type.shape[:2], x.type.shape[2:]
+    factors = [dims.exact_quotient(*pair) for pair in zip(call.result.shape[2:], sizes, strict=True)]
+    if any(not isinstance(factor, int) or _rounds_down(factor) for factor in factors):
+        return None
+    apart = tuple(d for size in sizes for d in (size, 1))
+    spread = tuple(d for size, factor in zip(sizes, factors, strict=True) for d in (size, factor) if d is not None)
+    wide = call.build.add(ExpandOp(shape=(*lead, *spread)), _to(call, x, (*lead, *apart)))
+    return _to(call, wide, call.result.shape)
 
 
 @register("channel_shuffle.default", "native_channel_shuffle.default")
