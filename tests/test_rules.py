@@ -1002,6 +1002,7 @@ def test_however_a_sum_is_spelt(body: str, tmp_path: Path) -> None:
         ("return x @ (self.s * self.linear.weight.mT) + 1", True),
         ("return F.conv1d(0.5 * x.mT.unsqueeze(0), self.linear.weight.unsqueeze(2)).tanh()", True),
         ("y = x * 0.5\nreturn self.linear(y).relu() + y.sum()", False),  # is computed anyway
+        ("return self.linear(x.tanh().mT.reshape(128, 64) * 0.5).relu()", False),
         ("return self.linear(x * self.t).relu()", False),  # another number for every feature
         ("return self.linear(x * x.sum()).relu()", False),  # of the input, which may be infinite
         ("return (x * 0.5) @ self.linear.weight.mT", False),  # where nothing follows, on more elements

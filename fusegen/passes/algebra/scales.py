@@ -8,13 +8,19 @@ from fusegen import dims
 from fusegen.ir import (
     ConstOp,
     ConvOp,
+    ExpandOp,
+    Graph,
     MatmulOp,
     Node,
     NormalizeOp,
     ParamOp,
+    PermuteOp,
     PointwiseOp,
     PoolOp,
     ReduceOp,
+    ReshapeOp,
+    ScanOp,
+    SliceOp,
     SoftmaxOp,
 )
 from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, anything, op
@@ -48,14 +54,21 @@ def _scale_result(m: Match) -> Node:
     return m.add(PointwiseOp(fn="mul"), m.add(m.root.op, *operands), m["c"])
 
 
+def _is_computed(graph: Graph, x: Node) -> bool:
+    """Whether a kernel stores ``x``, or what it is a view of."""
+    while isinstance(x.op, (ExpandOp, PermuteOp, ReshapeOp, SliceOp)):
+        x = graph.node(x.inputs[0])
+    return isinstance(x.op, (*_TAKES_IT_ALONG, ConvOp, MatmulOp, ScanOp))
+
+
 def _follows(m: Match) -> str | None:
     """An input may be infinite, and scales each product of a sum to infinity of its own sign."""
     scaled, product, c = m["scaled"], m.root, m["c"]
     one = isinstance(c.op, (ConstOp, ParamOp)) and dims.product(c.type.shape) == 1
     if not one or m["plain"].type != scaled.type:
         return ""
-    if not m.only_user("scaled"):
-        return "the scaled operand is read elsewhere too"
+    if not m.only_user("scaled") or _is_computed(m.graph, m["plain"]):
+        return "what computes the operand or reads it elsewhere scales it"
     readers = [node.op for node in m.graph.nodes if product.name in node.inputs]
     if any(isinstance(reader, _TAKES_IT_ALONG) for reader in readers):
         return None
