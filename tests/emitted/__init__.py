@@ -125,13 +125,14 @@ def bodies(program: Program) -> list[Graph]:
 def operators(program: Program) -> list[Callable[..., Any]]:
     """What every kernel computes, by the interpreter: a tensor, or a tuple of several.
 
-    Sizes that its operands do not show are the traced ones.
+    Sizes that its operands do not show are those that it is given, or the traced ones.
     """
 
     def computed(body: Graph, plan: KernelPlan) -> Callable[..., Any]:
-        def run(*args: torch.Tensor) -> Any:
-            results = interpret.run(body, args[: len(body.inputs)], {}, hidden_sizes(body, program.before.sizes))
-            return returned(plan, args, results)
+        def run(*args: Any) -> Any:
+            given = zip((size.size for size in plan.given), args[len(plan.args) :], strict=False)
+            sizes = hidden_sizes(body, {**program.before.sizes, **dict(given)})
+            return returned(plan, args, interpret.run(body, args[: len(body.inputs)], {}, sizes))
 
         return run
 
