@@ -101,6 +101,10 @@ class Draw:
         operands = [x, c]
         return self.add(PointwiseOp(fn="mul"), *operands[:: self.rng.choice([1, -1])])
 
+    def operands(self, x: Node, w: Node, scaled: str) -> list[Node]:
+        """Those of a product, the one that ``scaled`` names (``x``, ``w`` or none) scaled by a number."""
+        return [self.times_number(own) if name == scaled else own for name, own in (("x", x), ("w", w))]
+
     def conv(self, scaled: str = "") -> Node:
         """A convolution of random structure with at least one output position on every axis.
 
@@ -129,8 +133,7 @@ class Draw:
         x = self.leaf(rng.randint(1, 2), inner * groups, *size)
         first, second = (inner * groups, outer) if op.transposed else (outer * groups, inner)
         weight = self.leaf(first, second, *kernel)
-        operands = {"x": x, "w": weight}
-        return self.add(op, *(self.times_number(own) if name == scaled else own for name, own in operands.items()))
+        return self.add(op, *self.operands(x, weight, scaled))
 
     def graph(self, result: Node) -> Graph:
         graph = Graph(nodes=tuple(self.nodes), outputs=(result.name,))
@@ -398,25 +401,21 @@ def _spread(draw: Draw) -> Node:
     return draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul", "div"])), *operands)
 
 
-def _matmul(draw: Draw, batched: bool = False) -> Node:
+def _matmul(draw: Draw, batched: bool = False, scaled: str = "") -> Node:
     lead = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
     length, features, transposed = draw.rng.randint(1, 4), draw.rng.randint(1, 6), draw.rng.random() < 0.5
     x = draw.leaf(*([1] if batched and len(lead) == 1 else []), *lead, length)
     matrix = (features, length) if transposed else (length, features)
     w = draw.leaf(*x.type.shape[:-2], *matrix) if batched else draw.leaf(*matrix)  # type: ignore[arg-type]
-    return draw.add(MatmulOp(transposed=transposed), x, w)
+    return draw.add(MatmulOp(transposed=transposed), *draw.operands(x, w, scaled))
 
 
 def _conv_of_scaled(draw: Draw, scaled: str) -> Node:
     return draw.add(PointwiseOp(fn="square"), draw.conv(scaled))
 
 
-def _matmul_of_scaled(draw: Draw, scaled: int) -> Node:
-    y = _matmul(draw, batched=draw.rng.random() < 0.3)
-    operands = [next(node for node in draw.nodes if node.name == name) for name in y.inputs]
-    draw.nodes.remove(y)
-    operands[scaled] = draw.times_number(operands[scaled])
-    return draw.add(PointwiseOp(fn="square"), draw.add(y.op, *operands))
+def _matmul_of_scaled(draw: Draw, scaled: str) -> Node:
+    return draw.add(PointwiseOp(fn="square"), _matmul(draw, draw.rng.random() < 0.3, scaled))
 
 
 def _restart(draw: Draw) -> None:
@@ -761,7 +760,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
         f"matmul({operands}) = c matmul(x, w),  c a number or a parameter of one element": partial(
             _matmul_of_scaled, scaled=scaled
         )
-        for operands, scaled in (("c x, w", 0), ("x, c w", 1))
+        for operands, scaled in (("c x, w", "x"), ("x, c w", "w"))
     },
     "mean(conv(x, w)) over all spatial axes = taps-summed w times window means of x,  sum likewise": _collapse,
     "reshape(x, shape of x) = x": lambda d: _reshaped(d, twice=False),

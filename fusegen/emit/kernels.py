@@ -83,18 +83,14 @@ def parameters(plan: KernelPlan, glue: bool = False) -> list[str]:
     return [*found, "cudaStream_t stream"]
 
 
-def _sizes(plan: KernelPlan) -> list[str]:
-    return [*(binding.name for binding in plan.bindings), *(given.name for given in plan.given)]
-
-
 def size_parameters(plan: KernelPlan) -> str:
     """``int64_t batch, int64_t width``: every run-time size that the launcher has."""
-    return ", ".join(f"int64_t {name}" for name in _sizes(plan))
+    return ", ".join(f"int64_t {name}" for name in plan.sizes)
 
 
 def size_arguments(plan: KernelPlan) -> str:
     """``batch, width``."""
-    return ", ".join(_sizes(plan))
+    return ", ".join(plan.sizes)
 
 
 def forwarded(plan: KernelPlan) -> str:

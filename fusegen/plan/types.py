@@ -62,6 +62,11 @@ class KernelPlan(Frozen):
         return (*(output.into for output in self.outputs if output.into), *(count.arg for count in self.counts))
 
     @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names of the run-time sizes that the launcher has."""
+        return (*(binding.name for binding in self.bindings), *(given.name for given in self.given))
+
+    @property
     def scalars(self) -> tuple[str, ...]:
         """Names of the operator's integer arguments, which follow its tensors."""
         return (*(given.name for given in self.given), *(["tf32"] if self.tf32 else []))

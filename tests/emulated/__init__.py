@@ -90,8 +90,8 @@ class Kernel:
         if self.plan.workspace:
             size = getattr(self.library, f"{self.name}_workspace")
             size.restype = ctypes.c_int64
-            own_sizes = [*bound.values(), *(sizes[other.name] for other in self.plan.given)]
-            tensors.append(torch.full((size(*map(ctypes.c_int64, own_sizes)) // 4 + 1,), torch.nan))
+            own_sizes = [ctypes.c_int64(sizes[name]) for name in self.plan.sizes]
+            tensors.append(torch.full((size(*own_sizes) // 4 + 1,), torch.nan))
         if self.plan.counters:
             tensors.append(torch.zeros(dims.evaluate(self.plan.counters, sizes), dtype=torch.int32))
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]

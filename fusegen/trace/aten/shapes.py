@@ -77,27 +77,34 @@ def _expand(call: Call) -> Value | None:
     return call.build.add(ExpandOp(shape=call.result.shape), call["self"])
 
 
+def _spread(call: Call, x: Value, apart: Dims, spread: Dims) -> Value:
+    """Copies side by side: along axes that ``apart`` gives size 1, and ``spread`` the number of copies."""
+    return _to(call, call.build.add(ExpandOp(shape=spread), _to(call, x, apart)), call.result.shape)
+
+
 @register("repeat.default", "tile.default")
 def _repeat(call: Call) -> Value | None:
-    """Copies side by side: each axis is spread along a new one before it."""
+    """Each axis is spread along a new one before it."""
     x, repeats = call["self"], list(call["repeats" if "repeats" in call.args else "dims"])
     shape = [1] * (len(repeats) - x.type.rank) + list(x.type.shape)
     repeats = [1] * (len(shape) - len(repeats)) + repeats
     apart = tuple(d for size in shape for d in (1, size))
     spread = tuple(d for count, size in zip(repeats, shape, strict=True) for d in (count, size))
-    wide = call.build.add(ExpandOp(shape=spread), _to(call, x, apart))
-    return _to(call, wide, call.result.shape)
+    return _spread(call, x, apart, spread)
+
+
+def _reordered(call: Call, apart: Dims, order: tuple[int, ...]) -> Value:
+    """The axes that ``apart`` makes of the operand's, in another order, and joined again."""
+    return _to(call, call.build.add(PermuteOp(order=order), _to(call, call["self"], apart)), call.result.shape)
 
 
 @register("pixel_shuffle.default")
 def _pixel_shuffle(call: Call) -> Value | None:
-    x, factor, rank = call["self"], call["upscale_factor"], call["self"].type.rank
+    x, factor, first = call["self"], call["upscale_factor"], call["self"].type.rank - 3
     lead, (channels, height, width) = x.type.shape[:-3], x.type.shape[-3:]
     groups = dims.floordiv(channels, factor * factor)
-    split = _to(call, x, (*lead, groups, factor, factor, height, width))
-    first = rank - 3
     order = (*range(first), first, first + 3, first + 1, first + 4, first + 2)
-    return _to(call, call.build.add(PermuteOp(order=order), split), call.result.shape)
+    return _reordered(call, (*lead, groups, factor, factor, height, width), order)
 
 
 @register("pixel_unshuffle.default")
@@ -105,9 +112,8 @@ def _pixel_unshuffle(call: Call) -> Value | None:
     x, factor, first = call["self"], call["downscale_factor"], call["self"].type.rank - 3
     lead, (channels, height, width) = x.type.shape[:-3], x.type.shape[-3:]
     rows, columns = (dims.floordiv(size, factor) for size in (height, width))
-    split = _to(call, x, (*lead, channels, rows, factor, columns, factor))
     order = (*range(first), first, first + 2, first + 4, first + 1, first + 3)
-    return _to(call, call.build.add(PermuteOp(order=order), split), call.result.shape)
+    return _reordered(call, (*lead, channels, rows, factor, columns, factor), order)
 
 
 def _rounds_down(factor: int) -> bool:
@@ -117,25 +123,24 @@ def _rounds_down(factor: int) -> bool:
 
 @register("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
 def _upsample(call: Call) -> Value | None:
-    """Copies side by side: each element is spread along a new axis after its own."""
+    """Each element is spread along a new axis after its own."""
     x = call["input"]
     lead, sizes = x.type.shape[:2], x.type.shape[2:]
-    factors = [dims.exact_quotient(*pair) for pair in zip(call.result.shape[2:], sizes, strict=True)]
-    if any(not isinstance(factor, int) or _rounds_down(factor) for factor in factors):
+    ratios = [dims.exact_quotient(*pair) for pair in zip(call.result.shape[2:], sizes, strict=True)]
+    factors = [ratio for ratio in ratios if isinstance(ratio, int) and not _rounds_down(ratio)]
+    if len(factors) < len(sizes):
         return None
     apart = tuple(d for size in sizes for d in (size, 1))
-    spread = tuple(d for size, factor in zip(sizes, factors, strict=True) for d in (size, factor) if d is not None)
-    wide = call.build.add(ExpandOp(shape=(*lead, *spread)), _to(call, x, (*lead, *apart)))
-    return _to(call, wide, call.result.shape)
+    spread = tuple(d for pair in zip(sizes, factors, strict=True) for d in pair)
+    return _spread(call, x, (*lead, *apart), (*lead, *spread))
 
 
 @register("channel_shuffle.default", "native_channel_shuffle.default")
 def _channel_shuffle(call: Call) -> Value | None:
     x, groups = call["self"], call["groups"]
     batch, channels, *rest = x.type.shape
-    split = _to(call, x, (batch, groups, dims.floordiv(channels, groups), *rest))
-    order = (0, 2, 1, *range(3, split.type.rank))
-    return _to(call, call.build.add(PermuteOp(order=order), split), call.result.shape)
+    order = (0, 2, 1, *range(3, x.type.rank + 1))
+    return _reordered(call, (batch, groups, dims.floordiv(channels, groups), *rest), order)
 
 
 @register(
