@@ -841,7 +841,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
@@ -958,13 +958,13 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             float v[2][VALUES];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i).sample);
+                const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i).sample);
 #pragma unroll
                 for (int j = 0; j < VALUES; ++j)
                     v[i][j] = (sums[j / 2 * 4 + 2 * i + j % 2] + (d[j / 2 * 4 + 2 * i + j % 2] + d[COLUMNS / 2 + j / 2 * 4 + 2 * i + j % 2])) * inverse * inverse_row[first_channel + position(j)];
             }
             if (suspect) mend(v, [&](int i, int j) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
                 if (!p.in || !live(j)) return 0.0f;
                 const int phase[3] = {OUTER_PHASE[outer_phase][0], OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X};
                 int origin[3];
@@ -976,7 +976,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             [[maybe_unused]] bool in[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
                 const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
                 const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
                 in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
@@ -2010,16 +2010,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4f7801a137386080, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d456ff08e57b5b2f, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4f7801a137386080, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d456ff08e57b5b2f, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4f7801a137386080"
+_fusegen_NAMESPACE = "fusegen_d456ff08e57b5b2f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

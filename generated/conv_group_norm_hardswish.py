@@ -616,8 +616,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 8 * quarter + r8 and + 32
-        const int own = quarter * 8 + r8;
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 8 * quarter + lane_row and + 32
+        const int own = quarter * 8 + lane_row;
         const uint32_t a_lane = base + AT_STAGES + warpgroup * (STAGES * STAGE_BYTES) + (c * BOX + ((own / (tile(2) * tile(1)) * in_step(0) * box(1) + own / tile(2) % tile(1) * in_step(1)) * box(2) + own % tile(2) * in_step(2) + SKEW)) * 4;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t b_base = (base & 0x3FFFF) / 16;
@@ -724,7 +724,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             [[maybe_unused]] bool in[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 8 + r8 + 32 * i);
+                const Pixel p = pixel_of(args, first_slot + quarter * 8 + lane_row + 32 * i);
                 const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
                 const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
                 in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
@@ -762,7 +762,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     }
                 }
                 const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
-                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 8 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 8 + lane_row) * PHASES_X + c % PHASES % PHASES_X) * 4;
                 const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
 #pragma unroll
                 for (int s = 0; s < CHANNELS / SLICE; ++s) {
@@ -1250,7 +1250,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
@@ -1364,7 +1364,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             [[maybe_unused]] bool in[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
                 const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
                 const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
                 in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
@@ -1402,7 +1402,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     }
                 }
                 const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
-                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + lane_row) * PHASES_X + c % PHASES % PHASES_X) * 4;
                 const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
 #pragma unroll
                 for (int s = 0; s < CHANNELS / SLICE; ++s) {
@@ -2021,7 +2021,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
@@ -2144,13 +2144,13 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             float v[2][VALUES];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i).sample);
+                const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i).sample);
 #pragma unroll
                 for (int j = 0; j < VALUES; ++j)
                     v[i][j] = (sums[j / 2 * 4 + 2 * i + j % 2] + (d[j / 2 * 4 + 2 * i + j % 2] + d[COLUMNS / 2 + j / 2 * 4 + 2 * i + j % 2])) * inverse * inverse_row[first_channel + position(j)];
             }
             if (suspect) mend(v, [&](int i, int j) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
                 if (!p.in || !live(j)) return 0.0f;
                 const int phase[3] = {OUTER_PHASE[outer_phase][0], OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X};
                 int origin[3];
@@ -2162,7 +2162,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             [[maybe_unused]] bool in[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
                 const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
                 const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
                 in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
@@ -2200,7 +2200,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     }
                 }
                 const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
-                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + lane_row) * PHASES_X + c % PHASES % PHASES_X) * 4;
                 const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
 #pragma unroll
                 for (int s = 0; s < CHANNELS / SLICE; ++s) {
@@ -3872,18 +3872,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4a8049a07929bb6e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_68f4ef0306ca8d0d, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4a8049a07929bb6e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_68f4ef0306ca8d0d, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4a8049a07929bb6e"
+_fusegen_NAMESPACE = "fusegen_68f4ef0306ca8d0d"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

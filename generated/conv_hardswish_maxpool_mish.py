@@ -701,7 +701,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * PATCH_X), b_base = (base & 0x3FFFF) / 16;
@@ -823,8 +823,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 for (int j = 0; j < SLICE / 4; ++j)
 #pragma unroll
                     for (int i = 0; i < KEPT; ++i) {
-                        const int group = KEPT * quarter + i, at = group * STAGED_X + r8 / WINDOW_X;
-                        if (r8 % WINDOW_X == 0) buffer[position(j) * CHANNEL_PITCH + at] = kept[i][s * (SLICE / 4) + j];
+                        const int group = KEPT * quarter + i, at = group * STAGED_X + lane_row / WINDOW_X;
+                        if (lane_row % WINDOW_X == 0) buffer[position(j) * CHANNEL_PITCH + at] = kept[i][s * (SLICE / 4) + j];
                     }
                 named_sync(8 + warpgroup, 128);
 #pragma unroll
@@ -2018,16 +2018,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e546cf4ae916dca9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f9f85f2d9f9ca688, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e546cf4ae916dca9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f9f85f2d9f9ca688, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e546cf4ae916dca9"
+_fusegen_NAMESPACE = "fusegen_f9f85f2d9f9ca688"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

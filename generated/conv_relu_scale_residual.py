@@ -547,8 +547,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 8 * quarter + r8 and + 32
-        const int own = quarter * 8 + r8;
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 8 * quarter + lane_row and + 32
+        const int own = quarter * 8 + lane_row;
         const uint32_t a_lane = base + AT_STAGES + warpgroup * (STAGES * STAGE_BYTES) + (c * BOX + ((own / (tile(2) * tile(1)) * in_step(0) * box(1) + own / tile(2) % tile(1) * in_step(1)) * box(2) + own % tile(2) * in_step(2) + SKEW)) * 4;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t b_base = (base & 0x3FFFF) / 16;
@@ -709,7 +709,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 // Through shared memory, a few channels at a time: a warp stores runs of an output row.
 
                 const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
-                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 8 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 8 + lane_row) * PHASES_X + c % PHASES % PHASES_X) * 4;
                 const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
 #pragma unroll
                 for (int s = 0; s < CHANNELS / SLICE; ++s) {
@@ -1248,7 +1248,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
@@ -1390,7 +1390,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 // Through shared memory, a few channels at a time: a warp stores runs of an output row.
 
                 const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
-                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + lane_row) * PHASES_X + c % PHASES % PHASES_X) * 4;
                 const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
 #pragma unroll
                 for (int s = 0; s < CHANNELS / SLICE; ++s) {
@@ -2391,16 +2391,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9127453fd975a3ab, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_75c3d62870f5e64b, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9127453fd975a3ab, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_75c3d62870f5e64b, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9127453fd975a3ab"
+_fusegen_NAMESPACE = "fusegen_75c3d62870f5e64b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -690,7 +690,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * PATCH_X), b_base = (base & 0x3FFFF) / 16;
@@ -835,8 +835,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 for (int j = 0; j < SLICE / 4; ++j)
 #pragma unroll
                     for (int i = 0; i < KEPT; ++i) {
-                        const int group = KEPT * quarter + i, at = group * STAGED_X + r8 / WINDOW_X;
-                        if (r8 % WINDOW_X == 0) buffer[position(j) * CHANNEL_PITCH + at] = kept[i][s * (SLICE / 4) + j];
+                        const int group = KEPT * quarter + i, at = group * STAGED_X + lane_row / WINDOW_X;
+                        if (lane_row % WINDOW_X == 0) buffer[position(j) * CHANNEL_PITCH + at] = kept[i][s * (SLICE / 4) + j];
                     }
                 named_sync(8 + warpgroup, 128);
 #pragma unroll
@@ -1492,7 +1492,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * PATCH_X), b_base = (base & 0x3FFFF) / 16;
@@ -1624,7 +1624,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 const Patch p = patch(ring);
                 if (!p.in || (OUT % CHANNELS && kind % CHANNEL_TILES * CHANNELS + position(j) >= OUT)) return 0.0f;
                 const int group = 2 * quarter + i, beside = RINGS == 1 ? warpgroup * PATCH_X : 0;
-                const int base[3] = {p.at[0], p.at[1] + group, p.at[2] + beside + r8};
+                const int base[3] = {p.at[0], p.at[1] + group, p.at[2] + beside + lane_row};
                 int origin[3];
 #pragma unroll
                 for (int axis = 0; axis < 3; ++axis) origin[axis] = base[axis] * out_step(axis) + out_origin(axis) + padding(axis);
@@ -1672,8 +1672,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 for (int j = 0; j < SLICE / 4; ++j)
 #pragma unroll
                     for (int i = 0; i < KEPT; ++i) {
-                        const int group = KEPT * quarter + i, at = group * STAGED_X + r8 / WINDOW_X;
-                        if (r8 % WINDOW_X == 0) buffer[position(j) * CHANNEL_PITCH + at] = kept[i][s * (SLICE / 4) + j];
+                        const int group = KEPT * quarter + i, at = group * STAGED_X + lane_row / WINDOW_X;
+                        if (lane_row % WINDOW_X == 0) buffer[position(j) * CHANNEL_PITCH + at] = kept[i][s * (SLICE / 4) + j];
                     }
                 named_sync(8 + warpgroup, 128);
 #pragma unroll
@@ -3399,18 +3399,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_140add6b56bb2521, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cf333213f3763144, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_140add6b56bb2521, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cf333213f3763144, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_140add6b56bb2521"
+_fusegen_NAMESPACE = "fusegen_cf333213f3763144"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

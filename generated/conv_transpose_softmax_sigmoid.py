@@ -706,7 +706,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     } else {
         // ---- consumers
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        const int quarter = warp % 4, r8 = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + r8 and + 8
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
@@ -809,7 +809,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             [[maybe_unused]] bool in[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 16 + r8 + 8 * i);
+                const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
                 const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
                 const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
                 in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
@@ -895,7 +895,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     }
                 }
                 const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
-                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + r8) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 16 + lane_row) * PHASES_X + c % PHASES % PHASES_X) * 4;
                 const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
 #pragma unroll
                 for (int s = 0; s < CHANNELS / SLICE; ++s) {
@@ -1893,16 +1893,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_029f62841272fc54, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6c773c328035bb25, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_029f62841272fc54, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6c773c328035bb25, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_029f62841272fc54"
+_fusegen_NAMESPACE = "fusegen_6c773c328035bb25"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -84,6 +84,15 @@ def test_import_compiles_nothing_and_defines_only_prefixed_names(compiled: Compi
     assert {n for n in scope if not n.startswith("_")} == {"width", "torch", "ModelNew"}
 
 
+def test_templates_leave_names_of_values_to_the_rows() -> None:
+    """A statement's t0 or r8 is written into a template's text: a name of the template's own would be another value."""
+    loader = environment().loader
+    assert loader is not None
+    for name in loader.list_templates():
+        text = re.sub(r'"[^"\n]*"|//.*', "", loader.get_source(environment(), name)[0])
+        assert not re.findall(r"\b[tr]\d+\b", text), name
+
+
 # --- compiled sources ----------------------------------------------------------------------------------
 
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
