@@ -369,13 +369,13 @@ constexpr int SHARE = CLUSTER / SPLIT;  // tiles that a cluster works on at a ti
 constexpr int COLUMNS = PHASES * CHANNELS;                       // N of the product
 constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over the same base slots
 
-constexpr int WARPGROUPS = 4;       // consumers, 64 base slots each
+constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
 constexpr int TILE = 64 * WARPGROUPS;
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
 constexpr int CHUNK = 16;           // input channels of a stage
 constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
-constexpr int RINGS = 4;           // of stages: one that all warpgroups read, or one for each
-constexpr int STAGES = 5;          // of a ring
+constexpr int RINGS = 3;           // of stages: one that all warpgroups read, or one for each
+constexpr int STAGES = 8;          // of a ring
 constexpr int SLOTS = 65;          // slots of a stage
 constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
 constexpr int RING = 0;            // weight slots of that ring
@@ -710,7 +710,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         }
     } else {
         // ---- consumers
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
@@ -3073,20 +3073,20 @@ Tensor call_k2_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_537ac546e4a8a51a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5cc47fbff030f7f2, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> (Tensor, Tensor)");
     m.def("k2_pool(Tensor p0, Tensor x0, Tensor p1, Tensor x1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_537ac546e4a8a51a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5cc47fbff030f7f2, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_537ac546e4a8a51a"
+_fusegen_NAMESPACE = "fusegen_5cc47fbff030f7f2"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

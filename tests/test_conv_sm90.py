@@ -39,7 +39,7 @@ def _plan(
     conv: ConvOp, axis: ContractionAxis, channels: tuple[int, int] = (16, 16), precise: bool = False
 ) -> HopperConvPlan | str:
     traced = ((int(axis.size), int(axis.output)),)
-    operands = conv_sm90.Operands("conv", "x0", "p0", "batch")
+    operands = conv_sm90.Operands("conv", "x0", "p0", "batch", 4)
     return conv_sm90.plan(conv, (axis,), traced, channels, False, lambda split: _ROWS, operands, precise)
 
 
@@ -349,7 +349,7 @@ def test_products_in_place_load_what_their_taps_read(rank: int, transposed: bool
             dilation=tuple(dilation * n for n in every),
             output_padding=(0,) * rank,
         )
-        operands = conv_sm90.Operands("conv", "x0", "p0", "batch")
+        operands = conv_sm90.Operands("conv", "x0", "p0", "batch", 4)
         channels, traced = (rng.choice([16, 20, 64]), rng.choice([16, 40, 128])), ((size, output),) * rank
         plan = conv_sm90.plan(
             conv, (axis,) * rank, traced, channels, False, lambda split: _ROWS, operands, False, in_place=True
@@ -382,9 +382,26 @@ def test_products_in_place_load_what_their_taps_read(rank: int, transposed: bool
 def test_a_strided_convolution_is_prepared() -> None:
     axis = ContractionAxis(kernel=3, stride=2, padding=1, dilation=1, output_padding=0, size=64, output=32)
     conv = ConvOp(transposed=False, stride=(2,), padding=(1,), dilation=(1,), output_padding=(0,))
-    operands = conv_sm90.Operands("conv", "x0", "p0", "batch")
+    operands = conv_sm90.Operands("conv", "x0", "p0", "batch", 4)
     plan = conv_sm90.plan(
         conv, (axis,), ((64, 32),), (16, 16), False, lambda split: _ROWS, operands, False, in_place=True
     )
     assert isinstance(plan, HopperConvPlan)
     assert plan.alternative is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "warpgroups"),
+    [
+        (1, 33792, 4),  # 132 blocks of 256 slots; of 192 there are more than multiprocessors
+        (1, 44544, 3),  # both take two turns: two of three tiles are less than two of four
+        (64, 33792, 4),  # many turns: a fourth warpgroup hides more latency
+    ],
+)
+def test_warpgroups_leave_the_busiest_block_least(samples: int, size: int, warpgroups: int) -> None:
+    axis = ContractionAxis(kernel=3, stride=1, padding=1, dilation=1, output_padding=0, size=size, output=size)
+    conv = ConvOp(transposed=False, stride=(1,), padding=(1,), dilation=(1,), output_padding=(0,))
+    operands = conv_sm90.Operands("conv", "x0", "p0", "batch", samples)
+    plan = conv_sm90.plan(conv, (axis,), ((size - 2, size - 2),), (64, 64), False, lambda split: _ROWS, operands, False)
+    assert isinstance(plan, HopperConvPlan)
+    assert plan.warpgroups == warpgroups

@@ -69,7 +69,11 @@ def hopper_conv(
     x, w = (region.body.node(operand) for operand in node.inputs)
     traced = tuple(zip(region.body.shape(x.name)[2:], region.body.shape(node.name)[2:], strict=True))
     operands = conv_sm90.Operands(
-        node.name, region.args[x.name].name, region.args[w.name].name, region.sizes.local(x.type.shape[0])
+        node.name,
+        region.args[x.name].name,
+        region.args[w.name].name,
+        region.sizes.local(x.type.shape[0]),
+        region.body.shape(x.name)[0],
     )
     channels = inference.conv_channels(node.op, x.type, w.type)
     precise = not contractions.allows_tf32(region.body, node)

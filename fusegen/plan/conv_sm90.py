@@ -38,12 +38,13 @@ MAX_TAP_ROWS = 128
 
 
 class Operands(NamedTuple):
-    """Names of the node, of the tensors, and the number of samples over binding names."""
+    """Names of the node and of the tensors, and the number of samples: over binding names, and as traced."""
 
     node: str
     source: str
     weight: str
     batch: Dim
+    samples: int
 
 
 def _taps(axes: Sequence[ContractionAxis], transposed: bool, parts: Triple) -> list[Taps]:
@@ -144,6 +145,8 @@ def plan(
         (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
         + (MAX_WARPS * block * 4 if statistics or has_moments(result.fn for result in reduced) else 0),
         precise,
+        samples=operands.samples,
+        kinds=conv.groups * tiles // split * len(outer_phases),
         streamed=streamed,
     )
     patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None

@@ -30,6 +30,10 @@ class PatchGeometry(Geometry):
     """Of the results along y and x."""
 
     @property
+    def base_slots(self) -> int:
+        return self.samples * self.pitches[0] * covered(self.patch, *self.lengths)
+
+    @property
     def patch(self) -> tuple[int, int]:
         return self.windows.patch(*self.lengths)
 
