@@ -435,7 +435,7 @@ constexpr int CHUNKS = (INPUTS + CHUNK - 1) / CHUNK;
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP, COPIERS = THREADS;
 constexpr int PITCH = FEATURES + 4;             // of a staged row: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
-[[maybe_unused]] constexpr int AT_ONCE = 4;                      // rows whose parts a warp adds up side by side
+[[maybe_unused]] constexpr int AT_ONCE = 4;                      // rows that a warp finishes side by side
 constexpr int RESIDENT = 2;                     // blocks of a multiprocessor
 constexpr int MOST_SPLITS = ROWS < 64 ? ROWS / WARPS : 8;   // blocks of a cluster
 constexpr int STAGES = 2, SUMS = ROWS / 2;
@@ -796,11 +796,14 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
         }
         commit_copies();
     };
+    const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
+    const int own = ROWS / splits / WARPS;   // rows of a warp
+    auto row = [&](int n) { return int(rank) * (ROWS / int(splits)) + n * WARPS + warp; };   // the n-th of them, in the tile
+    auto outer = [&](int n) { return n < own && row(n) < left ? int64_t(row_tile) * ROWS + row(n) : args.row_count; };
     float sum[SUMS] = {};
     multiply(sum, memory, args.precise, count, fetch);
 
     // From columns in registers to rows along the lanes, through shared memory.
-    const int feature = feature_tile * FEATURES + lane * LANE_FEATURES;
     const FeatureValues values(args, feature);
     float* const staging = reinterpret_cast<float*>(memory + STAGING);
     wait_copies<0>();
@@ -808,12 +811,9 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
 #pragma unroll
     for (int e = 0; e < SUMS; ++e) staging[(e / 4 * 8 + 2 * c + e % 2) * PITCH + warp * 16 + r + e % 4 / 2 * 8] = sum[e];
     cluster_sync();
-    const int own = ROWS / splits / WARPS;   // rows of a warp
 #pragma unroll 1
     for (int n = 0; n < own; n += AT_ONCE) {
-        auto row = [&](int i) { return int(rank) * (ROWS / int(splits)) + (n + i) * WARPS + warp; };   // of the tile
-        auto outer = [&](int i) { return n + i < own && row(i) < left ? int64_t(row_tile) * ROWS + row(i) : args.row_count; };
-        auto cell = [&](int i) { return staging + (n + i < own ? row(i) : row(0)) * PITCH + lane * LANE_FEATURES; };
+        auto cell = [&](int i) { return staging + row(n + i < own ? n + i : n) * PITCH + lane * LANE_FEATURES; };
         float v[AT_ONCE][LANE_FEATURES] = {};
 #pragma unroll 2
         for (unsigned int block = 0; block < splits; ++block)
@@ -823,19 +823,26 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
                 const float4 part = load_from(block, shared_address(cell(i)));
                 v[i][0] += part.x, v[i][1] += part.y, v[i][2] += part.z, v[i][3] += part.w;
             }
+        bool finite = true;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
-            if (n + i < own) store_vector<LANE_FEATURES>(cell(i), v[i]);   // where this thread alone reads
-        // One text for all rows: instructions that come from memory take longer than they save here.
+        for (int i = 0; i < AT_ONCE; ++i) finite = finite && isfinite((v[i][0] + v[i][1]) + (v[i][2] + v[i][3]));
+        if (!finite) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (n + i < own) store_vector<LANE_FEATURES>(cell(i), v[i]);   // where this thread alone reads
 #pragma unroll 1
-        for (int i = 0; i < AT_ONCE && n + i < own; ++i) {
-            float finished[LANE_FEATURES];
-            load_vector<LANE_FEATURES>(finished, cell(i));
-            if (!isfinite((finished[0] + finished[1]) + (finished[2] + finished[3]))) {
-                repair(args, outer(i), feature, cell(i));
-                load_vector<LANE_FEATURES>(finished, cell(i));
-            }
-            finish_features(args, outer(i), feature, finished, values);
+            for (int i = 0; i < AT_ONCE && n + i < own; ++i) repair(args, outer(n + i), feature, cell(i));
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) load_vector<LANE_FEATURES>(v[i], cell(i));
+        }
+        auto finish = [&](int i) { finish_features(args, outer(n + i), feature, v[i], values); };
+        if (n + AT_ONCE <= own) {   // side by side: a row alone would wait for its own loads and arithmetic
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) finish(i);
+        } else {   // one row, or two
+#pragma unroll
+            for (int i = 0; i < AT_ONCE / 2; ++i)
+                if (n + i < own) finish(i);
         }
     }
     cluster_sync();   // no block ends while another still reads its shared memory
@@ -1255,18 +1262,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2194e528368ad0a2, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_26238e63debe972a, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_2194e528368ad0a2, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_26238e63debe972a, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_2194e528368ad0a2"
+_fusegen_NAMESPACE = "fusegen_26238e63debe972a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
