@@ -302,6 +302,18 @@ def test_the_library_is_never_expected_to_be_much_slower_than_measured() -> None
         assert found <= 1.05 * measured * 1e-6, (matrices, rows, inputs, outputs)
 
 
+@pytest.mark.parametrize(
+    ("result", "height"), [("torch.relu(y)", 64), ("F.gelu(y)", 32), ("torch.tanh(F.selu(y))", 32)]
+)
+def test_two_blocks_of_a_multiprocessor_wait_less_for_functions(result: str, height: int, tmp_path: Path) -> None:
+    body = f"y = self.linear(x)\nreturn {result}"
+    path = write(tmp_path, body, "self.linear = nn.Linear(64, 1024)", "torch.rand(1024, 64)")
+    found = product(compile_file(path))
+    assert found is not None
+    assert found.in_place
+    assert found.widths == (height,)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(

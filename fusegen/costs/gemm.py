@@ -12,6 +12,7 @@ from fusegen.costs import narrow
 from fusegen.dims import Dim, Dims
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
+from fusegen.pointwise import POINTWISE
 from fusegen.spaces.rowspace import RowSpace, feature_axes
 from fusegen.tuning import faster, kernel_or_library
 
@@ -56,9 +57,12 @@ _START = 5.0e-6
 """Filling the pipeline."""
 _EARLY = 1.5e-6
 """What a launch saves that comes while the kernel before it ends."""
-_IN_PLACE = {64: (5.0e-6, 1.9e-6, 2.0e-6, 6.5e-6, 1.65e-6), 32: (3.6e-6, 1.55e-6, 2.3e-6, 4.4e-6, 1.1e-6)}
+_IN_PLACE = {64: (5.0e-6, 1.9e-6, 2.0e-6, 6.5e-6, 1.65e-6), 32: (3.6e-6, 1.55e-6, 2.3e-6, 2.9e-6, 1.35e-6)}
 """Where every block splits the rows of its tile for itself, by those rows. While no multiprocessor has two blocks:
 start and finish, 64 of k; else start, start and finish of every two blocks, 64 of k of a block."""
+_ALONE, _BESIDE = 2.2e-9, 1.2e-9
+"""What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
+of several, which wait less (H200: a GELU, a SELU and its tanh)."""
 _UNALIGNED = 1.4
 """Times over that 64 of k take where rows are copied word by word."""
 _SPLITS = {1: 0.0, 2: 0.0, 4: 1.2e-6, 8: 4.0e-6}
@@ -148,7 +152,9 @@ def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: in
     return 2 * machine.launch - _EARLY + _START + split + max(products, moved / machine.bandwidth)
 
 
-def _in_place_seconds(height: int, rows: int, inputs: int, outputs: int, machine: Machine, matrices: int) -> float:
+def _in_place_seconds(
+    height: int, rows: int, inputs: int, outputs: int, machine: Machine, matrices: int, functions: int = 0
+) -> float:
     alone, alone_chunk, start, pair, chunk = _IN_PLACE[height]
     chunks, slower = -(-inputs // _CHUNK), _UNALIGNED if inputs % 4 else 1.0
     tiles = matrices * -(-rows // height) * -(-outputs // FEATURES)
@@ -158,6 +164,7 @@ def _in_place_seconds(height: int, rows: int, inputs: int, outputs: int, machine
     products = alone + own * alone_chunk * slower
     if resident > 1:
         products = start + -(-resident // 2) * pair + own * resident * chunk * slower
+    products += functions * resident * height / splits * (_BESIDE if resident > 1 else _ALONE)
     moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
     return machine.launch + max(products + _SPLITS[splits], alone + moved / machine.bandwidth)
 
@@ -170,8 +177,13 @@ def in_place_seconds(rows: int, inputs: int, outputs: int, machine: Machine, mat
 def in_place_rows(body: Graph, node: Node) -> dict[str, tuple[int, ...]]:
     """Rows of such a tile, as ``tiles`` has them for the other."""
     matrices, sizes = factors(body, node).traced(body)
-    heights = sorted(_IN_PLACE, key=lambda height: _in_place_seconds(height, *sizes, MACHINES["sm_90"], matrices))
-    return {f"{height} rows": (height,) for height in heights}
+    of_results = (n.op for n in body.nodes if isinstance(n.op, PointwiseOp) and n.type.shape == node.type.shape)
+    functions = sum(flops for op in of_results if (flops := POINTWISE[op.fn].flops) > 1)
+
+    def expected(height: int) -> float:
+        return _in_place_seconds(height, *sizes, MACHINES["sm_90"], matrices, functions)
+
+    return {f"{height} rows": (height,) for height in sorted(_IN_PLACE, key=expected)}
 
 
 def takes_in_place(body: Graph, space: RowSpace, node: Node) -> bool:
