@@ -1047,10 +1047,16 @@ int64_t workspace_bytes() {
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
+// Whether a call with these sizes, which `args` is given, computes anything.
+bool has_results(Args& args, int64_t samples, int64_t depth, int64_t height, int64_t width) {
+    if (samples == 0 || depth * height * width == 0 || depth * height * width > INT32_MAX) return false;
+    args.out[0] = static_cast<int>(depth), args.out[1] = static_cast<int>(height), args.out[2] = static_cast<int>(width);
+    return true;
+}
+
 int64_t state_bytes(int64_t samples, int64_t depth, int64_t height, int64_t width) {
     Args args = {};
-    args.out[0] = static_cast<int>(depth), args.out[1] = static_cast<int>(height), args.out[2] = static_cast<int>(width);
-    if (samples == 0 || depth * height * width == 0 || depth * height * width > INT32_MAX) return 0;
+    if (!has_results(args, samples, depth, height, width)) return 0;
     int places = choose_box<true>(args) ? places_of_box(args) : 0;
     return samples * places * (STATE * Places::PITCH * int64_t(sizeof(float)));
 }
@@ -2062,7 +2068,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_93c59a71faed51b1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3281ef29ee3c5b61, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -2070,7 +2076,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_93c59a71faed51b1, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_93c59a71faed51b1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3281ef29ee3c5b61, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2079,7 +2085,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_93c59a71faed51b1, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_93c59a71faed51b1"
+_fusegen_NAMESPACE = "fusegen_3281ef29ee3c5b61"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

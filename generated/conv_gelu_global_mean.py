@@ -1839,10 +1839,16 @@ int64_t workspace_bytes() {
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
+// Whether a call with these sizes, which `args` is given, computes anything.
+bool has_results(Args& args, int64_t samples, int64_t depth, int64_t height, int64_t width) {
+    if (samples == 0 || depth * height * width == 0 || depth * height * width > INT32_MAX) return false;
+    args.out[0] = static_cast<int>(depth), args.out[1] = static_cast<int>(height), args.out[2] = static_cast<int>(width);
+    return true;
+}
+
 int64_t state_bytes(int64_t samples, int64_t depth, int64_t height, int64_t width) {
     Args args = {};
-    args.out[0] = static_cast<int>(depth), args.out[1] = static_cast<int>(height), args.out[2] = static_cast<int>(width);
-    if (samples == 0 || depth * height * width == 0 || depth * height * width > INT32_MAX) return 0;
+    if (!has_results(args, samples, depth, height, width)) return 0;
     int places = choose_box<true>(args) ? places_of_box(args) : 0;
     return samples * places * (STATE * Places::PITCH * int64_t(sizeof(float)));
 }
@@ -2010,16 +2016,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d456ff08e57b5b2f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9266e87ec196f36b, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d456ff08e57b5b2f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9266e87ec196f36b, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d456ff08e57b5b2f"
+_fusegen_NAMESPACE = "fusegen_9266e87ec196f36b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -3220,10 +3220,16 @@ int64_t workspace_bytes() {
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
+// Whether a call with these sizes, which `args` is given, computes anything.
+bool has_results(Args& args, int64_t samples, int64_t depth, int64_t height, int64_t width) {
+    if (samples == 0 || depth * height * width == 0 || depth * height * width > INT32_MAX) return false;
+    args.out[0] = static_cast<int>(depth), args.out[1] = static_cast<int>(height), args.out[2] = static_cast<int>(width);
+    return true;
+}
+
 int64_t state_bytes(int64_t samples, int64_t depth, int64_t height, int64_t width) {
     Args args = {};
-    args.out[0] = static_cast<int>(depth), args.out[1] = static_cast<int>(height), args.out[2] = static_cast<int>(width);
-    if (samples == 0 || depth * height * width == 0 || depth * height * width > INT32_MAX) return 0;
+    if (!has_results(args, samples, depth, height, width)) return 0;
     int places = choose_box<true>(args) ? places_of_box(args) : 0;
     if (choose_box<false>(args) && places_of_box(args) > places) places = places_of_box(args);
     return samples * places * (STATE * Places::PITCH * int64_t(sizeof(float)));
@@ -3398,16 +3404,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9db4e251ffbd1e05, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c3b32549d53373e1, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9db4e251ffbd1e05, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c3b32549d53373e1, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9db4e251ffbd1e05"
+_fusegen_NAMESPACE = "fusegen_c3b32549d53373e1"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
