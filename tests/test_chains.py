@@ -16,10 +16,11 @@ from fusegen.compiler import Compiled, compile_file
 from fusegen.emit.kernels import render_sources
 from fusegen.emit.render import environment
 from fusegen.trace import load_model_file
-from tests.chains import LARGE, SMALL, Chain, chain
+from tests.chains import LARGE, SMALL, Chain, Sizes, chain
 from tests.emitted import simulated
 
 CHAINS, BATCHES, SAMPLE = 300, 12, 4
+FRONT_END = range(340, 400)
 NVCC = shutil.which("nvcc")
 
 
@@ -68,25 +69,43 @@ def test_models_are_what_they_say() -> None:
         assert y.isfinite().all(), model.text()
 
 
+def programs(seeds: range, sizes: Sizes, folder: Path) -> Path:
+    """The kernels of these models in one file, each model's in a namespace."""
+    parts = []
+    for seed in seeds:
+        sources = render_sources(compiled(chain(random.Random(seed), sizes), folder).program, environment())
+        if sources is not None:
+            text = sources.cuda
+            heads = [line for line in text.splitlines() if line.startswith("#include")]
+            body = "\n".join(line for line in text.splitlines() if line not in heads).replace('extern "C" ', "")
+            parts.append("\n".join([*heads, f"namespace program{seed} {{", body, "}"]))
+    source = folder / "kernels.cu"
+    source.write_text("\n".join(parts))
+    return source
+
+
+def nvcc(source: Path, target: str, *options: str) -> None:
+    """What nvcc says of ``source`` is neither an error nor a warning."""
+    command = [str(NVCC), "-std=c++17", f"-gencode=arch=compute_{target},code=sm_{target}", *options, str(source)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[:4000]
+    assert "warning" not in run.stderr, run.stderr[:4000]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("batch", range(SAMPLE))
 def test_kernels_of_a_sample_compile(batch: int, tmp_path: Path) -> None:
-    """Ten programs in one file, each in a namespace: small models and large ones, which other kernels compute."""
-    parts = []
+    """Ten programs at a time: small models and large ones, which other kernels compute."""
     sizes, target = ((SMALL, "80"), (LARGE, "90a"))[batch % 2]
-    for seed in range(1000 + batch, 1000 + 10 * SAMPLE, SAMPLE):
-        sources = render_sources(compiled(chain(random.Random(seed), sizes), tmp_path).program, environment())
-        if sources is not None:
-            name, text = f"program{seed}", sources.cuda
-            heads = [line for line in text.splitlines() if line.startswith("#include")]
-            body = "\n".join(line for line in text.splitlines() if line not in heads)
-            body = body.replace('extern "C" ', "")
-            parts.append("\n".join([*heads, f"namespace {name} {{", body, "}"]))
-    source = tmp_path / "kernels.cu"
-    source.write_text("\n".join(parts))
-    code = f"-gencode=arch=compute_{target},code=sm_{target}"
-    command = [str(NVCC), "-std=c++17", "-O1", code, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[:4000]
-    assert "warning" not in run.stderr, run.stderr[:4000]
+    source = programs(range(1000 + batch, 1000 + 10 * SAMPLE, SAMPLE), sizes, tmp_path)
+    nvcc(source, target, "-O1", "-c", "-o", str(tmp_path / "kernels.o"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_kernels_of_large_models_pass_the_front_end(batch: int, tmp_path: Path) -> None:
+    """Names and types in many more programs: which statements meet in a template is a matter of chance."""
+    source = programs(range(FRONT_END.start + batch, FRONT_END.stop, BATCHES), LARGE, tmp_path)
+    nvcc(source, "90a", "-fdevice-syntax-only", "-c", "-o", str(tmp_path / "kernels.o"))
