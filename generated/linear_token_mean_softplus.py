@@ -435,7 +435,7 @@ constexpr int CHUNKS = (INPUTS + CHUNK - 1) / CHUNK;
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP, COPIERS = THREADS;
 constexpr int PITCH = FEATURES + 4;             // of a staged row: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
-[[maybe_unused]] constexpr int AT_ONCE = 4;                      // rows that a warp finishes side by side
+[[maybe_unused]] constexpr int AT_ONCE = 4;                      // rows whose parts a warp adds up side by side
 constexpr int RESIDENT = 2;                     // blocks of a multiprocessor
 constexpr int MOST_SPLITS = ROWS < 64 ? ROWS / WARPS : 8;   // blocks of a cluster
 constexpr int STAGES = 2, SUMS = ROWS / 2;
@@ -835,15 +835,9 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) load_vector<LANE_FEATURES>(v[i], cell(i));
         }
-        auto finish = [&](int i) { finish_features(args, outer(n + i), feature, v[i], values); };
-        if (n + AT_ONCE <= own) {   // side by side: a row alone would wait for its own loads and arithmetic
+        // Side by side: a row alone would wait for its own loads and arithmetic.
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) finish(i);
-        } else {   // one row, or two
-#pragma unroll
-            for (int i = 0; i < AT_ONCE / 2; ++i)
-                if (n + i < own) finish(i);
-        }
+        for (int i = 0; i < AT_ONCE; ++i) finish_features(args, outer(n + i), feature, v[i], values);
     }
     cluster_sync();   // no block ends while another still reads its shared memory
 #endif
@@ -1262,18 +1256,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_26238e63debe972a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d4c52b300013623c, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_26238e63debe972a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d4c52b300013623c, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_26238e63debe972a"
+_fusegen_NAMESPACE = "fusegen_d4c52b300013623c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -303,15 +303,25 @@ def test_the_library_is_never_expected_to_be_much_slower_than_measured() -> None
 
 
 @pytest.mark.parametrize(
-    ("result", "height"), [("torch.relu(y)", 64), ("F.gelu(y)", 32), ("torch.tanh(F.selu(y))", 32)]
+    ("result", "height", "beside"),
+    [
+        ("torch.relu(y)", 64, True),
+        ("torch.sigmoid(y) * 2", 64, True),
+        ("F.gelu(y)", 32, False),
+        ("torch.tanh(F.selu(y))", 32, False),
+    ],
 )
-def test_two_blocks_of_a_multiprocessor_wait_less_for_functions(result: str, height: int, tmp_path: Path) -> None:
+def test_what_functions_take_decides_on_the_rows_of_a_tile(
+    result: str, height: int, beside: bool, tmp_path: Path
+) -> None:
+    """Two blocks of a multiprocessor wait less; long text is not written out for several rows."""
     body = f"y = self.linear(x)\nreturn {result}"
     path = write(tmp_path, body, "self.linear = nn.Linear(64, 1024)", "torch.rand(1024, 64)")
     found = product(compile_file(path))
     assert found is not None
     assert found.in_place
     assert found.widths == (height,)
+    assert found.beside is beside
 
 
 @pytest.mark.slow

@@ -63,6 +63,8 @@ start and finish, 64 of k; else start, start and finish of every two blocks, 64 
 _ALONE, _BESIDE = 2.2e-9, 1.2e-9
 """What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
 of several, which wait less (H200: a GELU, a SELU and its tanh)."""
+_SHORT = 8
+"""Operations of functions that are written out for several rows: a sigmoid, and not a tanh."""
 _UNALIGNED = 1.4
 """Times over that 64 of k take where rows are copied word by word."""
 _SPLITS = {1: 0.0, 2: 0.0, 4: 1.2e-6, 8: 4.0e-6}
@@ -174,11 +176,25 @@ def in_place_seconds(rows: int, inputs: int, outputs: int, machine: Machine, mat
     return min(_in_place_seconds(height, rows, inputs, outputs, machine, matrices) for height in _IN_PLACE)
 
 
+def _functions(body: Graph, node: Node) -> int:
+    """Operations of the functions of each result of the product ``node``, those that take more than one."""
+    of_results = (n.op for n in body.nodes if isinstance(n.op, PointwiseOp) and n.type.shape == node.type.shape)
+    return sum(flops for op in of_results if (flops := POINTWISE[op.fn].flops) > 1)
+
+
+def finishes_beside(body: Graph, node: Node) -> bool:
+    """Whether a warp finishes rows of such a tile side by side: what follows is short.
+
+    Text that runs once comes from memory, at some 0.2 us for a kilobyte (a GELU and a mish: 12.4 us with rows side by
+    side, 9.3 one by one).
+    """
+    return _functions(body, node) <= _SHORT
+
+
 def in_place_rows(body: Graph, node: Node) -> dict[str, tuple[int, ...]]:
     """Rows of such a tile, as ``tiles`` has them for the other."""
     matrices, sizes = factors(body, node).traced(body)
-    of_results = (n.op for n in body.nodes if isinstance(n.op, PointwiseOp) and n.type.shape == node.type.shape)
-    functions = sum(flops for op in of_results if (flops := POINTWISE[op.fn].flops) > 1)
+    functions = _functions(body, node)
 
     def expected(height: int) -> float:
         return _in_place_seconds(height, *sizes, MACHINES["sm_90"], matrices, functions)

@@ -108,6 +108,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         inputs=region.sizes.local(factors.inputs),
         outputs=region.sizes.local(factors.outputs),
         in_place=in_place,
+        beside=in_place and gemm.finishes_beside(region.body, node),
         cluster=1 if in_place else gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
         widths=widths,
         instructions=instructions,

@@ -32,6 +32,8 @@ class GemmPlan(Frozen):
     outputs: Dim
     in_place: bool = False
     """Every block splits the rows of its tile for itself: no kernel prepares them before."""
+    beside: bool = False
+    """Then a warp finishes several rows side by side, not one by one."""
     cluster: int = 1
     """Blocks side by side that share the prepared rows of a tile."""
     widths: tuple[int, ...]
