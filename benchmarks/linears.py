@@ -59,7 +59,7 @@ PREPARE = """
 import sys
 from pathlib import Path
 from fusegen import compile_file
-from fusegen.subject import load_generated
+from fusegen.verdict.subject import load_generated
 model = Path(sys.argv[1])
 found = compile_file(model)
 generated = model.with_name("generated_" + model.name)

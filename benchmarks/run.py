@@ -54,7 +54,7 @@ PREBUILD = """
 import sys
 from pathlib import Path
 import torch
-from fusegen.subject import call, model_subject
+from fusegen.verdict.subject import call, model_subject
 subject = model_subject(*map(Path, sys.argv[1:]))
 inputs = tuple(x.cuda() if isinstance(x, torch.Tensor) else x for x in subject.inputs())
 for model in (subject.generated().cuda(), torch.compile(subject.reference().cuda())):

@@ -41,7 +41,7 @@ def build(model: Path, generated: Path) -> None:
     """Compile what ``generated`` needs, for processes that come after."""
     subject = model_subject(model, generated)
     with torch.no_grad():
-        subject.build(subject.generated, "cuda")(*(v.cuda() for v in subject.inputs() if isinstance(v, torch.Tensor)))
+        subject.build(subject.generated, "cuda")(*subject.inputs_on("cuda"))
 
 
 def measured(model: Path, generated: Path) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def measured(model: Path, generated: Path) -> dict[str, Any]:
     subject = model_subject(model, generated)
     reference, variant = subject.build(subject.reference, "cuda"), subject.build(subject.generated, "cuda")
     variant.load_state_dict(reference.state_dict())
-    inputs = tuple(value.cuda() if isinstance(value, torch.Tensor) else value for value in subject.inputs())
+    inputs = subject.inputs_on("cuda")
     flush = ColdL2()
     kernels: dict[str, list[float]] = defaultdict(list)
     with torch.no_grad():

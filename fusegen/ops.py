@@ -22,6 +22,7 @@ from fusegen.ir import (
     Op,
     PadOp,
     ParamOp,
+    PointwiseOp,
     PoolOp,
     ReduceOp,
     ScanOp,
@@ -244,6 +245,12 @@ def flops(graph: Graph, node: Node) -> int:
     """Additions, multiplications and the like of a node at the traced sizes."""
     operands = [graph.shape(name) for name in node.inputs]
     return ROWS[node.op.kind].flops(node.op, operands, graph.shape(node.name))
+
+
+def function_flops(graph: Graph, node: Node) -> int:
+    """The same of an elementwise function that takes more than one for each element; of any other node, 0."""
+    takes_more = isinstance(node.op, PointwiseOp) and POINTWISE[node.op.fn].flops > 1
+    return flops(graph, node) if takes_more else 0
 
 
 def torch_expr(op: Op, args: Sequence[str]) -> str:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen import dims
+from fusegen import dims, ops
 from fusegen.costs import narrow
 from fusegen.dims import Dim, Dims
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
-from fusegen.pointwise import POINTWISE
 from fusegen.spaces.rowspace import RowSpace, feature_axes
 from fusegen.tuning import faster, kernel_or_library
 
@@ -60,7 +59,7 @@ _EARLY = 1.5e-6
 _IN_PLACE = {64: (5.0e-6, 1.9e-6, 2.0e-6, 6.5e-6, 1.65e-6), 32: (3.6e-6, 1.55e-6, 2.3e-6, 2.9e-6, 1.35e-6)}
 """Where every block splits the rows of its tile for itself, by those rows. While no multiprocessor has two blocks:
 start and finish, 64 of k; else start, start and finish of every two blocks, 64 of k of a block."""
-_ALONE, _BESIDE = 2.2e-9, 1.2e-9
+_FUNCTION_ALONE, _FUNCTION = 2.2e-9, 1.2e-9
 """What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
 of several, which wait less (H200: a GELU, a SELU and its tanh)."""
 _SHORT = 8
@@ -166,7 +165,7 @@ def _in_place_seconds(
     products = alone + own * alone_chunk * slower
     if resident > 1:
         products = start + -(-resident // 2) * pair + own * resident * chunk * slower
-    products += functions * resident * height / splits * (_BESIDE if resident > 1 else _ALONE)
+    products += functions * resident * height / splits * (_FUNCTION if resident > 1 else _FUNCTION_ALONE)
     moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
     return machine.launch + max(products + _SPLITS[splits], alone + moved / machine.bandwidth)
 
@@ -177,9 +176,9 @@ def in_place_seconds(rows: int, inputs: int, outputs: int, machine: Machine, mat
 
 
 def _functions(body: Graph, node: Node) -> int:
-    """Operations of the functions of each result of the product ``node``, those that take more than one."""
-    of_results = (n.op for n in body.nodes if isinstance(n.op, PointwiseOp) and n.type.shape == node.type.shape)
-    return sum(flops for op in of_results if (flops := POINTWISE[op.fn].flops) > 1)
+    """Operations of the functions of each result of the product ``node``."""
+    flops = sum(ops.function_flops(body, n) for n in body.nodes if n.type.shape == node.type.shape)
+    return flops // dims.numel(node.type.shape, body.sizes)
 
 
 def finishes_beside(body: Graph, node: Node) -> bool:

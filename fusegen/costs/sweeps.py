@@ -7,9 +7,8 @@ from math import ceil, prod
 from fusegen import dims, inference, ops
 from fusegen.costs import contractions
 from fusegen.costs.tiling import Structure, tile_conv
-from fusegen.ir import ConvOp, Graph, Node, PointwiseOp
+from fusegen.ir import ConvOp, Graph, Node
 from fusegen.machines import Machine
-from fusegen.pointwise import POINTWISE
 
 _PRODUCTS, _TURN_SECONDS, _PHASES = 1.3, 7.5e-7, 1.5
 """Times over that products take, which have half the registers; what a turn takes
@@ -35,12 +34,6 @@ def _sweep(
             turns = prod(count for count, along in zip(counts, swept, strict=True) if along)
             found.append((max(1.0, blocks * prod(counts) / turns / slots), turns))
     return min(found, key=prod)
-
-
-def _function_flops(before: Graph, node: Node) -> int:
-    """Operations of a function that takes more than one for each element; others are part of a turn."""
-    takes_more = isinstance(node.op, PointwiseOp) and POINTWISE[node.op.fn].flops > 1
-    return ops.flops(before, node) if takes_more else 0
 
 
 def seconds(
@@ -70,7 +63,7 @@ def seconds(
     turn = _PRODUCTS * tiling.block_flops(split) * slots / machine.mma_flops + resident * _TURN_SECONDS
     turn += (tiling.loads - 1) * contractions.LOAD_SECONDS if split else 0.0
     turn *= _PHASES if prod(phases) > 1 else 1.0
-    chain = sum(_function_flops(before, own) for own in before.nodes) * _CHAIN / machine.flops
+    chain = sum(ops.function_flops(before, own) for own in before.nodes) * _CHAIN / machine.flops
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in node.inputs)
     blocks_take = waves * (turns * turned * turn + contractions.BLOCK_SECONDS)
     return blocks_take + chain + moved / machine.bandwidth + machine.launch

@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from fusegen.costs.hopper import Taps, in_place_patch, in_place_refusal
-from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, round_up
+from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, cluster_of, round_up
 from fusegen.plan.details import HopperConvPlan, InPlacePlan, Product, ProductGroup
 
 _BATCH = 4
@@ -118,7 +118,7 @@ def alternative(
     consumer, producer = REGISTERS[_WARPGROUPS]
     return prepared.replace(
         in_place=in_place,
-        cluster=prepared.split if prepared.split > 1 else 2 if stream else 1,
+        cluster=cluster_of(prepared.split, stream),
         warpgroups=_WARPGROUPS,
         chunk=chunk,
         rings=_WARPGROUPS,

@@ -15,5 +15,10 @@ def triple(values: list[int]) -> Triple:
     return z, y, x
 
 
+def cluster_of(split: int, stream: bool) -> int:
+    """Blocks side by side: the ``split`` that share a row, else the two that share weights on their way."""
+    return split if split > 1 else 2 if stream else 1
+
+
 def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import groupby, product
 from math import prod
 
 from fusegen.machines import machine
-from fusegen.plan.conv_limits import BARRIER_BYTES, SHARED_BYTES, round_up
+from fusegen.plan.conv_limits import BARRIER_BYTES, SHARED_BYTES, cluster_of, round_up
 from fusegen.plan.details import TapResidue
 
 RING = 4
@@ -145,9 +145,9 @@ class Geometry:
 
     def turns(self, memory: Memory) -> float:
         """Warpgroups' tiles that the busiest block computes, as four of them side by side would."""
-        share = 2 if memory.stream and self.split == 1 else 1
-        items = self.kinds * -(-self.base_slots // (64 * memory.warpgroups * share))
-        clusters = machine("sm_90").multiprocessors // (share * self.split)
+        cluster = cluster_of(self.split, memory.stream)
+        items = self.kinds * -(-self.base_slots // (64 * memory.warpgroups * cluster // self.split))
+        clusters = machine("sm_90").multiprocessors // cluster
         return -(-items // clusters) * memory.warpgroups * (_FEWER if memory.warpgroups < 4 else 1.0)
 
     def memories(self) -> dict[str, Memory]:
@@ -174,6 +174,5 @@ class Geometry:
             if stages >= wanted and self.holds(slots, 64 * count // rings):
                 memory = Memory(count, stream, rings, chunk, slots, stages, size, buffers, not one_row)
                 found.setdefault(memory.label, memory)
-        ways = list(dict.fromkeys((memory.stream, memory.rings == 1) for memory in found.values()))
-        order = sorted(found.values(), key=lambda own: (ways.index((own.stream, own.rings == 1)), self.turns(own)))
-        return {memory.label: memory for memory in order}
+        ways = groupby(found.values(), lambda memory: (memory.stream, memory.rings == 1))
+        return {memory.label: memory for _, alike in ways for memory in sorted(alike, key=self.turns)}

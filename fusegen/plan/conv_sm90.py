@@ -12,7 +12,7 @@ from fusegen.costs.hopper import Taps
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_in_place
-from fusegen.plan.conv_limits import REGISTERS, Triple, round_up, triple
+from fusegen.plan.conv_limits import REGISTERS, Triple, cluster_of, round_up, triple
 from fusegen.plan.conv_memory import AHEAD, RING, Geometry
 from fusegen.plan.conv_window import Pooling
 from fusegen.plan.details import (
@@ -187,7 +187,7 @@ def plan(
         channels=block,
         split=split,
         channel_tiles=tiles,
-        cluster=split if split > 1 else 2 if memory.stream else 1,
+        cluster=cluster_of(split, memory.stream),
         warpgroups=memory.warpgroups,
         chunk=memory.chunk,
         rings=memory.rings,
