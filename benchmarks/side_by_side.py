@@ -1,8 +1,8 @@
 """Whole models beside eager and torch.compile on a cold L2: ``python side_by_side.py OUT.json MODEL.py ...``.
 
 Every model is compiled in a process of its own, by fusegen and by torch; times are taken one model after the other.
-Whole networks: ``benchmarks/networks/*.py``, as people write them. A model that takes longer than ``PATIENCE`` to
-compile is left out, and it is said what it was doing for how long.
+Whole networks: ``benchmarks/networks/*.py``, as people write them. A tuning file beside a model holds. A model that
+takes longer than ``PATIENCE`` to compile is left out, and it is said what it was doing for how long.
 The error is that of the file's inputs, held to the tolerance of ``fusegen check``.
 """
 
@@ -26,6 +26,7 @@ import torch  # noqa: E402
 
 from fusegen.compiler import compile_file  # noqa: E402
 from fusegen.doctor import use_environment_tools  # noqa: E402
+from fusegen.tuning import pins_path  # noqa: E402
 from fusegen.verdict.check import run_set  # noqa: E402
 from fusegen.verdict.probes import Probe  # noqa: E402
 from fusegen.verdict.subject import call, model_subject  # noqa: E402
@@ -124,8 +125,11 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
     }
 
 
-def run(models: Mapping[str, str], out: Path) -> int:
-    """Measure ``models`` (name to model file) and write what was found to ``out`` after every one."""
+def run(models: Mapping[str, str], out: Path, tuned: Mapping[str, str] | None = None) -> int:
+    """Measure ``models`` (name to model file) and write what was found to ``out`` after every one.
+
+    ``tuned``: tuning files, for those that have one.
+    """
     entries: dict[str, Any] = {}
     names = list(models)
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "FUSEGEN_STRICT": "1"}
@@ -137,6 +141,8 @@ def run(models: Mapping[str, str], out: Path) -> int:
             for name in names[first : first + AT_ONCE]:
                 model, turn = folder / f"{name}.py", folder / f"{name}.go"
                 model.write_text(models[name])
+                if tuned and name in tuned:
+                    pins_path(model).write_text(tuned[name])
                 command = [sys.executable, "-W", "ignore", __file__, "--measure", str(model), str(turn)]
                 running[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
             deadline = time.monotonic() + PATIENCE
@@ -173,8 +179,9 @@ def main() -> int:
     if sys.argv[1] == "--measure":
         print(json.dumps(measure(Path(sys.argv[2]), Path(sys.argv[3]))), flush=True)
         return 0
-    paths = map(Path, sys.argv[2:])
-    return run({path.stem: path.read_text() for path in paths}, Path(sys.argv[1]))
+    paths = list(map(Path, sys.argv[2:]))
+    tuned = {path.stem: pins_path(path).read_text() for path in paths if pins_path(path).is_file()}
+    return run({path.stem: path.read_text() for path in paths}, Path(sys.argv[1]), tuned)
 
 
 if __name__ == "__main__":
