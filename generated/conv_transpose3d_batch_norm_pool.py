@@ -3003,6 +3003,7 @@ constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streami
 constexpr int AHEAD = 8;                 // batches of accesses on their way to shared memory
 constexpr int COPIED = 2;                // accesses of such a batch: nothing waits for more, and instructions come from memory too
 constexpr int THREAD_ROW = 128;          // elements of a row that one thread is enough for
+constexpr int64_t FEW_ELEMENTS = 1 << 20;   // of all rows: more threads with less to read each are faster than accesses of 16 bytes
 constexpr int FEW = 8;                   // threads to a short row
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
@@ -3767,7 +3768,7 @@ constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory
 Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
     const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
     const int64_t rows = THREADS * side;   // of a block, with a thread for each access
-    if (length <= THREAD_ROW && row_count >= busy * rows && KEPT * slots * rows * int64_t(sizeof(float)) <= KEPT_BYTES + TURN_BYTES)
+    if (length <= THREAD_ROW && row_count >= multiprocessors() * rows && KEPT * slots * rows * int64_t(sizeof(float)) <= KEPT_BYTES + TURN_BYTES)
         return {true, 1, 1, slots, slots, (row_count + rows - 1) / rows};
     if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
         const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
@@ -3831,6 +3832,10 @@ struct Extent {
     int64_t row_count, before, run;
     int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
     Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE, wide ? WIDE : 1); }
+    // Short rows: a thread to a row is best, of four neighbouring rows where they are many.
+    bool pays_wide() const {
+        return before * run > THREAD_ROW || plan(true).parts == 1 || (plan(false).parts > 1 && row_count * before * run > FEW_ELEMENTS);
+    }
 };
 
 Extent extent(int64_t batch, int64_t given0, int64_t given1) {
@@ -3876,6 +3881,7 @@ extern "C" int k1_row_stream(const float* x0, const float* x1, const float* p0, 
     args.scattered |= reinterpret_cast<uintptr_t>(y2) % 16 != 0;
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
+    if (wide) wide = all.pays_wide();
     const Schedule plan = all.plan(wide);
     if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
     args.slots = all.before * all.run_slots(wide);
@@ -4092,18 +4098,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7add05144c6fcfaf, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e2fa1039e8896077, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7add05144c6fcfaf, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e2fa1039e8896077, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7add05144c6fcfaf"
+_fusegen_NAMESPACE = "fusegen_e2fa1039e8896077"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

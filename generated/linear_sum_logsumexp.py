@@ -380,6 +380,7 @@ constexpr int COLUMNS = 64;              // neighbouring rows of a block, if str
 constexpr int MAX_CLUSTER = 16;
 constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streaming
 constexpr int THREAD_ROW = 128;          // elements of a row that one thread is enough for
+constexpr int64_t FEW_ELEMENTS = 1 << 20;   // of all rows: more threads with less to read each are faster than accesses of 16 bytes
 constexpr int FEW = 8;                   // threads to a short row
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
@@ -749,7 +750,7 @@ constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory
 Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
     const int64_t busy = 2 * multiprocessors(), columns = STRIDED ? COLUMNS : 1, length = slots * step;
     const int64_t rows = THREADS * side;   // of a block, with a thread for each access
-    if (length <= THREAD_ROW && row_count >= busy * rows && KEPT * slots * rows * int64_t(sizeof(float)) <= KEPT_BYTES + TURN_BYTES)
+    if (length <= THREAD_ROW && row_count >= multiprocessors() * rows && KEPT * slots * rows * int64_t(sizeof(float)) <= KEPT_BYTES + TURN_BYTES)
         return {true, 1, 1, slots, slots, (row_count + rows - 1) / rows};
     if (!STRIDED && length <= QUARTER_ROW && row_count >= 2 * busy) {
         const int parts = length <= SHORT_ROW ? FEW : length <= WARP_ROW ? WARP : THREADS / 4, rows = THREADS / parts;
@@ -811,6 +812,10 @@ struct Extent {
     int64_t row_count, before, run;
     int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
     Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE, wide ? WIDE : 1); }
+    // Short rows: a thread to a row is best, of four neighbouring rows where they are many.
+    bool pays_wide() const {
+        return before * run > THREAD_ROW || plan(true).parts == 1 || (plan(false).parts > 1 && row_count * before * run > FEW_ELEMENTS);
+    }
 };
 
 Extent extent() {
@@ -841,6 +846,7 @@ extern "C" int k1_row_stream(const float* p0, float* y0, void* workspace, cudaSt
     args.scattered = reinterpret_cast<uintptr_t>(p0) % 16 != 0;
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
+    if (wide) wide = all.pays_wide();
     const Schedule plan = all.plan(wide);
     if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
     args.slots = all.before * all.run_slots(wide);
@@ -1165,20 +1171,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b7d457902596c9a4, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6f285ef2e38a17ea, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_stream(Tensor p0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b7d457902596c9a4, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6f285ef2e38a17ea, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b7d457902596c9a4"
+_fusegen_NAMESPACE = "fusegen_6f285ef2e38a17ea"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
