@@ -80,8 +80,9 @@ PLAIN_TAPS = 64
 """Of the convolution that plain fp32 is meant for."""
 _PLAIN_FLOPS, _PLAIN_SECONDS, _PLAIN_OUTPUTS = 0.3, 4e-6, 16
 """The share of the fp32 rate that it reaches, the time of a block that has little to do, the channels of a block."""
-_STREAMED, _GATHERED = 1.5, 10
-"""Times over that the traffic of an operand of every result counts: read as results are stored, or as products lie."""
+_STREAMED, _NEIGHBOURS, _GATHERED = 1.5, 2.5, 10
+"""Times over that the traffic of an operand of every result counts: read as results are stored; or as products lie, in
+Hopper's kernel, or where the portable one has neighbours of a phase each side by side; or there else."""
 _TF32_INPUTS = 64
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
 those of 8 outputs, which ``direct.pays_in_fp32`` is for."""
@@ -174,13 +175,15 @@ def tensor_core_seconds(
     """
     asynchronous, tf32 = asynchronous_seconds(body, node, machine), allows_tf32(body, node)
     if finished:
-        asynchronous += operand_seconds(body, node, machine, streamed=not whole)
-    interleaves = isinstance(node.op, ConvOp) and node.op.transposed and node.op.stride[-1] == _PORTABLE_PHASES
-    if asynchronous < inf and tf32 and not interleaves and not _leaves_idle(body, node, machine):
+        asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=True)
+    phases = node.op.stride[-1] if isinstance(node.op, ConvOp) and node.op.transposed else 1
+    if asynchronous < inf and tf32 and phases != _PORTABLE_PHASES and not _leaves_idle(body, node, machine):
         return asynchronous, inf
     portable = portable_seconds(body, node, whole, machine)
     portable *= _PORTABLE_TF32 if asynchronous < inf and tf32 else 1.0
-    return asynchronous, portable + (operand_seconds(body, node, machine, streamed=False) if finished else 0.0)
+    if finished:
+        portable += operand_seconds(body, node, machine, streamed=False, neighbours=phases > 1)
+    return asynchronous, portable
 
 
 def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
@@ -213,12 +216,13 @@ def _differs(shape: Dims, rank: int) -> bool:
     return own[1] != 1 and any(size != 1 for axis, size in enumerate(own) if axis != 1)
 
 
-def operand_seconds(body: Graph, node: Node, machine: Machine, streamed: bool) -> float:
+def operand_seconds(body: Graph, node: Node, machine: Machine, streamed: bool, neighbours: bool = False) -> float:
     """What it costs a convolution's epilogue to read operands of a value for each result, beside reading them once.
 
     ``streamed``: Hopper's kernel reads them in runs, ahead, as it stores results that are finished one by one, also
     those that differ along channels and some axes only. Else a lane holds results of many channels, whose operands
-    it reads 4 bytes at a time; other warps multiply meanwhile.
+    it reads 4 bytes at a time; other warps multiply meanwhile. ``neighbours``: results of a channel that lie side by
+    side are held together.
     """
     if not isinstance(node.op, ConvOp):
         return 0.0
@@ -230,7 +234,7 @@ def operand_seconds(body: Graph, node: Node, machine: Machine, streamed: bool) -
         return (_STREAMED - 1) * sum(_differs(n.type.shape, node.type.rank) for n in whole) * once
     traffic = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole) * once
     products = ops.flops(body, node) / machine.tensor_flops * (1 if allows_tf32(body, node) else SPLIT)
-    return max(0.0, (_GATHERED - 1) * traffic - products)
+    return max(0.0, ((_NEIGHBOURS if neighbours else _GATHERED) - 1) * traffic - products)
 
 
 def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
