@@ -132,7 +132,6 @@ def test_a_product_of_two_tensors_has_a_kernel(
 @pytest.mark.parametrize(
     ("result", "a", "b"),
     [
-        ("torch.matmul(a, b)", (16, 64), (64, 64)),  # small
         ("torch.matmul(a, b)", (65536, 512), (512, 8)),  # narrow: memory bounds it
         ("torch.bmm(a, b)", (96, 256, 64), (96, 64, 64)),  # half a tile's features
     ],
@@ -143,6 +142,30 @@ def test_products_that_the_library_computes_as_fast_are_left_to_it(
     step = two(tmp_path, result, a, b).program.steps[0]
     assert isinstance(step, EagerStep)
     assert "worth it up to" in step.reason
+
+
+@pytest.mark.parametrize(
+    ("result", "a", "b", "kernel"),
+    [
+        ("torch.matmul(a, b)", (16, 64), (64, 64), "gemm_simt"),  # small
+        ("torch.bmm(a, b).abs()", (3, 8, 7), (3, 7, 5), "gemm_simt"),
+        ("torch.matmul(a, b.T) * 2", (1, 4096), (1000, 4096), "gemm_simt"),  # a row: memory bounds it
+        ("torch.matmul(a, b.T) * 2", (256, 1024), (1024, 1024), "gemm_sm90"),
+        ("torch.matmul(a.T, b) * 2", (2048, 256), (2048, 512), "gemm_sm90"),  # stored as columns
+        ("torch.matmul(a, b).softmax(1)", (1024, 64), (64, 128), "gemm_sm90"),  # features are finished together
+    ],
+)
+def test_small_products_are_in_plain_fp32(
+    tmp_path: Path, result: str, a: tuple[int, ...], b: tuple[int, ...], kernel: str
+) -> None:
+    (step,) = two(tmp_path, result, a, b).program.steps
+    assert isinstance(step, KernelStep)
+    assert (step.plan.hopper or step.plan.detail).template == kernel
+
+
+def test_rows_of_small_products_are_reduced_by_a_kernel_of_their_own(tmp_path: Path) -> None:
+    steps = two(tmp_path, "torch.matmul(a, b).softmax(1)", (64, 1024), (1024, 128)).program.steps
+    assert [step.plan.detail.template for step in steps if isinstance(step, KernelStep)] == ["gemm_simt", "row_reduce"]
 
 
 @pytest.mark.parametrize(("a", "b"), [((64, 0), (0, 32)), ((3, 64, 0), (3, 0, 32)), ((3, 0, 8), (3, 8, 32))])

@@ -334,7 +334,7 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     plain = is_plain_product(body, node) or by_gemm
     if plain and any(list(axes) != sorted(axes) for axes in map(space.base_axes, body.outputs)):
         return "its result is laid out in another way: a view is free"
-    if by_gemm and (machine.wgmma or node.type.dtype in HALVES or gemm.streams(body, space, node)):
+    if by_gemm and (machine.wgmma or node.type.dtype in HALVES or gemm.runs_anywhere(body, space, node)):
         return gemm.refusal(body, space, node, machine, _is_alone(body, node))
     if unfit := not_portable(body, space, node):
         return gemm.unfit(body, space, node) or unfit if plain else unfit

@@ -6,9 +6,11 @@ The figures are those of ``templates/gemm_sm90.cu.j2``, fitted to times measured
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from typing import Literal, TypeAlias
 
 from fusegen import dims, ops
-from fusegen.costs import narrow
+from fusegen.costs import narrow, simt
 from fusegen.dims import Dim, Dims
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
@@ -68,6 +70,9 @@ _UNALIGNED = 1.4
 """Times over that 64 of k take where rows are copied word by word."""
 _SPLITS = {1: 0.0, 2: 0.0, 4: 1.2e-6, 8: 4.0e-6}
 """Blocks that share the sums of such a tile, and the time of adding them up."""
+
+Form: TypeAlias = Literal["prepared", "in place", "simt"]
+"""On the tensor cores, after a kernel that splits the rows, or blocks split them for themselves; or in plain fp32."""
 
 
 @dataclass(frozen=True)
@@ -208,18 +213,22 @@ def takes_in_place(body: Graph, space: RowSpace, node: Node) -> bool:
     return isinstance(node.op, MatmulOp) and not node.op.left_transposed and whole
 
 
-def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[str, tuple[bool, float]]:
-    """Ways to the tensor cores, whether the rows are read in place, and the expected seconds."""
+def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[str, tuple[Form, float]]:
+    """Ways to compute the product, by label, and the expected seconds."""
     matrices, sizes = factors(body, node).traced(body)
-    forms = {"prepared": (False, seconds(*sizes, machine, matrices, bool(space.row_axes)))}
+    forms: dict[str, tuple[Form, float]] = {
+        "prepared": ("prepared", seconds(*sizes, machine, matrices, bool(space.row_axes)))
+    }
     if takes_in_place(body, space, node):
-        forms["in place"] = (True, in_place_seconds(*sizes, machine, matrices))
+        forms["in place"] = ("in place", in_place_seconds(*sizes, machine, matrices))
+    if isinstance(node.op, MatmulOp) and not node.op.left_transposed and not space.row_axes:
+        forms["in plain fp32"] = ("simt", simt.seconds(sizes, machine, matrices, node.op.transposed))
     return forms
 
 
-def reads_in_place(body: Graph, space: RowSpace, node: Node, machine: Machine) -> bool:
-    """Whether blocks split the rows of their tiles for themselves: what is expected to be faster."""
-    return faster(f"{node.name} rows", _forms(body, space, node, machine))
+def form(body: Graph, space: RowSpace, node: Node) -> Form:
+    """What is expected to be the fastest way to compute a product that is not streamed."""
+    return faster(f"{node.name} rows", _forms(body, space, node, MACHINES["sm_90"]))
 
 
 def half_seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
@@ -275,6 +284,11 @@ def streams(body: Graph, space: RowSpace, node: Node) -> bool:
     streamed = narrow.seconds(*sizes, h200)
     others = min(time for _, time in _forms(body, space, node, h200).values())
     return streamed is not None and streamed <= others and not group(space, node)
+
+
+def runs_anywhere(body: Graph, space: RowSpace, node: Node) -> bool:
+    """Whether the kernel of the product is the same one on every device."""
+    return streams(body, space, node) or form(body, space, node) == "simt"
 
 
 def _library_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int, alone: bool) -> float:
@@ -334,10 +348,12 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine, alone: b
     streamed = narrow.seconds(*sizes, machine) if streams(body, space, node) else None
     ours = streamed or min(time for _, time in _forms(body, space, node, machine).values())
     rows, _, outputs = sizes
-    if space.row_axes and not streamed and not takes_in_place(body, space, node):
-        apart = in_place_seconds(*sizes, machine, matrices)
+    if space.row_axes and not streamed:
+        apart = inf if takes_in_place(body, space, node) else in_place_seconds(*sizes, machine, matrices)
+        if isinstance(node.op, MatmulOp) and not node.op.left_transposed:
+            apart = min(apart, simt.seconds(sizes, machine, matrices, node.op.transposed))
         if apart + machine.launch + 2 * 4 * matrices * rows * outputs / machine.bandwidth < ours:
-            return "rows of features beyond a tile are reduced sooner by a kernel of their own"
+            return "its rows are reduced sooner by a kernel of their own"
     library = _library_seconds(*sizes, machine, matrices, alone)
     precise = isinstance(node.op, MatmulOp) and node.op.precise
     return None if precise else _by(node, ours, library)

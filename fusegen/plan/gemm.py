@@ -1,14 +1,13 @@
-"""Plans of matrix products: on tensor cores, or streamed where there are few features."""
+"""Plans of matrix products: on tensor cores, or in plain fp32 where memory or latency bounds them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from fusegen import dims
-from fusegen.costs import contractions, gemm, matmul_tiling, narrow
-from fusegen.ir import HALVES, MatmulOp
-from fusegen.machines import machine
-from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan
+from fusegen.costs import contractions, gemm, matmul_tiling, narrow, simt
+from fusegen.ir import HALVES, MatmulOp, Node
+from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rows import RowLowering
@@ -46,6 +45,33 @@ def portable(region: Region, alone: bool = False) -> ContractionPlan:
         products=choose(f"{node.name} tile", tiles) if alone else next(iter(tiles.values())),
         rows=region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v"),
     )
+
+
+def _simt(region: Region, node: Node, name: str) -> KernelPlan:
+    assert isinstance(node.op, MatmulOp)
+    x, w = (region.body.node(operand) for operand in node.inputs)
+    factors = gemm.factors(region.body, node)
+    height, lines = region.sizes.product(node.type.shape[:-1]), region.sizes.product(factors.lines)
+    matrices, sizes = factors.traced(region.body)
+    layout = simt.layout(sizes, matrices, node.op.transposed, fixed=isinstance(dims.product(factors.lines), int))
+    space = with_rows(region.space, feature_axes(region.space, node))
+    detail = SimtGemmPlan(
+        source=region.args[x.name].name,
+        weight=region.args[w.name].name,
+        weight_transposed=node.op.transposed,
+        weight_batched=w.type.rank > 2 and lines != height,
+        height=height,
+        lines=lines,
+        inputs=region.sizes.local(factors.inputs),
+        outputs=region.sizes.local(factors.outputs),
+        widths=layout.widths,
+        features=layout.features,
+        own=layout.own,
+        parts=layout.parts,
+        steps=layout.steps,
+        rows=region.lower(space, Style("{}", "{}"), "v"),
+    )
+    return region.plan(f"{name}_gemm_simt", detail)
 
 
 def plan(region: Region, name: str) -> KernelPlan:
@@ -87,9 +113,12 @@ def plan(region: Region, name: str) -> KernelPlan:
             rows=region.lower(space, Style("{}[j]", "{}"), "v"),
         )
         return region.plan(f"{name}_linear_narrow", streamed, only_hopper=not layout.portable)
+    form = gemm.form(region.body, region.space, node)
+    if form == "simt":
+        return _simt(region, node, name)
     group = gemm.group(region.space, node)
     lines = region.sizes.product(factors.lines)
-    in_place = gemm.reads_in_place(region.body, region.space, node, machine("sm_90"))
+    in_place = form == "in place"
     if in_place:
         widths = instructions = choose(f"{node.name} tile", gemm.in_place_rows(region.body, node))
     else:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fusegen.compiler import compile_file
-from fusegen.costs import contractions, gemm, narrow
+from fusegen.costs import contractions, gemm, narrow, simt
 from fusegen.emit import write_atomic
 from fusegen.trace import load_model_file
 from fusegen.verdict.subject import load_generated
@@ -57,6 +57,8 @@ PORTABLE = ("store", "odd", "bare", "residual", "softmax", "norm")
 """Cases that the kernel for any device computes too."""
 IN_PLACE = (*PORTABLE, "groups", "group_sums")
 """Cases that need no row of features beyond a tile."""
+IN_FP32 = ("store", "odd", "bare", "residual")
+"""Cases of no reduction."""
 LAYOUTS = {
     "linear": "self.linear(x)",  # weights [outputs, inputs]
     "weights": "(x @ self.w + self.linear.bias)",  # [inputs, outputs]
@@ -73,13 +75,20 @@ class Pair:
     dtype: torch.dtype
 
 
-def make(case: tuple[int, int, str], layout: str, folder: Path, dtype: str = "float32", portable: bool = False) -> Pair:
+def make(
+    case: tuple[int, int, str],
+    layout: str,
+    folder: Path,
+    dtype: str = "float32",
+    portable: bool = False,
+    rows: int = 130,
+) -> Pair:
     inputs, outputs, body = case
     init = f"self.linear = nn.Linear({inputs}, {outputs}, dtype=torch.{dtype})\n"
     init += f"self.w = nn.Parameter(torch.randn({inputs}, {outputs}, dtype=torch.{dtype}) / {inputs**0.5})\n"
     init += f"self.row = nn.Parameter(torch.randn({outputs}, dtype=torch.{dtype}))"
     body = body.replace(LAYOUTS["linear"], LAYOUTS[layout])
-    path = write(folder, body, init, f"torch.rand(130, {inputs}, dtype=torch.{dtype})")
+    path = write(folder, body, init, f"torch.rand({rows}, {inputs}, dtype=torch.{dtype})")
     compiled = compile_file(path)
     assert {step.kind for step in compiled.program.steps} == {"kernel"}
     source = compiled.source
@@ -182,6 +191,19 @@ def test_rows_that_several_warps_share(layout: str, tmp_path: Path, monkeypatch:
 
 def test_few_features_agree_at_every_height_and_twice_alike(narrow_pair: Pair) -> None:
     agrees_at_every_height(narrow_pair, (1, 7, 64, 65, 130, 1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "rows"), [(name, layout, rows) for name in IN_FP32 for layout in LAYOUTS for rows in (2, 130)]
+)
+def test_in_plain_fp32_at_every_height_and_twice_alike(
+    name: str, layout: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced with few rows, whose blocks differ from those of many."""
+    monkeypatch.setattr(simt, "seconds", lambda *_: -1.0)
+    pair = make(CASES[name], layout, tmp_path, rows=rows)
+    agrees_at_every_height(pair, (1, 2, 7, 64, 65, 130, 1000))
+    test_scales_and_special_values(pair)
 
 
 def test_few_features_at_every_scale_and_special_values(narrow_pair: Pair) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import gemm
-from fusegen.plan.details import GemmPlan
+from fusegen.costs import gemm, simt
+from fusegen.ir import Frozen
+from fusegen.plan.details import GemmPlan, SimtGemmPlan
 from fusegen.plan.types import KernelStep
 from tests.gpu.cases import agrees, built
 from tests.models import write
@@ -81,21 +82,26 @@ class Built:
     generated: nn.Module
 
 
-def make(name: str, folder: Path) -> Built:
+def make(name: str, folder: Path, kernel: type[Frozen] = GemmPlan) -> Built:
     case = CASES[name]
     a, b = (", ".join(map(str, case.sized(axes, TRACED))) for axes in (case.a, case.b))
     path = write(folder, case.forward, inputs=f"torch.rand({a}), torch.rand({b})", arguments="a, b")
     compiled, reference, generated = built(path)
     found = [step.plan.hopper or step.plan.detail for step in compiled.program.steps if isinstance(step, KernelStep)]
-    assert any(isinstance(detail, GemmPlan) for detail in found), compiled.program.steps
+    assert any(isinstance(detail, kernel) for detail in found), compiled.program.steps
     return Built(case, reference, generated)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_agrees_at_every_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+IN_FP32 = [name for name, case in CASES.items() if case.a[-2] == "m" and not case.features]
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"), [*((name, GemmPlan) for name in CASES), *((name, SimtGemmPlan) for name in IN_FP32)]
+)
+def test_agrees_at_every_size(name: str, kernel: type[Frozen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test for each file, so that it is built once."""
-    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
-    it = make(name, tmp_path)
+    monkeypatch.setattr(gemm if kernel is GemmPlan else simt, "seconds", lambda *_: -1.0)
+    it = make(name, tmp_path, kernel)
     for sizes in FREE:
         factors = it.case.factors(sizes)
         agrees(it.reference, it.generated, factors)
@@ -110,7 +116,7 @@ def test_agrees_at_every_size(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         accurate = it.generated(a, b)
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
         agrees(it.reference, it.generated, (a, b))
-        assert not torch.equal(accurate, it.generated(a, b))
+        assert torch.equal(accurate, it.generated(a, b)) == (kernel is SimtGemmPlan)
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
         a.view(-1)[5], a.view(-1)[-1], b.view(-1)[7] = float("inf"), float("nan"), float("-inf")
         expected, found = it.reference(a, b), it.generated(a, b)
@@ -133,11 +139,15 @@ def test_a_weight_for_every_matrix(forward: str, tmp_path: Path, monkeypatch: py
             assert torch.equal(generated(x), generated(x))
 
 
-@pytest.mark.parametrize("name", ["nn", "tn", "nt", "batch"])
-def test_empty_products(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: None) -> None:
+@pytest.mark.parametrize(
+    ("name", "kernel"), [*((name, GemmPlan) for name in ("nn", "tn", "nt", "batch")), ("nt", SimtGemmPlan)]
+)
+def test_empty_products(
+    name: str, kernel: type[Frozen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: None
+) -> None:
     """Nothing to compute, or sums of nothing, which are zero."""
-    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
-    it = make(name, tmp_path)
+    monkeypatch.setattr(gemm if kernel is GemmPlan else simt, "seconds", lambda *_: -1.0)
+    it = make(name, tmp_path, kernel)
     for sizes in ((2, 0, 8, 8), (2, 8, 0, 8), (2, 8, 8, 0), (2, 1, 1, 1)):
         factors = it.case.factors(sizes)
         with torch.no_grad():

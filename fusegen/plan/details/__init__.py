@@ -29,7 +29,7 @@ from fusegen.plan.details.conv_sm90 import (
     TapStep,
     WindowPlan,
 )
-from fusegen.plan.details.products import GemmPlan, HalfGemmPlan, NarrowPlan
+from fusegen.plan.details.products import GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan
 from fusegen.plan.details.rows import (
     AxisSumPlan,
     AxisTapSums,
@@ -60,6 +60,7 @@ Detail: TypeAlias = Annotated[
     | GemmPlan
     | HalfGemmPlan
     | NarrowPlan
+    | SimtGemmPlan
     | RowReducePlan
     | RowStreamPlan
     | ScanPlan,
@@ -95,6 +96,7 @@ __all__ = [
     "RowReducePlan",
     "RowStreamPlan",
     "ScanPlan",
+    "SimtGemmPlan",
     "StatisticsPlan",
     "SweepPlan",
     "TapResidue",

@@ -90,3 +90,32 @@ class NarrowPlan(Frozen):
     resident: int
     """Blocks of a multiprocessor."""
     rows: RowProgram
+
+
+class SimtGemmPlan(Frozen):
+    """Product of a matrix [height, inputs] and a weight, or of a batch of those, in plain fp32, finished one by one.
+
+    In the epilogue ``outer`` is the row, ``l`` the feature.
+    """
+
+    template: Literal["gemm_simt"] = "gemm_simt"
+    source: str
+    weight: str
+    weight_transposed: bool
+    """As in ``GemmPlan``, with what follows."""
+    weight_batched: bool
+    height: Dim
+    lines: Dim
+    inputs: Dim
+    outputs: Dim
+    widths: tuple[int, ...]
+    """Rows of a block, ascending: the last for any number of them."""
+    features: int
+    """Of a block."""
+    own: int
+    """Features of a warp, where it reads along the inputs."""
+    parts: int
+    """Warps, or threads, that share the terms of a sum."""
+    steps: int
+    """Of four terms of each of these threads, whose loads may be on their way at a time."""
+    rows: RowProgram
