@@ -3003,7 +3003,7 @@ constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streami
 constexpr int AHEAD = 8;                 // batches of accesses on their way to shared memory
 constexpr int COPIED = 2;                // accesses of such a batch: nothing waits for more, and instructions come from memory too
 constexpr int THREAD_ROW = 128;          // elements of a row that one thread is enough for
-constexpr int64_t FEW_ELEMENTS = 1 << 20;   // of all rows: more threads with less to read each are faster than accesses of 16 bytes
+constexpr int64_t FEW_ELEMENTS = 1 << 20, FEW_OF_BLOCK = 4096;   // of all rows, and of a block's: accesses of 16 bytes leave threads idle
 constexpr int FEW = 8;                   // threads to a short row
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
@@ -3832,9 +3832,12 @@ struct Extent {
     int64_t row_count, before, run;
     int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
     Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE, wide ? WIDE : 1); }
-    // Short rows: a thread to a row is best, of four neighbouring rows where they are many.
+    // A thread to a row is best for short ones, of four neighbouring rows where they are many; single elements, where blocks have few.
     bool pays_wide() const {
-        return before * run > THREAD_ROW || plan(true).parts == 1 || (plan(false).parts > 1 && row_count * before * run > FEW_ELEMENTS);
+        const Schedule narrow = plan(false);
+        if (plan(true).parts == 1) return true;
+        if (row_count * before * run > FEW_ELEMENTS) return narrow.parts > 1;
+        return before * run > THREAD_ROW && narrow.chunk * COLUMNS > FEW_OF_BLOCK;
     }
 };
 
@@ -4098,18 +4101,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e2fa1039e8896077, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0f5de333a2d80e9f, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e2fa1039e8896077, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0f5de333a2d80e9f, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e2fa1039e8896077"
+_fusegen_NAMESPACE = "fusegen_0f5de333a2d80e9f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

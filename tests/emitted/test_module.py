@@ -191,7 +191,7 @@ def test_fast_path_results(compiled: Compiled) -> None:
         model(x)
     model.requires_grad_(False)
     assert model(x).grad_fn is None
-    assert len(module.calls) == 6
+    assert len(module.calls) == 6 * len(compiled.program.kernels)
 
 
 def test_edited_parameters_are_read_again(compiled: Compiled) -> None:
@@ -203,7 +203,7 @@ def test_edited_parameters_are_read_again(compiled: Compiled) -> None:
             m.linear.weight.mul_(2)
             m.bias.data = m.bias.data + 1
     torch.testing.assert_close(model(x), reference(x))
-    assert len(module.calls) == 2
+    assert len(module.calls) == 2 * len(compiled.program.kernels)
 
 
 def test_copies_and_pickles(compiled: Compiled) -> None:
@@ -214,7 +214,7 @@ def test_copies_and_pickles(compiled: Compiled) -> None:
     assert set(vars(model)) == before
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other(x), y)
-    assert len(module.calls) == 3
+    assert len(module.calls) == 3 * len(compiled.program.kernels)
 
 
 @pytest.mark.slow
@@ -301,14 +301,14 @@ from torch import nn
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(6, 3)
+        self.weight = nn.Parameter(torch.eye(6) * 2)
 
     @torch.no_grad()
     def forward(self, x):
-        return self.linear(x)
+        return torch.linalg.solve(self.weight, x)
 
 def get_inputs():
-    return [torch.rand(4, 6)]
+    return [torch.rand(6, 4)]
 """
 
 
@@ -368,7 +368,7 @@ def test_program_without_kernels(tmp_path: Path) -> None:
     assert "CUDA_SOURCE" not in compiled.source
     module = simulated(compiled)
     model = module.ModelNew()
-    x = torch.randn(3, 6)
+    x = torch.randn(6, 3)
     y = model(x)
     assert not y.requires_grad
     assert torch.equal(y, model._fusegen_reference(x).detach())
