@@ -107,9 +107,9 @@ def test_runs(body: str, run: str | None, tmp_path: Path) -> None:
 def test_a_bias_behind_which_the_result_is_regrouped_goes_with_the_product(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        "return self.m(x).view(5, 2, 3, 4).permute(0, 2, 1, 3)",
-        "self.m = nn.Linear(7, 24)",
-        "torch.rand(5, 7)",
+        "return self.m(x).view(16384, 2, 8, 4).permute(0, 2, 1, 3)",
+        "self.m = nn.Linear(64, 64)",
+        "torch.rand(16384, 64)",
     )
     found = compile_file(path)
     texts = [step.expr for step in found.program.steps if isinstance(step, EagerStep)]

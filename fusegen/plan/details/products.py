@@ -9,16 +9,13 @@ from fusegen.ir import DType, Frozen
 from fusegen.plan.rowprogram import RowProgram
 
 
-class GemmPlan(Frozen):
-    """Product of a matrix [height, inputs] and a weight, or of a batch of those, on the tensor cores of sm_90a.
+class _BatchedProduct(Frozen):
+    """Product of a matrix [height, inputs] and a weight, or of a batch of those.
 
     In the epilogue ``outer`` is the row, ``l`` the feature.
     """
 
-    template: Literal["gemm_sm90"] = "gemm_sm90"
     source: str
-    source_transposed: bool = False
-    """Every matrix of the source is stored as [inputs, rows]."""
     weight: str
     weight_transposed: bool
     """The weight is stored as [outputs, inputs], else as [inputs, outputs]."""
@@ -30,6 +27,15 @@ class GemmPlan(Frozen):
     """Rows of a matrix: fewer than ``height`` where tiles keep to one."""
     inputs: Dim
     outputs: Dim
+    rows: RowProgram
+
+
+class GemmPlan(_BatchedProduct):
+    """Such a product on the tensor cores of sm_90a."""
+
+    template: Literal["gemm_sm90"] = "gemm_sm90"
+    source_transposed: bool = False
+    """Every matrix of the source is stored as [inputs, rows]."""
     in_place: bool = False
     """Every block splits the rows of its tile for itself: no kernel prepares them before."""
     beside: bool = False
@@ -43,11 +49,26 @@ class GemmPlan(Frozen):
     group: int = 0
     """Neighbouring features that reductions run along, each group for itself: then a row is one of those
     of a row, ``outer`` counts groups, and ``l`` is the feature within one. 0: all features."""
-    rows: RowProgram
 
     @property
     def batched(self) -> bool:
         return self.lines != self.height
+
+
+class SimtGemmPlan(_BatchedProduct):
+    """Such a product in plain fp32, whose results are finished one by one."""
+
+    template: Literal["gemm_simt"] = "gemm_simt"
+    widths: tuple[int, ...]
+    """Rows of a block, ascending: the last for any number of them."""
+    features: int
+    """Of a block."""
+    own: int
+    """Features of a warp, where it reads along the inputs."""
+    parts: int
+    """Warps, or threads, that share the terms of a sum."""
+    steps: int
+    """Of four terms of each of these threads, whose loads may be on their way at a time."""
 
 
 class HalfGemmPlan(Frozen):
@@ -89,33 +110,4 @@ class NarrowPlan(Frozen):
     warps: int
     resident: int
     """Blocks of a multiprocessor."""
-    rows: RowProgram
-
-
-class SimtGemmPlan(Frozen):
-    """Product of a matrix [height, inputs] and a weight, or of a batch of those, in plain fp32, finished one by one.
-
-    In the epilogue ``outer`` is the row, ``l`` the feature.
-    """
-
-    template: Literal["gemm_simt"] = "gemm_simt"
-    source: str
-    weight: str
-    weight_transposed: bool
-    """As in ``GemmPlan``, with what follows."""
-    weight_batched: bool
-    height: Dim
-    lines: Dim
-    inputs: Dim
-    outputs: Dim
-    widths: tuple[int, ...]
-    """Rows of a block, ascending: the last for any number of them."""
-    features: int
-    """Of a block."""
-    own: int
-    """Features of a warp, where it reads along the inputs."""
-    parts: int
-    """Warps, or threads, that share the terms of a sum."""
-    steps: int
-    """Of four terms of each of these threads, whose loads may be on their way at a time."""
     rows: RowProgram
