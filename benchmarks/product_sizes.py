@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -85,16 +85,23 @@ WAYS = {
 }
 
 
-def compiled(kind: str, way: Way, folder: Path) -> Compiled:
-    """The product ``kind`` computed by ``way`` (each choice may lead to further ones)."""
-    path = folder / f"{kind}.py"
-    path.write_text(KINDS[kind].text)
+def pinned(path: Path, wanted: Mapping[str, str]) -> tuple[Compiled, dict[str, str]]:
+    """A model compiled as ``wanted``: labels by the last word of their points; and the pins that it took.
+
+    Each choice may lead to further ones.
+    """
     pins: dict[str, str] = {}
     for _ in range(3):
         found = compile_file(path, pins=pins)
-        wanted = {"by": "kernel", "rows": way.rows, "tile": way.tile}
-        pins = {p: wanted[p.split()[-1]] for p, labels in found.choices.items() if wanted[p.split()[-1]] in labels}
-    return found
+        pins = {p: wanted[kind] for p, labels in found.choices.items() if wanted.get(kind := p.split()[-1]) in labels}
+    return found, pins
+
+
+def compiled(kind: str, way: Way, folder: Path) -> Compiled:
+    """The product ``kind`` computed by ``way``."""
+    path = folder / f"{kind}.py"
+    path.write_text(KINDS[kind].text)
+    return pinned(path, {"by": "kernel", "rows": way.rows, "tile": way.tile})[0]
 
 
 def plan_of(found: Compiled) -> KernelPlan:

@@ -10,9 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from side_by_side import run
+from product_sizes import pinned
+from products import Case
+from side_by_side import model_text, run
 
-from fusegen.compiler import compile_file
 from fusegen.machines import DEFAULT_TARGET
 from fusegen.tuning import Pins
 
@@ -26,44 +27,27 @@ BATCHES = """1x64x128x64 1x128x256x128 1x256x1024x64 2x16x16x32 2x64x64x200 2x25
 4x256x64x256 8x64x64x64 8x128x64x128 12x128x64x128 16x64x32x64 16x64x128x64 16x128x32x64 16x128x64x128 32x1x64x512
 64x16x64x16 64x32x32x32 64x64x64x64"""
 """Matrices, and the sizes of each."""
-TEXT = """import torch
-import torch.nn as nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        {init}
-
-    def forward(self, {arguments}):
-        return torch.sqrt({product}.abs() + 0.5) * 3.0
-
-
-def get_inputs():
-    return [{inputs}]
-
-
-def get_init_inputs():
-    return []
-"""
+RESULT = "torch.sqrt({}.abs() + 0.5) * 3.0"
 
 
 def models() -> dict[str, str]:
     """Model files by name."""
     found: dict[str, str] = {}
     for sizes in LINEAR.split():
-        rows, inputs, features = sizes.split("x")
-        init, drawn = f"self.m0 = nn.Linear({inputs}, {features})", f"torch.rand([{rows}, {inputs}])"
-        found[f"l{sizes}"] = TEXT.format(init=init, arguments="x0", product="self.m0(x0)", inputs=drawn)
+        rows, inputs, features = map(int, sizes.split("x"))
+        init, body = f"self.m = nn.Linear({inputs}, {features})", f"return {RESULT.format('self.m(x)')}"
+        found[f"l{sizes}"] = model_text(init, body, (rows, inputs), "torch.rand")
     for sizes in WEIGHTS.split():
-        rows, inputs, features = sizes.split("x")
-        init = f"self.m0 = nn.Parameter(torch.randn({inputs}, {features}))"
-        drawn = f"torch.rand([{rows}, {inputs}])"
-        found[f"m{sizes}"] = TEXT.format(init=init, arguments="x0", product="(x0 @ self.m0)", inputs=drawn)
+        rows, inputs, features = map(int, sizes.split("x"))
+        init, body = (
+            f"self.m = nn.Parameter(torch.randn({inputs}, {features}))",
+            f"return {RESULT.format('(x @ self.m)')}",
+        )
+        found[f"m{sizes}"] = model_text(init, body, (rows, inputs), "torch.rand")
     for sizes in BATCHES.split():
-        matrices, rows, inputs, features = sizes.split("x")
-        drawn = f"torch.rand([{matrices}, {rows}, {inputs}]), torch.rand([{matrices}, {inputs}, {features}])"
-        found[f"b{sizes}"] = TEXT.format(init="pass", arguments="x0, x1", product="torch.bmm(x0, x1)", inputs=drawn)
+        matrices, rows, inputs, features = map(int, sizes.split("x"))
+        case = Case((matrices, rows, inputs), (matrices, inputs, features), RESULT.format("torch.bmm(a, b)"))
+        found[f"b{sizes}"] = case.text
     return found
 
 
@@ -72,16 +56,12 @@ def tuned(text: str, form: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.py"
         path.write_text(text)
-        pins: dict[str, str] = {}
-        for _ in range(2):  # a choice may lead to further ones
-            points = compile_file(path, pins=pins).choices
-            wanted = {"by": "kernel", "rows": form}
-            pins = {point: wanted[kind] for point in points if (kind := point.split()[-1]) in wanted}
+        _, pins = pinned(path, {"by": "kernel", "rows": form})
     return Pins(target=DEFAULT_TARGET, choices=pins).model_dump_json()
 
 
 if __name__ == "__main__":
     out, form = sys.argv[1:]
     texts = models()
-    pinned = {} if form == "planned" else {name: tuned(text, form) for name, text in texts.items()}
-    sys.exit(run(texts, Path(out), pinned))
+    files = {} if form == "planned" else {name: tuned(text, form) for name, text in texts.items()}
+    sys.exit(run(texts, Path(out), files))

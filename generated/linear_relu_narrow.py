@@ -129,6 +129,29 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
+// Sums over the warp of COUNT values. Lane l gets COUNT / 32 of them, those from l * COUNT / 32 on, or one where they are fewer.
+template <int DISTANCE = 16, int COUNT, int LEFT>
+__device__ __forceinline__ void sums_over_warp(float (&v)[COUNT], float (&result)[LEFT]) {
+    if constexpr (DISTANCE == 0) {
+        static_assert(COUNT == LEFT, "what is left of COUNT values");
+#pragma unroll
+        for (int i = 0; i < LEFT; ++i) result[i] = v[i];
+    } else if constexpr (COUNT == 1) {
+        v[0] += __shfl_xor_sync(~0u, v[0], DISTANCE);
+        sums_over_warp<DISTANCE / 2>(v, result);
+    } else {
+        constexpr int HALF = COUNT / 2;
+        const bool upper = threadIdx.x & DISTANCE;
+        float kept[HALF];
+#pragma unroll
+        for (int i = 0; i < HALF; ++i) {
+            const float other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
+            kept[i] = (upper ? v[i + HALF] : v[i]) + other;
+        }
+        sums_over_warp<DISTANCE / 2>(kept, result);
+    }
+}
+
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
@@ -185,25 +208,6 @@ __device__ __forceinline__ void load(const Args& args, float (&v)[ROWS][4], int6
     }
 }
 
-// Sums over the warp: lane l gets those of values l * OWN to l * OWN + OWN - 1 of [ROWS][WIDTH].
-template <int COUNT>
-__device__ __forceinline__ void over_warp(float (&v)[COUNT], float (&result)[OWN]) {
-    constexpr int HALF = COUNT / 2, DISTANCE = HALF / OWN;
-    if constexpr (COUNT == OWN) {
-#pragma unroll
-        for (int j = 0; j < OWN; ++j) result[j] = v[j];
-    } else {
-        const bool upper = threadIdx.x & DISTANCE;
-        float kept[HALF];
-#pragma unroll
-        for (int i = 0; i < HALF; ++i) {
-            const float other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
-            kept[i] = (upper ? v[i + HALF] : v[i]) + other;
-        }
-        over_warp(kept, result);
-    }
-}
-
 template <int VEC>
 __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
     await_previous();
@@ -252,7 +256,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             }
         }
         float v[OWN];
-        over_warp(sums, v);
+        sums_over_warp(sums, v);
 
         // ---- epilogue: v[j] is feature part * OWN + j of row `outer`
         const int part = lane % LANES;
@@ -397,16 +401,16 @@ Tensor call_k0_linear_narrow(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5f07a2a681bb7cb3, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_99c22d537352440e, m) {
     m.def("k0_linear_narrow(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5f07a2a681bb7cb3, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_99c22d537352440e, CUDA, m) {
     m.impl("k0_linear_narrow", TORCH_BOX(&call_k0_linear_narrow));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5f07a2a681bb7cb3"
+_fusegen_NAMESPACE = "fusegen_99c22d537352440e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -11,10 +11,9 @@ import torch
 from fusegen import interpret
 from fusegen.compiler import compile_file
 from fusegen.costs import simt
-from fusegen.ir import ParamOp
 from fusegen.plan.details import SimtGemmPlan
 from fusegen.trace import load_model_file
-from tests.emulated import Kernel, steps
+from tests.emulated import Kernel, operands_of, steps
 from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
@@ -50,18 +49,14 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     (plan,) = steps(compiled, SimtGemmPlan)
     kernel = Kernel(compiled, plan, tmp_path)
     torch.manual_seed(0)
-    parameters = dict(load_model_file(path).model_class().named_parameters())
-    graph = compiled.program.after
+    parameters = operands_of(compiled, plan, dict(load_model_file(path).model_class().named_parameters()))
     for shapes in calls:
         data = [torch.randn(shape) for shape in shapes]
         for special in (None, torch.inf, torch.nan):
             if special is not None:
                 data[0].view(-1)[5] = special
-            ops = [graph.node(arg.node).op for arg in plan.args]
-            operands = [
-                parameters[op.path].detach().contiguous() if isinstance(op, ParamOp) else data[op.position]  # type: ignore[union-attr]
-                for op in ops
-            ]
+            inputs = dict(zip("xy", data, strict=False))
+            operands = [parameters[arg.name] if arg.name in parameters else inputs[arg.node] for arg in plan.args]
             (y,), (r,) = kernel(operands), interpret.run(kernel.body, [value.double() for value in operands], {})
             assert torch.equal(y.isnan(), r.isnan()), shapes
             assert torch.equal(y.isinf(), r.isinf()), shapes

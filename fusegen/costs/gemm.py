@@ -213,6 +213,13 @@ def takes_in_place(body: Graph, space: RowSpace, node: Node) -> bool:
     return isinstance(node.op, MatmulOp) and not node.op.left_transposed and whole
 
 
+def _plain_seconds(body: Graph, node: Node, machine: Machine) -> float:
+    """Predicted time of the product in plain fp32, its rows not reduced; infinite where there is no such kernel."""
+    assert isinstance(node.op, MatmulOp)
+    matrices, sizes = factors(body, node).traced(body)
+    return inf if node.op.left_transposed else simt.seconds(sizes, machine, matrices, node.op.transposed)
+
+
 def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[str, tuple[Form, float]]:
     """Ways to compute the product, by label, and the expected seconds."""
     matrices, sizes = factors(body, node).traced(body)
@@ -221,8 +228,8 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
     }
     if takes_in_place(body, space, node):
         forms["in place"] = ("in place", in_place_seconds(*sizes, machine, matrices))
-    if isinstance(node.op, MatmulOp) and not node.op.left_transposed and not space.row_axes:
-        forms["in plain fp32"] = ("simt", simt.seconds(sizes, machine, matrices, node.op.transposed))
+    if not space.row_axes and (plain := _plain_seconds(body, node, machine)) < inf:
+        forms["in plain fp32"] = ("simt", plain)
     return forms
 
 
@@ -350,8 +357,7 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine, alone: b
     rows, _, outputs = sizes
     if space.row_axes and not streamed:
         apart = inf if takes_in_place(body, space, node) else in_place_seconds(*sizes, machine, matrices)
-        if isinstance(node.op, MatmulOp) and not node.op.left_transposed:
-            apart = min(apart, simt.seconds(sizes, machine, matrices, node.op.transposed))
+        apart = min(apart, _plain_seconds(body, node, machine))
         if apart + machine.launch + 2 * 4 * matrices * rows * outputs / machine.bandwidth < ours:
             return "its rows are reduced sooner by a kernel of their own"
     library = _library_seconds(*sizes, machine, matrices, alone)

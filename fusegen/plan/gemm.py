@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 from fusegen import dims
 from fusegen.costs import contractions, gemm, matmul_tiling, narrow, simt
+from fusegen.dims import Dim
 from fusegen.ir import HALVES, MatmulOp, Node
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan
 from fusegen.plan.region import Region
@@ -47,23 +48,44 @@ def portable(region: Region, alone: bool = False) -> ContractionPlan:
     )
 
 
-def _simt(region: Region, node: Node, name: str) -> KernelPlan:
+class _Factors(TypedDict):
+    """What plans of batched products have in common."""
+
+    source: str
+    weight: str
+    weight_transposed: bool
+    weight_batched: bool
+    height: Dim
+    lines: Dim
+    inputs: Dim
+    outputs: Dim
+
+
+def _factors(region: Region, node: Node) -> _Factors:
     assert isinstance(node.op, MatmulOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
     factors = gemm.factors(region.body, node)
     height, lines = region.sizes.product(node.type.shape[:-1]), region.sizes.product(factors.lines)
+    return {
+        "source": region.args[x.name].name,
+        "weight": region.args[w.name].name,
+        "weight_transposed": node.op.transposed,
+        "weight_batched": w.type.rank > 2 and lines != height,
+        "height": height,
+        "lines": lines,
+        "inputs": region.sizes.local(factors.inputs),
+        "outputs": region.sizes.local(factors.outputs),
+    }
+
+
+def _simt(region: Region, node: Node, name: str) -> KernelPlan:
+    assert isinstance(node.op, MatmulOp)
+    factors = gemm.factors(region.body, node)
     matrices, sizes = factors.traced(region.body)
     layout = simt.layout(sizes, matrices, node.op.transposed, fixed=isinstance(dims.product(factors.lines), int))
     space = with_rows(region.space, feature_axes(region.space, node))
     detail = SimtGemmPlan(
-        source=region.args[x.name].name,
-        weight=region.args[w.name].name,
-        weight_transposed=node.op.transposed,
-        weight_batched=w.type.rank > 2 and lines != height,
-        height=height,
-        lines=lines,
-        inputs=region.sizes.local(factors.inputs),
-        outputs=region.sizes.local(factors.outputs),
+        **_factors(region, node),
         widths=layout.widths,
         features=layout.features,
         own=layout.own,
@@ -117,7 +139,6 @@ def plan(region: Region, name: str) -> KernelPlan:
     if form == "simt":
         return _simt(region, node, name)
     group = gemm.group(region.space, node)
-    lines = region.sizes.product(factors.lines)
     in_place = form == "in place"
     if in_place:
         widths = instructions = choose(f"{node.name} tile", gemm.in_place_rows(region.body, node))
@@ -127,15 +148,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
     style = Style(indexed("i", factors.outputs), "{}", moves_rows=True, parts=True)
     detail = GemmPlan(
-        source=region.args[x.name].name,
+        **_factors(region, node),
         source_transposed=node.op.left_transposed,
-        weight=region.args[w.name].name,
-        weight_transposed=node.op.transposed,
-        weight_batched=w.type.rank > 2 and lines != height,
-        height=height,
-        lines=lines,
-        inputs=region.sizes.local(factors.inputs),
-        outputs=region.sizes.local(factors.outputs),
         in_place=in_place,
         beside=in_place and gemm.finishes_beside(region.body, node),
         cluster=1 if in_place else gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
