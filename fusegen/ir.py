@@ -418,13 +418,15 @@ class Graph(Frozen):
 
     ``sizes`` holds the traced value of every size symbol; ``constraints`` are the conditions on
     sizes under which the graph stands for the model (Python text over size symbols);
-    ``updates`` pairs buffer paths with the node that holds the buffer's next value.
+    ``updates`` pairs buffer paths with the node that holds the buffer's next value; ``strided`` are the
+    outputs, by position, that eager does not lay out row by row.
     """
 
     format: Literal[1] = 1
     name: str = "Model"
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
+    strided: tuple[int, ...] = ()
     tuple_output: bool = False
     updates: tuple[tuple[str, str], ...] = ()
     sizes: dict[str, int] = {}

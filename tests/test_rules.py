@@ -258,6 +258,26 @@ def _reduced_permute(draw: Draw) -> Node:
     return draw.reduce(view, fn=draw.rng.choice(["sum", "mean", "var"]))
 
 
+def _function_of_permuted(draw: Draw) -> Node:
+    """Of a permuted value and others that it is broadcast with: numbers, some of its axes in order, its own like."""
+    x = draw.leaf(*draw.shape())
+    order = tuple(draw.rng.sample(range(x.type.rank), x.type.rank))
+    view = draw.add(PermuteOp(order=order), x)
+    axis = draw.rng.randrange(x.type.rank)
+    along = [size if at == axis else 1 for at, size in enumerate(view.type.shape)]
+    other = draw.rng.choice(
+        [
+            lambda: draw.const(),
+            lambda: draw.leaf(*along),
+            lambda: draw.leaf(*along[axis:]),
+            lambda: view,
+            lambda: draw.add(PermuteOp(order=order), draw.leaf(*x.type.shape)),
+        ]
+    )()
+    operands = draw.rng.sample([view, other], 2)
+    return draw.reduce(draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul"])), *operands), fn="sum")
+
+
 def _summed_join(draw: Draw) -> Node:
     """A product joined to something of its shape, along an axis that is not summed."""
     x = _matmul(draw, batched=draw.rng.random() < 0.3)
@@ -716,6 +736,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     ),
     "reduce(reshape(x)) = reshape(reduce(x)),  the reshape mixes no axes with others": _reduced_reshape,
     "reduce(permute(x)) = permute(reduce(x))": _reduced_permute,
+    "f(permute(x)) = permute(f(x)),  f elementwise,  up to results and reductions": _function_of_permuted,
     "sum(cat(x, y)) = cat(sum(x), sum(y)) over other axes,  mean likewise,  above a product": _summed_join,
     "var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise": (_statistics_of_statistics),
     "flip(scan(flip(x))) = scan(x) from the other end": _flipped_scan,

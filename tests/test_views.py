@@ -12,6 +12,7 @@ import torch
 from fusegen import dims, interpret
 from fusegen.compiler import Compiled, compile_file
 from fusegen.costs import contractions, direct
+from fusegen.plan import views
 from fusegen.plan.details import PointwisePlan
 from fusegen.plan.types import EagerStep, KernelStep
 from tests.chains import Chain, operand, reshaping, scalar, unary
@@ -32,7 +33,7 @@ def kinds(found: Compiled) -> list[str]:
 @pytest.mark.parametrize(
     "body",
     {
-        "permuted": "return x.permute(0, 2, 3, 1) * 2",
+        "permuted": "return (x.permute(0, 2, 3, 1) * 2).contiguous()",
         "regrouped": "return torch.tanh(x).reshape(x.shape[0], 3, 2, 10, 8).transpose(1, 2).reshape(-1, 60) + 1",
         "part": "return torch.relu(x[:, 1:4, ::2])",
         "joined": "return torch.cat([x * 2, torch.tanh(x)], 1)",
@@ -147,6 +148,54 @@ def test_agrees_with_float64(seed: int, tmp_path: Path) -> None:
                 continue
             for y, r in zip(kernel(operands), exact, strict=True):
                 torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    {
+        "a result of eager's layout": ("return torch.tanh(x.permute(0, 2, 3, 1)) * 2", ["pointwise", "torch"]),
+        "with what has the same order": (
+            "y = x.permute(0, 2, 3, 1)\nreturn torch.tanh(y) * y + self.p[:, 0, 0]",
+            ["row_reduce", "torch"],
+        ),
+        "with what has another": ("return x.permute(0, 2, 3, 1) + x.reshape(-1, 10, 8, 6)", ["pointwise"]),
+        "a result by rows": ("return torch.tanh(x.permute(0, 2, 3, 1).contiguous())", ["pointwise"]),
+        "to a view that needs rows": ("return torch.tanh(x.permute(0, 2, 3, 1)).reshape(-1, 6)", ["pointwise"]),
+    }.values(),
+)
+def test_functions_are_computed_where_the_data_lies(body: str, expected: list[str], tmp_path: Path) -> None:
+    assert kinds(compiled(tmp_path, body)) == expected
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize(
+    ("body", "turned"),
+    {
+        "batched": ("return (x.permute(0, 2, 1) * 2).contiguous()", 1),
+        "all axes": ("return (x.permute(2, 1, 0).relu() + self.p[0]).contiguous()", 1),
+        "beside one that is not": ("return x.transpose(1, 2) * (x.reshape(x.shape[0], x.shape[2], -1) + 1)", 1),
+        "two": ("return (x.transpose(1, 2) * torch.exp(x * 2).transpose(1, 2) + 1).contiguous()", 1),
+        "part": ("return torch.tanh(x[:, 1:].transpose(1, 2)).contiguous()", 1),
+        "padded": ("return F.pad(x, (1, 2)).transpose(1, 2).reshape(-1, x.shape[1]) * 2", 1),
+        "in order": ("return torch.cat([x, x * 2], 1)", 0),
+    }.values(),
+)
+def test_operands_in_another_order_are_turned_on_chip(
+    body: str, turned: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "_LEAST_TURNED", 0)
+    found = compiled(tmp_path, body, "torch.rand(20, 36, 41)")
+    (plan,) = steps(found, PointwisePlan)
+    assert isinstance(plan.detail, PointwisePlan)
+    tile = plan.detail.tile
+    assert len(tile.operands if tile else ()) == turned
+    kernel = Kernel(found, plan, tmp_path)
+    for batch, height, width in ((20, 36, 41), (16, 36, 16), (3, 36, 64), (17, 36, 5)):
+        sizes = dict(zip(("x0_0", "x0_1", "x0_2"), (batch, height, width), strict=True))
+        operands = [torch.randn([dims.evaluate(d, sizes) for d in arg.type.shape]) for arg in plan.args]
+        exact = interpret.run(kernel.body, [x.double() for x in operands], {})
+        for y, r in zip(kernel(operands), exact, strict=True):
+            torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5)
 
 
 def test_offsets_of_a_larger_operand_are_wide(tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ _LIBRARY_STRIDED_GROUPS, _LIBRARY_STRIDED_VOLUME = 2.5, 1.35
 """Least times over that a strided convolution of several groups takes, or one along three axes in TF32.
 
 Of 14 random models (H200), which took 2.7 to 19 times, or 1.4 to 3.4 times."""
+_LIBRARY_PHASES = (1.0, 1.2, 1.5)
+"""Times over that a transposed convolution of stride 1, 2 or more takes (the lower quartiles of 65 that are strided,
+h200-library-convolutions.json; the medians are 1.3 and 1.7)."""
 _LIBRARY_UNALIGNED = 1.6
 """Times over that a convolution of 1x1 moves input and result whose channels are no multiple of 16 bytes."""
 _LIBRARY_LAUNCHES = 8
@@ -86,9 +89,11 @@ Hopper's kernel, or where the portable one has neighbours of a phase each side b
 _TF32_INPUTS = 64
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
 those of 8 outputs, which ``direct.pays_in_fp32`` is for."""
-_PORTABLE_PHASES, _PORTABLE_TF32 = 3, 2.0
-"""Phases along x that the portable kernel stores side by side, and the asynchronous one does not; the times over that
-the portable kernel took in TF32 of what was expected."""
+_PORTABLE_PHASES = 3
+"""Phases along x that the portable kernel stores side by side, and the asynchronous one does not."""
+_PORTABLE_TF32 = {True: 1.1, False: 2.7}
+"""Times over that the portable kernel takes in TF32 of what is expected, with so many phases or not (the medians of 13
+and of 15 random convolutions, h200-library-convolutions.json)."""
 _IDLE = 0.5
 """Share of the multiprocessors that the asynchronous kernel leaves idle, from which on the portable one, whose tiles
 are smaller, may be faster in TF32."""
@@ -180,7 +185,8 @@ def tensor_core_seconds(
     if asynchronous < inf and tf32 and phases != _PORTABLE_PHASES and not _leaves_idle(body, node, machine):
         return asynchronous, inf
     portable = portable_seconds(body, node, whole, machine)
-    portable *= _PORTABLE_TF32 if asynchronous < inf and tf32 else 1.0
+    if asynchronous < inf and tf32:
+        portable *= _PORTABLE_TF32[phases == _PORTABLE_PHASES]
     if finished:
         portable += operand_seconds(body, node, machine, streamed=False, neighbours=phases > 1)
     return asynchronous, portable
@@ -285,12 +291,14 @@ def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
     most, times = _LIBRARY_VOLUME
     if node.op.transposed and node.op.rank == 3 and prod(inference.kernel_size(w)) > most:
         products *= times
-    spread = node.op.transposed and max(node.op.stride) > 1
-    if prod(inference.kernel_size(w)) == node.op.groups == 1 and not spread:  # a matrix product where the data lies
+    strided, one_tap = max(node.op.stride) > 1, prod(inference.kernel_size(w)) == node.op.groups == 1
+    if one_tap and not (strided and (node.op.transposed or not tf32)):  # a matrix product where the data lies
         unaligned = prod(body.shape(node.name)[2:]) % 4 > 0
         return products + (_LIBRARY_UNALIGNED if unaligned else 1.0) * moved + 2 * machine.launch
-    seconds = products + _LIBRARY_PASSES[tf32] * moved + _LIBRARY_LAUNCHES * machine.launch
-    if node.op.transposed or max(node.op.stride) == 1:
+    seconds = products + _LIBRARY_PASSES[tf32 or one_tap] * moved + _LIBRARY_LAUNCHES * machine.launch
+    if node.op.transposed and node.op.groups == 1:
+        return _LIBRARY_PHASES[min(max(node.op.stride), len(_LIBRARY_PHASES)) - 1] * seconds
+    if node.op.transposed or not strided:
         return seconds
     if node.op.groups > 1 and inputs > 1:
         return _LIBRARY_STRIDED_GROUPS * seconds

@@ -232,7 +232,9 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
         tiles = _tile_seconds(slots * conv.groups, each, machine)
         tiles += slots * conv.groups / 64 * _rows_apart(taps, pitches) * _TILE_ROW / machine.multiprocessors
         return max(tensor, tiles, stored) + _scaled_seconds(body, x, grid, machine)
-    return tensor + _GRID * grid / machine.bandwidth + stored + _LAUNCHES * machine.launch
+    count = max(1, blocks(body, node))
+    idle = -(-count // machine.multiprocessors) * machine.multiprocessors / count  # in the last turn
+    return idle * tensor + _GRID * grid / machine.bandwidth + stored + _LAUNCHES * machine.launch
 
 
 def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:

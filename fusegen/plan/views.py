@@ -9,7 +9,7 @@ from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import ConstOp, DType, InputOp, Node, PadOp, PointwiseOp
 from fusegen.literals import hex_float
-from fusegen.plan.details import PointwisePlan
+from fusegen.plan.details import PointwisePlan, TurnedTile
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style, Value, factor
 from fusegen.plan.rowprogram import Operand, OutputArg, Position, Store
@@ -21,6 +21,10 @@ from fusegen.spaces.viewspace import Digit, Place, Places, Span
 
 WIDE = 4
 """Elements of the accesses that runs are for, at least."""
+TILE = 32
+"""Elements along each side of a tile that is turned: a warp's, neighbours in memory."""
+_LEAST_TURNED, _FEW = 1 << 18, 8
+"""Elements of an operand that is worth it, and the part of the result's that it has at least."""
 
 
 Joined: TypeAlias = list[tuple[Digit, Dim]]
@@ -181,6 +185,49 @@ class ViewLowering(RowLowering):
         return {name: " + ".join(map(self.text, strides)) or "0" for name, strides in along.items()}
 
 
+    # --- tiles ----------------------------------------------------------------------------------
+
+    def moving(self, joined: Joined) -> Joined:
+        """Digits of the result's number that an operand's offset moves with, and how far; what is divided is left out."""
+        found: Joined = []
+        for digit, stride in joined:
+            if digit.of is None:
+                found.append((digit, stride))
+            elif digit.stride == 1 and digit.size == digit.total:
+                inner = self.moving(self.joined([(digit.of.place, 1)]))
+                found += [(own, dims.mul(dims.mul(stride, step), digit.of.step)) for own, step in inner]
+        return found
+
+    def turned(self) -> tuple[Dim, Digit, tuple[str, ...]] | None:
+        """(neighbours of the result, those of operands, operands): what is worth turning on chip, if anything is.
+
+        Where the neighbours of an operand lie far apart in the result, every access would touch sectors that others
+        want the rest of. Operands of few elements are in caches anyway.
+        """
+        sizes = self.body.sizes
+        result = self.body.node(self.body.outputs[0]).type.shape
+        least = max(_LEAST_TURNED, dims.numel(result, sizes) // _FEW)
+        found: dict[tuple[Dim, Dim, Dim], list[str]] = {}
+        digits: dict[str, Digit] = {}
+        for operand in self.operands.values():
+            node = next(node for node, arg in self.args.items() if arg.name == operand.arg)
+            moving = self.moving(self.digits[operand.name])
+            digit = next((digit for digit, stride in moving if stride == 1), None)
+            near = [digit for digit, _ in moving if _runs(digit)]
+            shape, dtype = self.body.node(node).type.shape, self.body.node(node).type.dtype
+            if digit is None or _runs(digit) or len(near) != 1 or dims.numel(shape, sizes) < least:
+                continue
+            if dtype is DType.BOOL or dims.exact_quotient(digit.stride, near[0].size) is None:
+                continue
+            if min(dims.numel((size,), sizes) for size in (digit.size, near[0].size)) >= TILE // 2:
+                found.setdefault((near[0].size, digit.stride, digit.size), []).append(operand.name)
+                digits[operand.name] = digit
+        if not found:
+            return None
+        (near_size, _, _), names = max(found.items(), key=lambda item: len(item[1]))
+        return near_size, digits[names[0]], tuple(names)
+
+
 def _runs(digit: Digit) -> bool:
     """True for the digit that goes from one element of the result to the next."""
     return digit.of is None and digit.stride == 1
@@ -196,6 +243,11 @@ def plan(region: Region, name: str) -> KernelPlan:
     if run is not None:
         steps = lowering.steps()
         rows = rows.replace(operands=tuple(o.replace(step=steps[o.name]) for o in rows.operands))
+    turned, local = lowering.turned(), region.sizes.local
+    tile = None
+    if turned is not None:
+        near, far, operands = turned
+        tile = TurnedTile(near=local(near), far=local(far.size), step=local(far.stride), operands=operands)
     elements = dims.product(result.type.shape)
     counts = {dims.product(arg.type.shape): arg.type.shape for arg in region.args.values()}
     more = [shape for count, shape in counts.items() if dims.exact_quotient(elements, count) is None]
@@ -203,7 +255,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         elements=region.sizes.product(result.type.shape),
         vector_args=tuple(o.arg for o in rows.operands if o.index == "index" and not o.guard),
         reach=tuple(map(region.sizes.product, more)),
-        run=None if run is None else region.sizes.local(run),
+        run=None if run is None else local(run),
+        tile=tile,
         rows=rows,
     )
     return region.plan(f"{name}_pointwise", detail)

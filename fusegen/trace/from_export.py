@@ -370,6 +370,7 @@ class _Converter:
                 self.call(node)
         by_name = {node.name: node for node in self.program.graph.nodes}
         outputs: list[str] = []
+        strided: list[int] = []
         updates: list[tuple[str, str]] = list(self.updates.items())
         for spec in signature.output_specs:
             produced = by_name.get(spec.arg.name)
@@ -377,6 +378,7 @@ class _Converter:
                 raise TraceError("an output of forward is not a tensor", hint="return tensors only")
             value = self.env[produced]
             if spec.kind is OutputKind.USER_OUTPUT:
+                strided += [] if produced.meta["val"].is_contiguous() else [len(outputs)]
                 outputs.append(value.name)
             elif spec.kind is OutputKind.BUFFER_MUTATION:
                 op = self.nodes[value.name].op
@@ -390,6 +392,7 @@ class _Converter:
             name=self.name,
             nodes=tuple(self.nodes.values()),
             outputs=tuple(outputs),
+            strided=tuple(strided),
             tuple_output=nested,
             updates=tuple(updates),
             sizes=self.sizes,

@@ -25,4 +25,4 @@ def before_flattening(graph: Graph) -> Graph | None:
             heavy.add(node.name)
     if not ends:
         return None
-    return graph.replace(outputs=tuple(ends), tuple_output=len(ends) > 1, updates=()).prune()
+    return graph.replace(outputs=tuple(ends), strided=(), tuple_output=len(ends) > 1, updates=()).prune()

@@ -1,4 +1,7 @@
-"""Reductions move before reshapes, permutes and joins: they meet what they may share a kernel with, or collapse."""
+"""Reductions move before reshapes, permutes and joins: they meet what they may share a kernel with, or collapse.
+
+Elementwise functions move before permutes that leave the graph, or that reductions end: data is computed where it lies.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Collection
 
 from fusegen import dims
 from fusegen.dims import Dims
-from fusegen.ir import CatOp, InputOp, Node, ParamOp, PermuteOp, ReduceOp, ReshapeOp
+from fusegen.ir import CatOp, Graph, InputOp, Node, ParamOp, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.passes.algebra.channels import collapses
 from fusegen.passes.algebra.collapse import LINEAR, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
@@ -37,6 +40,72 @@ def _before_reshape(m: Match) -> Node:
     axes = _whole_axes(m)
     assert axes
     return m.add(ReshapeOp(shape=m.root.type.shape), m.add(reduction(m).replace(axes=axes, keepdim=False), m["x"]))
+
+
+def _unpermuted(node: Node, order: tuple[int, ...]) -> Dims | None:
+    """The shape of an operand before a permute; None if its data is laid out otherwise there."""
+    shape = (*(1,) * (len(order) - node.type.rank), *node.type.shape)
+    places = [source for source, size in zip(order, shape, strict=True) if size != 1]
+    return tuple(shape[order.index(axis)] for axis in range(len(order))) if places == sorted(places) else None
+
+
+def _permutes(node: Node, like: Node) -> bool:
+    return isinstance(node.op, PermuteOp) and node.op == like.op and node.type.shape == like.type.shape
+
+
+def _moves_on(graph: Graph, view: Node) -> bool:
+    """Whether all work on a permuted value may be done before it is permuted, up to reductions and results.
+
+    A result that eager lays out row by row is written so, by the kernel that computes it.
+    """
+    assert isinstance(view.op, PermuteOp)
+    permuted = {view.name}
+
+    def fits(operand: Node) -> bool:
+        return operand.name in permuted or _permutes(operand, view) or _unpermuted(operand, view.op.order) is not None
+
+    for node in graph.nodes:
+        if isinstance(node.op, ReduceOp) or permuted.isdisjoint(node.inputs):
+            continue
+        elementwise = isinstance(node.op, PointwiseOp) and node.type.shape == view.type.shape
+        if not elementwise or not all(fits(graph.node(name)) for name in node.inputs):
+            return False
+        permuted.add(node.name)
+    rows = [name for position, name in enumerate(graph.outputs) if position not in graph.strided]
+    return permuted.isdisjoint((*rows, *(name for _, name in graph.updates)))
+
+
+def _permuted(m: Match) -> Node | None:
+    """The first operand of an elementwise function that is a permuted value of its shape."""
+    operands = (m.graph.node(name) for name in m.root.inputs)
+    own = (node for node in operands if isinstance(node.op, PermuteOp) and node.type.shape == m.root.type.shape)
+    return next(own, None)
+
+
+def _may_come_first(m: Match) -> str | None:
+    view = _permuted(m)
+    if view is None or not _moves_on(m.graph, view):
+        return ""
+    assert isinstance(view.op, PermuteOp)
+    operands = [m.graph.node(name) for name in m.root.inputs]
+    here = all(_permutes(node, view) or _unpermuted(node, view.op.order) is not None for node in operands)
+    return None if here else ""
+
+
+def _function_first(m: Match) -> Node:
+    view = _permuted(m)
+    assert view is not None
+    assert isinstance(view.op, PermuteOp)
+    operands = list[Node]()
+    for node in (m.graph.node(name) for name in m.root.inputs):
+        if _permutes(node, view):
+            operands.append(m.graph.node(node.inputs[0]))
+            continue
+        shape = _unpermuted(node, view.op.order)
+        assert shape is not None
+        operands.append(node if node.type.rank == 0 else m.add(ReshapeOp(shape=shape), node))
+    assert isinstance(m.root.op, PointwiseOp)
+    return m.add(view.op, m.add(m.root.op, *operands))
 
 
 def _before_permute(m: Match) -> Node:
@@ -81,7 +150,14 @@ RULES = (
         op(ReduceOp, op(PermuteOp, anything("x"), name="view")),
         _before_permute,
         Numerics.REASSOCIATES,
-        lambda m: None if m.only_user("view") else "",
+        lambda m: None if m.only_user("view") or _moves_on(m.graph, m["view"]) else "",
+    ),
+    Rule(
+        "f(permute(x)) = permute(f(x)),  f elementwise,  up to results and reductions",
+        op(PointwiseOp),
+        _function_first,
+        Numerics.EXACT,
+        _may_come_first,
     ),
     Rule(
         "sum(cat(x, y)) = cat(sum(x), sum(y)) over other axes,  mean likewise,  above a product",

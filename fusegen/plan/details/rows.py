@@ -9,6 +9,16 @@ from fusegen.ir import Frozen
 from fusegen.plan.rowprogram import RowProgram
 
 
+class TurnedTile(Frozen):
+    """Elements ``number = (outer * far + f) * step + middle * near + n``, of which ``operands`` have those of
+    neighbouring ``f`` side by side, and the result those of neighbouring ``n``. Sizes are over binding names."""
+
+    near: Dim
+    far: Dim
+    step: Dim
+    operands: tuple[str, ...]
+
+
 class PointwisePlan(Frozen):
     """A grid-stride elementwise kernel over the output's elements.
 
@@ -26,6 +36,8 @@ class PointwisePlan(Frozen):
     run: Dim | None = None
     """Elements of the result, from every multiple of it on, between which positions and conditions are the same and
     operands lie ``step`` apart."""
+    tile: TurnedTile | None = None
+    """Operands that lie in another order than the result are read in tiles, in theirs, and turned on chip."""
     rows: RowProgram
 
 
