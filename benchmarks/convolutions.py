@@ -187,9 +187,9 @@ def build(source: Path) -> None:
 class Kernel:
     """A compiled case, called through its launcher."""
 
-    def __init__(self, case: Case, folder: Path):
-        call = json.loads((folder / f"{case.name}.json").read_text())
-        library = ctypes.CDLL(str(folder / f"{case.name}.so"))
+    def __init__(self, name: str, folder: Path):
+        call = json.loads((folder / f"{name}.json").read_text())
+        library = ctypes.CDLL(str(folder / f"{name}.so"))
         self.launch, workspace = library[call["name"]], library[call["name"] + "_workspace"]
         workspace.restype = ctypes.c_int64
         self.bindings, self.bytes, self.tf32 = call["bindings"], workspace, call["tf32"]
@@ -216,7 +216,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     the library rounds its own.
     """
     module, x = case.module().cuda(), torch.randn(case.batch, case.inputs, *case.size, device="cuda")
-    kernel, w = Kernel(case, folder), next(module.parameters()).detach()
+    kernel, w = Kernel(case.name, folder), next(module.parameters()).detach()
     y = module(x)
     exact = copy.deepcopy(module).double()
     r = exact(x[-1:].double())

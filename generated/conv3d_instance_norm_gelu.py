@@ -1033,6 +1033,7 @@ constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streami
 constexpr int AHEAD = 8;                 // batches of accesses on their way to shared memory
 constexpr int COPIED = 2;                // accesses of such a batch: nothing waits for more, and instructions come from memory too
 constexpr int FEW = 8;                   // threads to a short row
+constexpr int COMPACT_ROW = 128;         // elements of each of few rows for which a warp does with few instructions: they come from memory too
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
 using Position = int64_t;   // along a row
@@ -1068,18 +1069,19 @@ struct Slot {
 };
 
 // Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
+// VEC = 4: 16-byte accesses. VEC = 0: single elements, one by one. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
 // accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
 template <int VEC, int PARTS>
 struct Place {
     static constexpr bool RAGGED = !STRIDED && VEC == 1;
-    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
-    static constexpr int ROWS = STRIDED ? VEC : 1;
+    static constexpr bool COMPACT = VEC == 0;
+    static constexpr int WIDTH = COMPACT ? 1 : STRIDED ? VEC : WIDE;   // elements of a slot
+    static constexpr int ROWS = STRIDED && !COMPACT ? VEC : 1;
     static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
     static constexpr int LANES = THREADS / PARTS;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 2 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr int UNROLL = COMPACT ? 1 : NARROW ? 2 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
     static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
     int lane, part;
     bool in;
@@ -1366,15 +1368,20 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
     constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
-            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
-        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
-            if constexpr (SOURCE == FILL) copies_arrived<0>();
-            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
-        } else {
-            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+    if constexpr (P::COMPACT) {
+#pragma unroll 1
+        for (Position k = at.part; k < steps; k += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), k);
+    } else {
+        for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+            const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+            if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+                take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+            } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+                if constexpr (SOURCE == FILL) copies_arrived<0>();
+                for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+            } else {
+                take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+            }
         }
     }
 }
@@ -1429,14 +1436,19 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
     constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
-            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
-        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
-            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
-        } else {
-            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+    if constexpr (P::COMPACT) {
+#pragma unroll 1
+        for (Position k = at.part; k < steps; k += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), k);
+    } else {
+        for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+            const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+            if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+                take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+            } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+                for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+            } else {
+                take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+            }
         }
     }
 }
@@ -1470,10 +1482,10 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
     __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     {
         State0 s[P::ROWS];
-        sweep_0<VEC, PARTS, FILL>(args, at, row, begin, last_kept, kept, s);
+        if constexpr (!P::COMPACT) sweep_0<VEC, PARTS, FILL>(args, at, row, begin, last_kept, kept, s);
         sweep_0<VEC, PARTS, STREAM>(args, at, row, last_kept, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
-        if constexpr (PARTS > 1) if (args.splits > 1) {   // the row is a cluster's
+        if constexpr (PARTS > 1 && !P::COMPACT) if (args.splits > 1) {   // the row is a cluster's
             __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
             if (at.part == 0)
                 for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
@@ -1497,7 +1509,7 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
     }
     scalars_0(args, row);
     sweep_1<VEC, PARTS, AGAIN>(args, at, row, last_kept, end, kept);
-    sweep_1<VEC, PARTS, REUSE>(args, at, row, begin, last_kept, kept);
+    if constexpr (!P::COMPACT) sweep_1<VEC, PARTS, REUSE>(args, at, row, begin, last_kept, kept);
     if (args.splits > 1) cluster_barrier();   // others may still read this block's states
 }
 
@@ -1634,6 +1646,8 @@ struct Extent {
     int64_t row_count, before, run;
     int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
     Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
+    // Rows that the first accesses of a few blocks nearly are all of.
+    bool compact() const { return before * run <= COMPACT_ROW && row_count <= THREADS / WARP * multiprocessors(); }
 };
 
 Extent extent(int64_t batch, int64_t depth, int64_t height, int64_t width) {
@@ -1671,15 +1685,18 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, 
     args.scattered |= reinterpret_cast<uintptr_t>(y0) % 16 != 0;
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
-    const Schedule plan = all.plan(wide);
+    const bool compact = all.compact();
+    const int64_t slots = compact ? all.run : all.run_slots(wide);   // of a run
+    const Schedule plan = compact ? Schedule{true, WARP, 1, all.before * slots, 0, (all.row_count + THREADS / WARP - 1) / (THREADS / WARP)} : all.plan(wide);
     if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
-    args.slots = all.before * all.run_slots(wide);
+    args.slots = all.before * slots;
     args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
     args.partials = static_cast<float*>(workspace);
     if (args.row_count <= INT32_MAX) {
         args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
         args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
     }
+    if (compact) return launch_resident<0, WARP>(args, plan, stream);
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -1829,18 +1846,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3ac33cda97e88c1f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b261a3663bff78d4, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3ac33cda97e88c1f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b261a3663bff78d4, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3ac33cda97e88c1f"
+_fusegen_NAMESPACE = "fusegen_b261a3663bff78d4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

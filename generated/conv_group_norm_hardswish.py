@@ -3060,6 +3060,7 @@ constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streami
 constexpr int AHEAD = 8;                 // batches of accesses on their way to shared memory
 constexpr int COPIED = 2;                // accesses of such a batch: nothing waits for more, and instructions come from memory too
 constexpr int FEW = 8;                   // threads to a short row
+constexpr int COMPACT_ROW = 128;         // elements of each of few rows for which a warp does with few instructions: they come from memory too
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
 using Position = int;   // along a row
@@ -3095,18 +3096,19 @@ struct Slot {
 };
 
 // Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
+// VEC = 4: 16-byte accesses. VEC = 0: single elements, one by one. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
 // accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
 template <int VEC, int PARTS>
 struct Place {
     static constexpr bool RAGGED = !STRIDED && VEC == 1;
-    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
-    static constexpr int ROWS = STRIDED ? VEC : 1;
+    static constexpr bool COMPACT = VEC == 0;
+    static constexpr int WIDTH = COMPACT ? 1 : STRIDED ? VEC : WIDE;   // elements of a slot
+    static constexpr int ROWS = STRIDED && !COMPACT ? VEC : 1;
     static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
     static constexpr int LANES = THREADS / PARTS;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 2 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr int UNROLL = COMPACT ? 1 : NARROW ? 2 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
     static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
     int lane, part;
     bool in;
@@ -3382,15 +3384,20 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
     constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
-            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
-        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
-            if constexpr (SOURCE == FILL) copies_arrived<0>();
-            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
-        } else {
-            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+    if constexpr (P::COMPACT) {
+#pragma unroll 1
+        for (Position k = at.part; k < steps; k += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), k);
+    } else {
+        for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+            const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+            if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+                take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+            } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+                if constexpr (SOURCE == FILL) copies_arrived<0>();
+                for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+            } else {
+                take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+            }
         }
     }
 }
@@ -3451,14 +3458,19 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
     constexpr bool IN_SHARED = !IN_MEMORY && !P::RAGGED;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
-            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
-        } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
-            for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
-        } else {
-            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+    if constexpr (P::COMPACT) {
+#pragma unroll 1
+        for (Position k = at.part; k < steps; k += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), k);
+    } else {
+        for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+            const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+            if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+                take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+            } else if constexpr (IN_SHARED) {   // nothing to wait for: one by one, without the work of those that do not exist
+                for (Position left = k; left < steps; left += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), left);
+            } else {
+                take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+            }
         }
     }
 }
@@ -3491,10 +3503,10 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
     __shared__ __align__(16) float scratch[SCRATCH<VEC, PARTS>];
     {
         State0 s[P::ROWS];
-        sweep_0<VEC, PARTS, FILL>(args, at, row, begin, last_kept, kept, s);
+        if constexpr (!P::COMPACT) sweep_0<VEC, PARTS, FILL>(args, at, row, begin, last_kept, kept, s);
         sweep_0<VEC, PARTS, STREAM>(args, at, row, last_kept, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
-        if constexpr (PARTS > 1) if (args.splits > 1) {   // the row is a cluster's
+        if constexpr (PARTS > 1 && !P::COMPACT) if (args.splits > 1) {   // the row is a cluster's
             __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
             if (at.part == 0)
                 for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
@@ -3518,7 +3530,7 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
     }
     scalars_0(args, row);
     sweep_1<VEC, PARTS, AGAIN>(args, at, row, last_kept, end, kept);
-    sweep_1<VEC, PARTS, REUSE>(args, at, row, begin, last_kept, kept);
+    if constexpr (!P::COMPACT) sweep_1<VEC, PARTS, REUSE>(args, at, row, begin, last_kept, kept);
     if (args.splits > 1) cluster_barrier();   // others may still read this block's states
 }
 
@@ -3655,6 +3667,8 @@ struct Extent {
     int64_t row_count, before, run;
     int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
     Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
+    // Rows that the first accesses of a few blocks nearly are all of.
+    bool compact() const { return before * run <= COMPACT_ROW && row_count <= THREADS / WARP * multiprocessors(); }
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
@@ -3692,9 +3706,11 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, 
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
     wide = wide && (height*width) % WIDE == 0;
-    const Schedule plan = all.plan(wide);
+    const bool compact = all.compact();
+    const int64_t slots = compact ? all.run : all.run_slots(wide);   // of a run
+    const Schedule plan = compact ? Schedule{true, WARP, 1, all.before * slots, 0, (all.row_count + THREADS / WARP - 1) / (THREADS / WARP)} : all.plan(wide);
     if (plan.blocks * plan.splits > INT32_MAX || args.length > INT32_MAX - (1 << 16)) return cudaErrorInvalidValue;
-    args.slots = all.before * all.run_slots(wide);
+    args.slots = all.before * slots;
     args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
     args.partials = static_cast<float*>(workspace);
     if (args.row_count <= INT32_MAX) {
@@ -3702,6 +3718,7 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, 
         args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
     }
     args.by_q0 = fast_divide(static_cast<unsigned int>(height*width));
+    if (compact) return launch_resident<0, WARP>(args, plan, stream);
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -3872,18 +3889,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_68f4ef0306ca8d0d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a2ed3119db0545df, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_68f4ef0306ca8d0d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a2ed3119db0545df, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_68f4ef0306ca8d0d"
+_fusegen_NAMESPACE = "fusegen_a2ed3119db0545df"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

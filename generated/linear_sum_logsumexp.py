@@ -382,6 +382,7 @@ constexpr int MAX_SPLITS = 4 * THREADS;  // blocks that share a row when streami
 constexpr int THREAD_ROW = 128;          // elements of a row that one thread is enough for
 constexpr int64_t FEW_ELEMENTS = 1 << 20, FEW_OF_BLOCK = 4096;   // of all rows, and of a block's: accesses of 16 bytes leave threads idle
 constexpr int FEW = 8;                   // threads to a short row
+constexpr int COMPACT_ROW = 128;         // elements of each of few rows for which a warp does with few instructions: they come from memory too
 constexpr int SHORT_ROW = 256, WARP_ROW = 1024, QUARTER_ROW = 6144;   // elements that FEW threads, a warp, and a quarter of a block are enough for
 
 using Position = int64_t;   // along a row
@@ -411,18 +412,19 @@ struct Slot {
 };
 
 // Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
+// VEC = 4: 16-byte accesses. VEC = 0: single elements, one by one. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
 // accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
 template <int VEC, int PARTS>
 struct Place {
     static constexpr bool RAGGED = !STRIDED && VEC == 1;
-    static constexpr int WIDTH = STRIDED ? VEC : WIDE;   // elements of a slot
-    static constexpr int ROWS = STRIDED ? VEC : 1;
+    static constexpr bool COMPACT = VEC == 0;
+    static constexpr int WIDTH = COMPACT ? 1 : STRIDED ? VEC : WIDE;   // elements of a slot
+    static constexpr int ROWS = STRIDED && !COMPACT ? VEC : 1;
     static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
     static constexpr int LANES = THREADS / PARTS;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
-    static constexpr int UNROLL = NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
+    static constexpr int UNROLL = COMPACT ? 1 : NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
     static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
     int lane, part;
     bool in;
@@ -613,12 +615,17 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
         }
     };
     constexpr int REACH = (UNROLL - 1) * PARTS;
-    for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
-        const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
-        if (k + REACH < steps && at.whole(args, first, first + REACH)) {
-            take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
-        } else {
-            take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+    if constexpr (P::COMPACT) {
+#pragma unroll 1
+        for (Position k = at.part; k < steps; k += PARTS) take(std::false_type(), std::integral_constant<int, 1>(), k);
+    } else {
+        for (Position k = at.part; k < steps; k += PARTS * UNROLL) {
+            const Position first = SOURCE == AGAIN ? end - 1 - k - REACH : begin + k;
+            if (k + REACH < steps && at.whole(args, first, first + REACH)) {
+                take(std::false_type(), std::integral_constant<int, UNROLL>(), k);
+            } else {
+                take(std::true_type(), std::integral_constant<int, UNROLL>(), k);
+            }
         }
     }
 }
@@ -652,7 +659,7 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
         State0 s[P::ROWS];
         sweep_0<VEC, PARTS, STREAM>(args, at, row, begin, end, kept, s);
         across_threads<VEC, PARTS>(s, at, scratch);
-        if constexpr (PARTS > 1) if (args.splits > 1) {   // the row is a cluster's
+        if constexpr (PARTS > 1 && !P::COMPACT) if (args.splits > 1) {   // the row is a cluster's
             __shared__ State0 mine[P::BLOCK_ROWS], others[STAGED * P::BLOCK_ROWS];
             if (at.part == 0)
                 for (int i = 0; i < P::ROWS; ++i) mine[at.lane * P::ROWS + i] = s[i];
@@ -812,6 +819,8 @@ struct Extent {
     int64_t row_count, before, run;
     int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
     Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE, wide ? WIDE : 1); }
+    // Rows that the first accesses of a few blocks nearly are all of.
+    bool compact() const { return before * run <= COMPACT_ROW && row_count <= THREADS / WARP * multiprocessors(); }
     // A thread to a row is best for short ones, of four neighbouring rows where they are many; single elements, where blocks have few.
     bool pays_wide() const {
         const Schedule narrow = plan(false);
@@ -850,15 +859,18 @@ extern "C" int k1_row_stream(const float* p0, float* y0, void* workspace, cudaSt
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
     if (wide) wide = all.pays_wide();
-    const Schedule plan = all.plan(wide);
+    const bool compact = all.compact();
+    const int64_t slots = compact ? all.run : all.run_slots(wide);   // of a run
+    const Schedule plan = compact ? Schedule{true, WARP, 1, all.before * slots, 0, (all.row_count + THREADS / WARP - 1) / (THREADS / WARP)} : all.plan(wide);
     if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
-    args.slots = all.before * all.run_slots(wide);
+    args.slots = all.before * slots;
     args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
     args.partials = static_cast<float*>(workspace);
     if (args.row_count <= INT32_MAX) {
         args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
         args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
     }
+    if (compact) return launch_resident<0, WARP>(args, plan, stream);
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -1174,20 +1186,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_973bf8baeda665f6, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_468a364813f510fb, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_stream(Tensor p0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_973bf8baeda665f6, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_468a364813f510fb, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_973bf8baeda665f6"
+_fusegen_NAMESPACE = "fusegen_468a364813f510fb"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -70,11 +70,13 @@ def test_what_shares_a_kernel(body: str, expected: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("rows", "kernel"), [(64, "gemm_simt"), (8192, "contraction")])
-def test_a_product_stores_in_its_own_order(rows: int, kernel: str, tmp_path: Path) -> None:
-    """Results stored one by one where a permutation puts them take longer than a kernel behind it."""
+@pytest.mark.parametrize(("by_rows", "after"), [(True, "pointwise"), (False, "torch")])
+def test_a_product_stores_in_its_own_order(rows: int, kernel: str, by_rows: bool, after: str, tmp_path: Path) -> None:
+    """Results stored one by one where a permutation puts them take longer than a kernel behind it; a view is free."""
     inputs = f"torch.rand({rows}, 64), torch.rand(1, {rows})"
-    path = write(tmp_path, "return self.m(x).square().T - y", "self.m = nn.Linear(64, 192)", inputs, "x, y")
-    assert templates(compile_file(path).program) == [kernel, "pointwise"]
+    body = f"return self.m(x).square().T{'.contiguous()' if by_rows else ''} - y"
+    path = write(tmp_path, body, "self.m = nn.Linear(64, 192)", inputs, "x, y")
+    assert templates(compile_file(path).program) == [kernel, after]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fusegen.literals import hex_float
 from fusegen.plan.details import PointwisePlan, TurnedTile
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style, Value, factor
-from fusegen.plan.rowprogram import Operand, OutputArg, Position, Store
+from fusegen.plan.rowprogram import Operand, OutputArg, Position, RowProgram, Store
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import viewspace
@@ -21,10 +21,12 @@ from fusegen.spaces.viewspace import Digit, Place, Places, Span
 
 WIDE = 4
 """Elements of the accesses that runs are for, at least."""
-TILE = 32
-"""Elements along each side of a tile that is turned: a warp's, neighbours in memory."""
+LEAST_SIDE = 16
+"""Neighbours of the result and of an operand, from which on a tile of them is worth turning."""
 _LEAST_TURNED, _FEW = 1 << 18, 8
 """Elements of an operand that is worth it, and the part of the result's that it has at least."""
+_MOST_TURNED = 2
+"""Operands whose tiles fit the shared memory that every kernel may have."""
 
 
 Joined: TypeAlias = list[tuple[Digit, Dim]]
@@ -38,6 +40,8 @@ class ViewLowering(RowLowering):
     found: dict[tuple[str, Places, str], Value] = field(default_factory=dict)
     digits: dict[str, Joined] = field(default_factory=dict)
     """Of the place of every operand that is read."""
+    of_index: dict[str, Digit] = field(default_factory=dict)
+    """Digits of the result's number that have names."""
     tested: list[Joined] = field(default_factory=list)
     """Digits of the places that conditions compare."""
 
@@ -50,14 +54,18 @@ class ViewLowering(RowLowering):
         name = f"{letter}{sum(position.name.startswith(letter) for position in self.positions.values())}"
         return self.positions.setdefault(text, Position(name=name, expr=text)).name
 
+    def portion(self, whole: str, stride: Dim, size: Dim, total: Dim) -> str:
+        """C++ of ``whole / stride % size``, where ``whole`` is below ``total``."""
+        text = whole if stride == 1 else f"{whole} / {factor(self.text(stride))}"
+        return text if dims.mul(stride, size) == total else f"{text} % {factor(self.text(size))}"
+
     def digit(self, digit: Digit) -> str:
         """C++ of one digit."""
-        text = "index" if digit.of is None else self.moved(digit.of)
-        if digit.stride != 1:
-            text += f" / {factor(self.text(digit.stride))}"
-        if dims.mul(digit.stride, digit.size) != digit.total:
-            text += f" % {factor(self.text(digit.size))}"
-        return self.named("i", text)
+        whole = "index" if digit.of is None else self.moved(digit.of)
+        name = self.named("i", self.portion(whole, digit.stride, digit.size, digit.total))
+        if digit.of is None:
+            self.of_index[name] = digit
+        return name
 
     def moved(self, moved: viewspace.Moved) -> str:
         place = self.offset(self.joined([(moved.place, moved.step)]))
@@ -184,11 +192,10 @@ class ViewLowering(RowLowering):
         along = {name: [stride for digit, stride in joined if _runs(digit)] for name, joined in self.digits.items()}
         return {name: " + ".join(map(self.text, strides)) or "0" for name, strides in along.items()}
 
-
     # --- tiles ----------------------------------------------------------------------------------
 
     def moving(self, joined: Joined) -> Joined:
-        """Digits of the result's number that an operand's offset moves with, and how far; what is divided is left out."""
+        """Digits of the result's number that an operand's offset moves with, and how far; none that is divided."""
         found: Joined = []
         for digit, stride in joined:
             if digit.of is None:
@@ -219,13 +226,43 @@ class ViewLowering(RowLowering):
                 continue
             if dtype is DType.BOOL or dims.exact_quotient(digit.stride, near[0].size) is None:
                 continue
-            if min(dims.numel((size,), sizes) for size in (digit.size, near[0].size)) >= TILE // 2:
+            if min(dims.numel((size,), sizes) for size in (digit.size, near[0].size)) >= LEAST_SIDE:
                 found.setdefault((near[0].size, digit.stride, digit.size), []).append(operand.name)
                 digits[operand.name] = digit
         if not found:
             return None
         (near_size, _, _), names = max(found.items(), key=lambda item: len(item[1]))
-        return near_size, digits[names[0]], tuple(names)
+        return near_size, digits[names[0]], tuple(names[:_MOST_TURNED])
+
+    def in_tile(self, digit: Digit, near: Dim, far: Digit) -> str | None:
+        """C++ of a digit of ``from + f * step + n``, as far as it is one of ``n``, of ``f`` or of ``from`` alone."""
+        reach, step = dims.mul(digit.stride, digit.size), dims.exact_quotient(digit.stride, far.stride)
+        if dims.exact_quotient(near, reach) is not None:
+            return self.portion("n", digit.stride, digit.size, near)
+        if step is not None and dims.exact_quotient(far.size, dims.mul(step, digit.size)) is not None:
+            return self.portion("f", step, digit.size, far.size)
+        if step == 1 and dims.exact_quotient(digit.size, far.size) is not None:
+            return self.portion("from", digit.stride, digit.size, digit.total) + " + f"
+        between = dims.exact_quotient(digit.stride, near) is not None
+        between = between and dims.exact_quotient(far.stride, reach) is not None
+        if between or dims.exact_quotient(digit.stride, dims.mul(far.stride, far.size)) is not None:
+            return self.portion("from", digit.stride, digit.size, digit.total)
+        return None
+
+    def tile(self, rows: RowProgram) -> TurnedTile | None:
+        """What is turned, over binding names."""
+        turned = self.turned()
+        if turned is None:
+            return None
+        near, far, operands = turned
+        texts = {name: self.in_tile(digit, near, far) for name, digit in self.of_index.items()}
+        return TurnedTile(
+            near=self.sizes.local(near),
+            far=self.sizes.local(far.size),
+            step=self.sizes.local(far.stride),
+            positions=tuple(p.replace(expr=texts.get(p.name) or p.expr) for p in rows.positions),
+            operands=operands,
+        )
 
 
 def _runs(digit: Digit) -> bool:
@@ -243,11 +280,6 @@ def plan(region: Region, name: str) -> KernelPlan:
     if run is not None:
         steps = lowering.steps()
         rows = rows.replace(operands=tuple(o.replace(step=steps[o.name]) for o in rows.operands))
-    turned, local = lowering.turned(), region.sizes.local
-    tile = None
-    if turned is not None:
-        near, far, operands = turned
-        tile = TurnedTile(near=local(near), far=local(far.size), step=local(far.stride), operands=operands)
     elements = dims.product(result.type.shape)
     counts = {dims.product(arg.type.shape): arg.type.shape for arg in region.args.values()}
     more = [shape for count, shape in counts.items() if dims.exact_quotient(elements, count) is None]
@@ -255,8 +287,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         elements=region.sizes.product(result.type.shape),
         vector_args=tuple(o.arg for o in rows.operands if o.index == "index" and not o.guard),
         reach=tuple(map(region.sizes.product, more)),
-        run=None if run is None else local(run),
-        tile=tile,
+        run=None if run is None else region.sizes.local(run),
+        tile=lowering.tile(rows),
         rows=rows,
     )
     return region.plan(f"{name}_pointwise", detail)

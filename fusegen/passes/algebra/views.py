@@ -59,10 +59,10 @@ def _moves_on(graph: Graph, view: Node) -> bool:
     A result that eager lays out row by row is written so, by the kernel that computes it.
     """
     assert isinstance(view.op, PermuteOp)
-    permuted = {view.name}
+    permuted, order = {view.name}, view.op.order
 
     def fits(operand: Node) -> bool:
-        return operand.name in permuted or _permutes(operand, view) or _unpermuted(operand, view.op.order) is not None
+        return operand.name in permuted or _permutes(operand, view) or _unpermuted(operand, order) is not None
 
     for node in graph.nodes:
         if isinstance(node.op, ReduceOp) or permuted.isdisjoint(node.inputs):

@@ -6,16 +6,18 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
-from fusegen.plan.rowprogram import RowProgram
+from fusegen.plan.rowprogram import Position, RowProgram
 
 
 class TurnedTile(Frozen):
-    """Elements ``number = (outer * far + f) * step + middle * near + n``, of which ``operands`` have those of
-    neighbouring ``f`` side by side, and the result those of neighbouring ``n``. Sizes are over binding names."""
+    """Elements ``from + f * step + n``, of which ``operands`` have those of neighbouring ``f`` side by side, and the
+    result those of neighbouring ``n``. Sizes are over binding names."""
 
     near: Dim
     far: Dim
     step: Dim
+    positions: tuple[Position, ...]
+    """Those of the rows over ``from``, ``f`` and ``n``, in place of divisions for every element."""
     operands: tuple[str, ...]
 
 

@@ -1,0 +1,53 @@
+"""Elementwise work behind views, and how its results lie in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.cases import built
+from tests.models import write
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = (24, 96, 130)
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
+        "batched": "return (x.permute(0, 2, 1) * 2).contiguous()",
+        "all axes": "return torch.tanh(x.permute(2, 1, 0)).flatten(1) + 1",
+        "beside one that is not": "return x.transpose(1, 2) * (x.reshape(x.shape[0], x.shape[2], x.shape[1]) + 1)",
+        "part": "return torch.exp(x[:, 1:].transpose(1, 2)).contiguous()",
+        "joined": "return torch.cat([x.transpose(1, 2), torch.exp(x).transpose(1, 2)], 2) * 2",
+        "padded": "return F.pad(x, (1, 2)).transpose(1, 2).flatten(0, 1) * 2",
+    }.values(),
+)
+@pytest.mark.parametrize("sizes", [SHAPE, (3, 96, 1031), (2, 96, 16), (7, 96, 5), (0, 96, 130)])
+def test_operands_in_another_order(body: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    _, reference, generated = built(write(tmp_path, body, "", f"torch.rand{SHAPE}"))
+    x = torch.randn(sizes, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(generated(x), reference(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return F.hardsigmoid(self.m(x).permute(2, 0, 1))",
+        "return F.hardsigmoid(self.m(x).permute(2, 0, 1)).contiguous()",
+        "return F.hardsigmoid(self.m(x).transpose(1, 2).contiguous()) + 1",
+        "y = self.m(x).transpose(1, 2)\nreturn y * torch.tanh(y) - y.mean(1, keepdim=True)",
+    ],
+)
+def test_results_lie_as_eagers(body: str, tmp_path: Path) -> None:
+    _, reference, generated = built(write(tmp_path, body, "self.m = nn.Conv1d(96, 48, 3)", f"torch.rand{SHAPE}"))
+    generated.load_state_dict(reference.state_dict())
+    x = torch.randn(SHAPE, device="cuda")
+    with torch.no_grad():
+        found, expected = generated(x), reference(x)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert found.stride() == expected.stride()
