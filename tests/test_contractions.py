@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import statistics
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fusegen import ops
 from fusegen.compiler import optimise
 from fusegen.costs import contractions
-from fusegen.ir import ConvOp
+from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, ParamOp, TensorType
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, DirectConvPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
@@ -49,6 +52,51 @@ def test_expected_times_lead_to_the_faster_of_both(convolutions: ModuleType) -> 
             assert found["kernel"] < 1.01 * found["library"], case.name
             taken += 1
     assert taken > 0.75 * faster
+
+
+def _lone(case: dict[str, Any]) -> tuple[Graph, Node]:
+    """A convolution of ``h200-library-convolutions.json``, and nothing else."""
+    op = ConvOp(
+        transposed="Transpose" in case["layer"],
+        stride=tuple(case["stride"]),
+        padding=tuple(case["padding"]),
+        dilation=tuple(case["dilation"]),
+        groups=case["groups"],
+        output_padding=tuple(case.get("output_padding", (0,) * len(case["stride"]))),
+    )
+    channels = (case["in_channels"], case["out_channels"])
+    first, second = channels if op.transposed else channels[::-1]
+    x, w = (
+        TensorType(dtype=DType.FLOAT32, shape=shape)
+        for shape in (tuple(case["x"]), (first, second // op.groups, *case["kernel_size"]))
+    )
+    nodes = (
+        Node(name="x", op=InputOp(position=0), inputs=(), type=x),
+        Node(name="w", op=ParamOp(path="w"), inputs=(), type=w),
+        Node(name="y", op=op, inputs=("x", "w"), type=ops.infer(op, (x, w), x)),
+    )
+    graph = Graph(nodes=nodes, outputs=("y",))
+    return graph, graph.node("y")
+
+
+def test_what_is_chosen_for_random_convolutions_was_nearly_the_fastest() -> None:
+    """The kernel or cuDNN, as expected times choose, beside the fastest of those that were measured."""
+    recorded = ROOT / "benchmarks" / "results" / "h200-library-convolutions.json"
+    lost = list[float]()
+    for case in json.loads(recorded.read_text())["cases"].values():
+        measured = {way: times["kernel"] for way, times in case.get("kernels", {}).items()}
+        if not measured:
+            continue
+        graph, conv = _lone(case)
+        seconds = contractions.tensor_core_seconds(graph, conv, False, machine("sm_90"))
+        way = "only" if "only" in measured else ("asynchronous", "portable")[seconds[1] < seconds[0]]
+        if way not in measured:
+            continue
+        stays = contractions.library_seconds(graph, conv, machine("sm_90")) <= min(seconds)
+        lost.append((case["us"] if stays else measured[way]) / min(case["us"], *measured.values()))
+    assert len(lost) > 120
+    assert statistics.geometric_mean(lost) < 1.04
+    assert max(lost) < 1.8
 
 
 def test_a_transposed_convolution_with_gaps_is_no_matrix_product_of_the_library() -> None:
