@@ -449,6 +449,11 @@ class Graph(Frozen):
     def params(self) -> tuple[Node, ...]:
         return tuple(n for n in self.nodes if isinstance(n.op, ParamOp))
 
+    @cached_property
+    def by_rows(self) -> frozenset[str]:
+        """The outputs that are laid out row by row."""
+        return frozenset(name for position, name in enumerate(self.outputs) if position not in self.strided)
+
     @property
     def results(self) -> tuple[str, ...]:
         """Every node that must be computed: outputs, then buffer updates."""

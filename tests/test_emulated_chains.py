@@ -37,7 +37,7 @@ def test_an_only_output_channel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "kernel", "given"),
     [
-        ("y = torch.relu(y.transpose(0, 1) + 1)\nreturn y", "pointwise", 2),
+        ("return torch.relu(y.transpose(0, 1).contiguous() + 1)", "pointwise", 2),
         ("return torch.relu(y.transpose(0, 1)).sum(0)", "row_stream", 2),
         ("return (y.transpose(0, 1) * 2).softmax(0)", "row_reduce", 0),  # of a result of its own
         ("return y.amax(2).tanh()", "gemm_sm90", 2),  # of rows that the product's own kernel reduces

@@ -167,6 +167,31 @@ def test_functions_are_computed_where_the_data_lies(body: str, expected: list[st
     assert kinds(compiled(tmp_path, body)) == expected
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    {
+        "a view": ("return torch.relu(x).permute(0, 2, 3, 1)", ["pointwise", "torch"]),
+        "by rows, with the work before it": ("return torch.relu(x).permute(0, 2, 3, 1).contiguous()", ["pointwise"]),
+        "by rows, behind a kernel": (
+            "return x.softmax(1).permute(0, 2, 3, 1).contiguous()",
+            ["row_reduce", "pointwise"],
+        ),
+        "whole rows": ("return x.softmax(1).transpose(0, 1).contiguous()", ["row_reduce", "torch"]),
+        "part": ("return x.softmax(1)[:, 2:].contiguous()", ["row_reduce", "torch"]),
+        "one row": (
+            "return x.softmax(1).sum((1, 2), keepdim=True).permute(0, 3, 1, 2)",
+            ["row_reduce", "row_stream", "torch"],
+        ),
+        "part of elementwise work": ("return torch.relu(x)[:, 2:].contiguous()", ["pointwise"]),
+    }.values(),
+)
+def test_what_eager_lays_out_by_rows_is(body: str, expected: list[str], tmp_path: Path) -> None:
+    found = compiled(tmp_path, body)
+    assert kinds(found) == expected
+    copies = [".contiguous()" in step.expr for step in found.program.steps if isinstance(step, EagerStep)]
+    assert copies == ["contiguous" in body] * len(copies)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize(
     ("body", "turned"),
@@ -177,6 +202,7 @@ def test_functions_are_computed_where_the_data_lies(body: str, expected: list[st
         "two": ("return (x.transpose(1, 2) * torch.exp(x * 2).transpose(1, 2) + 1).contiguous()", 1),
         "part": ("return torch.tanh(x[:, 1:].transpose(1, 2)).contiguous()", 1),
         "padded": ("return F.pad(x, (1, 2)).transpose(1, 2).reshape(-1, x.shape[1]) * 2", 1),
+        "alone": ("return x.softmax(1).transpose(1, 2).contiguous()", 1),
         "in order": ("return torch.cat([x, x * 2], 1)", 0),
     }.values(),
 )

@@ -82,6 +82,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
     try:
         if viewspace.takes(body):
             return viewspace.refusal(body)
+        if any(isinstance(body.node(name).op, viewspace.STRIDED) for name in body.outputs):
+            return "a kernel stores its results in its own order"
         template = _template(body)
         rows = template.startswith("row") or template == "scan"
         if template != "pointwise" and not rows and (reason := unreadable(body)):

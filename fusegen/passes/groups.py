@@ -92,7 +92,13 @@ class Grouping:
         operands = tuple(name for name in external if not isinstance(self.by_name[name].op, ConstOp))
         inputs = [self.by_name[name].replace(op=InputOp(position=i), inputs=()) for i, name in enumerate(operands)]
         outputs = self.outputs(group) or (nodes[-1].name,)
-        body = Graph(name=outputs[-1], nodes=(*inputs, *constants, *nodes), outputs=outputs, sizes=self.graph.sizes)
+        body = Graph(
+            name=outputs[-1],
+            nodes=(*inputs, *constants, *nodes),
+            outputs=outputs,
+            strided=tuple(i for i, name in enumerate(outputs) if name not in self.graph.by_rows),
+            sizes=self.graph.sizes,
+        )
         return body, operands
 
     def is_cyclic(self, group: Group) -> bool:

@@ -11,6 +11,7 @@ from fusegen.plan.sharing import Kernels
 from fusegen.plan.sizes import Unplanned
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program, Step
 from fusegen.printer import format_node
+from fusegen.spaces import viewspace
 from fusegen.verify import verify
 
 _LIBRARY = {"conv": "the library's convolution", "matmul": "the library's matrix product"}
@@ -50,13 +51,14 @@ def make_program(
         operands = [_operand(after, name) for name in node.inputs]
         if node.inputs and all(_is_const(after, name) for name in node.inputs):
             operands[0] = _as_tensor(after, node.inputs[0], operands[0])
+        copied = viewspace.is_copied(node, after)
         steps.append(
             EagerStep(
-                expr=ops.torch_expr(node.op, operands),
+                expr=ops.torch_expr(node.op, operands) + (".contiguous()" if copied else ""),
                 inputs=tuple(dict.fromkeys(n for n in node.inputs if not _is_const(after, n))),
                 output=node.name,
                 comment=format_node(node),
-                reason=_eager_reason(node, refusals),
+                reason="a copy: eager's result lies row by row" if copied else _eager_reason(node, refusals),
                 bytes=moved,
                 flops=flops,
             )

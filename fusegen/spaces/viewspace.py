@@ -30,6 +30,8 @@ from fusegen.ir import (
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
 VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp)
+STRIDED = (ExpandOp, PermuteOp, SliceOp)
+"""Views whose results torch lays out as their data lies."""
 ELSEWHERE = (CatOp, PadOp, ExpandOp)
 """Views that no row space has."""
 MOST_READS = 32
@@ -193,7 +195,17 @@ def _copies(node: Node, body: Graph) -> bool:
     """True where torch would write the result of a view, or of elementwise work."""
     if isinstance(node.op, ReshapeOp):
         return isinstance(body.node(node.inputs[0]).op, PermuteOp)
-    return isinstance(node.op, (PointwiseOp, CatOp, PadOp))
+    return isinstance(node.op, (PointwiseOp, CatOp, PadOp)) or is_copied(node, body)
+
+
+def is_copied(node: Node, graph: Graph) -> bool:
+    """Whether a view is a result that eager lays out row by row, and its data lies otherwise."""
+    if not isinstance(node.op, STRIDED) or node.name not in graph.by_rows:
+        return False
+    if not isinstance(node.op, PermuteOp):
+        return True
+    moved = [axis for axis, size in zip(node.op.order, node.type.shape, strict=True) if size != 1]
+    return moved != sorted(moved)
 
 
 def _writer(body: Graph) -> Node:
@@ -205,8 +217,10 @@ def _writer(body: Graph) -> Node:
 
 
 def pays(body: Graph) -> bool:
-    """False where torch itself writes the result of one view at once."""
-    return isinstance(_writer(body).op, PointwiseOp) or sum(_copies(node, body) for node in body.nodes) > 1
+    """False where torch itself writes the result of one view at once, whole rows of it."""
+    writer = _writer(body)
+    turned = isinstance(writer.op, PermuteOp) and writer.op.order[-1] != writer.type.rank - 1
+    return turned or isinstance(writer.op, PointwiseOp) or sum(_copies(node, body) for node in body.nodes) > 1
 
 
 def refusal(body: Graph) -> str | None:

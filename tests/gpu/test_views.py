@@ -39,6 +39,9 @@ def test_operands_in_another_order(body: str, sizes: tuple[int, ...], tmp_path: 
     [
         "return F.hardsigmoid(self.m(x).permute(2, 0, 1))",
         "return F.hardsigmoid(self.m(x).permute(2, 0, 1)).contiguous()",
+        "return F.hardsigmoid(self.m(x)).permute(2, 0, 1).contiguous()",
+        "return F.hardsigmoid(self.m(x)).transpose(0, 1).contiguous()",
+        "return F.hardsigmoid(self.m(x))[:, 1:].contiguous()",
         "return F.hardsigmoid(self.m(x).transpose(1, 2).contiguous()) + 1",
         "y = self.m(x).transpose(1, 2)\nreturn y * torch.tanh(y) - y.mean(1, keepdim=True)",
     ],

@@ -71,8 +71,7 @@ def _moves_on(graph: Graph, view: Node) -> bool:
         if not elementwise or not all(fits(graph.node(name)) for name in node.inputs):
             return False
         permuted.add(node.name)
-    rows = [name for position, name in enumerate(graph.outputs) if position not in graph.strided]
-    return permuted.isdisjoint((*rows, *(name for _, name in graph.updates)))
+    return permuted.isdisjoint((*graph.by_rows, *(name for _, name in graph.updates)))
 
 
 def _permuted(m: Match) -> Node | None:
