@@ -202,6 +202,8 @@ def is_copied(node: Node, graph: Graph) -> bool:
     """Whether a view is a result that eager lays out row by row, and its data lies otherwise."""
     if not isinstance(node.op, STRIDED) or node.name not in graph.by_rows:
         return False
+    if isinstance(node.op, SliceOp):
+        return node.op.step != 1 or any(size != 1 for size in node.type.shape[: node.op.axis])
     if not isinstance(node.op, PermuteOp):
         return True
     moved = [axis for axis, size in zip(node.op.order, node.type.shape, strict=True) if size != 1]
