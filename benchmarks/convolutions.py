@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fusegen.compiler import optimise  # noqa: E402
-from fusegen.costs import contractions  # noqa: E402
+from fusegen.costs import contractions, library  # noqa: E402
 from fusegen.emit import kernels  # noqa: E402
 from fusegen.emit.render import environment  # noqa: E402
 from fusegen.ir import Graph, Node, RegionOp  # noqa: E402
@@ -240,7 +240,7 @@ def expected(case: Case) -> tuple[float, float]:
     program, sm90 = planned(case), machine("sm_90")
     body, node = heavy(program)
     kernel = contractions.kernel_seconds(body, node, False, sm90)
-    return 1e3 * contractions.library_seconds(body, node, sm90), 1e3 * kernel
+    return 1e3 * library.seconds(body, node, sm90), 1e3 * kernel
 
 
 def heavy(program: Program) -> tuple[Graph, Node]:

@@ -4,7 +4,7 @@ python library_convolutions.py library OUT.json large|round|small FIRST-LAST ...
 python library_convolutions.py build OUT.json FOLDER [NAME ...]    plans and compiles kernels for those; no GPU
 python library_convolutions.py time OUT.json FOLDER                times them beside the library
 
-What ``fusegen.costs.contractions`` and ``fusegen.costs.hopper`` expect is fitted to these times, on a cold L2.
+What ``library``, ``contractions`` and ``hopper`` of ``fusegen.costs`` expect is fitted to these times, on a cold L2.
 """
 
 from __future__ import annotations

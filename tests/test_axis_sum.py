@@ -11,7 +11,7 @@ import torch
 
 from fusegen import interpret
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import contractions
+from fusegen.costs import library
 from fusegen.ir import Frozen
 from fusegen.passes.algebra import axes
 from fusegen.plan import contraction
@@ -83,7 +83,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", [*(name for name, model in MODELS.items() if "mean" in model[1]), "wide"])
 def test_what_is_left_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(axes, "_pays", lambda *_: None)
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(contraction, "_is_plain", lambda *_: True)
     wide = ("nn.ConvTranspose3d(48, 70, 3, 2, 1)", "self.m(x).mean(2)", (48, 4, 3, 4))
     module, body, shape = MODELS.get(name, wide)

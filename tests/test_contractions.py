@@ -16,7 +16,7 @@ from torch import nn
 
 from fusegen import ops
 from fusegen.compiler import optimise
-from fusegen.costs import contractions
+from fusegen.costs import contractions, library
 from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, ParamOp, TensorType
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, DirectConvPlan, HopperConvPlan
@@ -92,7 +92,7 @@ def test_what_is_chosen_for_random_convolutions_was_nearly_the_fastest() -> None
         way = "only" if "only" in measured else ("asynchronous", "portable")[seconds[1] < seconds[0]]
         if way not in measured:
             continue
-        stays = contractions.library_seconds(graph, conv, machine("sm_90")) <= min(seconds)
+        stays = library.seconds(graph, conv, machine("sm_90")) <= min(seconds)
         lost.append((case["us"] if stays else measured[way]) / min(case["us"], *measured.values()))
     assert len(lost) > 120
     assert statistics.geometric_mean(lost) < 1.04

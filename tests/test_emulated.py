@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusegen.compiler import compile_file
-from fusegen.costs import contractions, direct
+from fusegen.costs import direct, library
 from fusegen.plan import contraction
 from fusegen.spaces import convpool, convreduce, convsweep
 from fusegen.trace import load_model_file
@@ -114,7 +114,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1000 if name.startswith("swept") else 1)
     for module in (convsweep, convpool, convreduce):
         monkeypatch.setattr(module, "together_or_apart", lambda *_: None)
@@ -179,7 +179,7 @@ def test_sums_of_long_rows_are_of_several_chains(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(convsweep, "together_or_apart", lambda *_: None)
     path = write(
         tmp_path,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import contractions, direct, direct_shared, direct_tiles
+from fusegen.costs import direct, direct_shared, direct_tiles, library
 from fusegen.plan.details import DirectConvPlan, HopperConvPlan
 from fusegen.spaces import convsweep
 from fusegen.trace import load_model_file
@@ -109,7 +109,7 @@ def test_the_kernel_for_full_fp32_beside_one_in_tf32_agrees_with_float64(bias: b
 
 @pytest.fixture(autouse=True)
 def _whatever_the_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
 
 
 @pytest.mark.parametrize("name", MODELS)

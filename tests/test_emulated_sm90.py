@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusegen.compiler import compile_file
-from fusegen.costs import contractions, direct, hopper
+from fusegen.costs import direct, hopper, library
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, HopperConvPlan
 from fusegen.trace import load_model_file
@@ -50,8 +50,8 @@ IN_PLACE = ("channels", "aligned", "rows", "samples", "dilated", "volume", "tran
 )
 def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
-    monkeypatch.setattr(contractions, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
     module, body, *shapes = CASES[name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil, inf, prod
 
 from fusegen import dims, inference, ops
-from fusegen.costs import gemm, hopper
+from fusegen.costs import gemm, hopper, library
 from fusegen.costs.matmul_tiling import tile_matmul
 from fusegen.costs.tiling import Structure, TooLarge, tile_conv
 from fusegen.dims import Dims
@@ -29,17 +29,6 @@ from fusegen.ir import (
 from fusegen.machines import Machine
 from fusegen.spaces.rowspace import RowSpace, feature_axis
 from fusegen.tuning import kernel_or_library
-from fusegen.verdict.tf32 import in_tf32
-
-
-def allows_tf32(graph: Graph, node: Node) -> bool:
-    """True when eager computes this contraction with TF32 operands as far as torch's settings permit it."""
-    if not isinstance(node.op, ConvOp):
-        return True
-    x, w = (graph.node(name).type for name in node.inputs[:2])
-    channels, _ = inference.group_channels(node.op, x, w)
-    return not node.op.precise and in_tf32(node.op.transposed, channels)
-
 
 SPLIT = 3
 """Tensor-core products of an fp32-accurate one (high by high, high by low, low by high)."""
@@ -58,27 +47,6 @@ _SHARED_SECONDS = 1.5e-6
 _SLICE_SECONDS, _WORD_FLOPS = 5e-7, 25
 """Of few outputs, whose products are no limit: a slice of weights, which all warps of a block wait for, and a word of x
 as operations of plain fp32."""
-_LIBRARY_PASSES = {True: 2.8, False: 1.2}
-"""In TF32 or fp32: times over that cuDNN moves input and result (H200, NCHW). It transposes both for TF32."""
-_LIBRARY_FP32 = 0.65
-"""What it reaches of a machine's fp32 rate."""
-_LIBRARY_NARROW = {True: (128, 0.86), False: (64, 0.3)}
-"""Output channels that fill its tiles, and the loss with half as many."""
-_LIBRARY_INPUTS, _LIBRARY_TRANSPOSED = 64, 1.4
-"""Input channels to which it fills up a transposed convolution, and the times over that its products take even so."""
-_LIBRARY_VOLUME = (64, 3.0)
-"""Taps up to which it transposes a convolution along three axes at that rate, and the times over that more take."""
-_LIBRARY_STRIDED_GROUPS, _LIBRARY_STRIDED_VOLUME = 2.5, 1.35
-"""Least times over that a strided convolution of several groups takes, or one along three axes in TF32.
-
-Of 14 random models (H200), which took 2.7 to 19 times, or 1.4 to 3.4 times."""
-_LIBRARY_PHASES = (1.0, 1.2, 1.5)
-"""Times over that a transposed convolution of stride 1, 2 or more takes (the lower quartiles of 65 that are strided,
-h200-library-convolutions.json; the medians are 1.3 and 1.7)."""
-_LIBRARY_UNALIGNED = 1.6
-"""Times over that a convolution of 1x1 moves input and result whose channels are no multiple of 16 bytes."""
-_LIBRARY_LAUNCHES = 8
-"""Of its call, transposes of the operands included."""
 _CLEARLY = 0.85
 """A convolution that nothing follows leaves the library only for a kernel expected to take less than this share."""
 PLAIN_TAPS = 64
@@ -122,7 +90,7 @@ def portable_seconds(
     ``precise``: in full fp32, also where TF32 may be permitted. ``few``: with smaller tiles where positions are few,
     as it has them if its results are only stored.
     """
-    split = precise or not allows_tf32(body, node) or isinstance(node.op, MatmulOp)
+    split = precise or not library.allows_tf32(body, node) or isinstance(node.op, MatmulOp)
     shape, block_seconds, resident, loaded = body.shape(node.name), BLOCK_SECONDS, _RESIDENT, 0
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
@@ -181,7 +149,7 @@ def tensor_core_seconds(
     convolutions of 1x1 that it was expected to be better at took it twice as long. ``finished``: with the operands
     that each result has one of.
     """
-    asynchronous, tf32 = asynchronous_seconds(body, node, machine), allows_tf32(body, node)
+    asynchronous, tf32 = asynchronous_seconds(body, node, machine), library.allows_tf32(body, node)
     if finished:
         asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=True)
     phases = node.op.stride[-1] if isinstance(node.op, ConvOp) and node.op.transposed else 1
@@ -242,7 +210,7 @@ def operand_seconds(body: Graph, node: Node, machine: Machine, streamed: bool, n
     if streamed:
         return (_STREAMED - 1) * sum(_differs(n.type.shape, node.type.rank) for n in whole) * once
     traffic = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole) * once
-    products = ops.flops(body, node) / machine.tensor_flops * (1 if allows_tf32(body, node) else SPLIT)
+    products = ops.flops(body, node) / machine.tensor_flops * (1 if library.allows_tf32(body, node) else SPLIT)
     return max(0.0, ((_NEIGHBOURS if neighbours else _GATHERED) - 1) * traffic - products)
 
 
@@ -250,7 +218,7 @@ def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
     """Expected time of a convolution on Hopper's tensor cores; infinite where there is no such kernel."""
     if not isinstance(node.op, ConvOp) or not machine.wgmma or hopper_refusal(body, node):
         return inf
-    precise = not allows_tf32(body, node)
+    precise = not library.allows_tf32(body, node)
     prepared = hopper.conv_seconds(body, node, machine, precise)
     return prepared if precise else min(prepared, hopper.in_place_seconds(body, node, machine))
 
@@ -272,40 +240,7 @@ def hopper_refusal(body: Graph, conv: Node) -> str | None:
     """Why the tensor cores of sm_90a have no kernel for a convolution, or None."""
     assert isinstance(conv.op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
-    return hopper.refusal(conv.op, inference.conv_channels(conv.op, x, w), not allows_tf32(body, conv))
-
-
-def library_seconds(body: Graph, node: Node, machine: Machine) -> float:
-    """Expected time of the library's call. Fitted to benchmarks/results/convolutions-h200.json."""
-    x, w = (body.node(name).type for name in node.inputs[:2])
-    moved = 4 * (dims.numel(x.shape, body.sizes) + dims.numel(node.type.shape, body.sizes)) / machine.bandwidth
-    flops = ops.flops(body, node)
-    if isinstance(node.op, MatmulOp):
-        weights = 4 * dims.numel(w.shape, body.sizes) / machine.bandwidth
-        return max(flops / machine.flops, moved + weights) + machine.launch
-    assert isinstance(node.op, ConvOp)
-    tf32 = allows_tf32(body, node)
-    full, loss = _LIBRARY_NARROW[tf32]
-    inputs, outputs = inference.group_channels(node.op, x, w)
-    rate = machine.tensor_flops if tf32 else _LIBRARY_FP32 * machine.flops
-    products = flops / rate * (1 + loss * max(0.0, full / outputs - 1))
-    if tf32 and node.op.transposed:
-        products *= max(_LIBRARY_TRANSPOSED, _LIBRARY_INPUTS / inputs)
-    most, times = _LIBRARY_VOLUME
-    if node.op.transposed and node.op.rank == 3 and prod(inference.kernel_size(w)) > most:
-        products *= times
-    strided, one_tap = max(node.op.stride) > 1, prod(inference.kernel_size(w)) == node.op.groups == 1
-    if one_tap and not (strided and (node.op.transposed or not tf32)):  # a matrix product where the data lies
-        unaligned = prod(body.shape(node.name)[2:]) % 4 > 0
-        return products + (_LIBRARY_UNALIGNED if unaligned else 1.0) * moved + 2 * machine.launch
-    seconds = products + _LIBRARY_PASSES[tf32 or one_tap] * moved + _LIBRARY_LAUNCHES * machine.launch
-    if node.op.transposed and node.op.groups == 1:
-        return _LIBRARY_PHASES[min(max(node.op.stride), len(_LIBRARY_PHASES)) - 1] * seconds
-    if node.op.transposed or not strided:
-        return seconds
-    if node.op.groups > 1 and inputs > 1:
-        return _LIBRARY_STRIDED_GROUPS * seconds
-    return (_LIBRARY_STRIDED_VOLUME if tf32 and node.op.rank == 3 else 1.0) * seconds
+    return hopper.refusal(conv.op, inference.conv_channels(conv.op, x, w), not library.allows_tf32(body, conv))
 
 
 def _only_adds_bias(body: Graph, node: Node) -> bool:
@@ -324,7 +259,7 @@ def _is_alone(body: Graph, node: Node) -> bool:
 
 def library_share(body: Graph, node: Node, machine: Machine) -> float:
     """What a kernel may take: the library's time, and that of a pass over its result for what follows."""
-    seconds = library_seconds(body, node, machine)
+    seconds = library.seconds(body, node, machine)
     if node.name != body.outputs[0]:  # also a bias is a pass
         seconds += 2 * 4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth + machine.launch
     return seconds * (_CLEARLY if _is_alone(body, node) else 1.0)

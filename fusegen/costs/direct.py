@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusegen import dims, inference, ops
-from fusegen.costs import contractions, direct_shared, hopper
+from fusegen.costs import contractions, direct_shared, hopper, library
 from fusegen.costs.direct_tiles import CHAIN, Tile, along_axes, chain, lines_read, tiles
 from fusegen.costs.tiling import TooLarge
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node
@@ -102,7 +102,7 @@ def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:
     assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
     _, outputs = inference.group_channels(node.op, x, w)
-    if node.op.groups > 1 or outputs > direct_shared.MOST_OUTPUTS or not contractions.allows_tf32(body, node):
+    if node.op.groups > 1 or outputs > direct_shared.MOST_OUTPUTS or not library.allows_tf32(body, node):
         return False
     try:
         split(body)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf, prod
 
 from fusegen import inference
-from fusegen.costs import contractions, direct, hopper, tiling
+from fusegen.costs import contractions, direct, hopper, library, tiling
 from fusegen.ir import ConvOp, Node, ReduceOp, RegionOp
 from fusegen.machines import machine
 from fusegen.plan import conv_direct, conv_sm90, gemm
@@ -76,7 +76,7 @@ def hopper_conv(
         region.body.shape(x.name)[0],
     )
     channels = inference.conv_channels(node.op, x.type, w.type)
-    precise = not contractions.allows_tf32(region.body, node)
+    precise = not library.allows_tf32(region.body, node)
     # Statistics and moments beside operands in registers are not measured: they keep to the prepared input.
     states = statistics is not None or convreduce.has_moments(result.fn for result in reduced)
     in_place = not (precise or pooling or states) and hopper.reads_in_place(region.body, node, machine("sm_90"))
@@ -140,7 +140,7 @@ def portable_conv(
         groups=node.op.groups,
         axes=axes,
         tiling=choose(f"{node.name} tile", tiling.conv_tilings(structure)) if alone else tiling.tile_conv(structure),
-        precise=not contractions.allows_tf32(region.body, node),
+        precise=not library.allows_tf32(region.body, node),
         rows=rows,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusegen import dims, inference
-from fusegen.costs import contractions, direct, hopper
+from fusegen.costs import contractions, direct, hopper, library
 from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.machines import Machine
 from fusegen.spaces import channels
@@ -172,5 +172,5 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     x, w = (body.node(name).type for name in conv.inputs[:2])
     assert isinstance(conv.op, ConvOp)
     if inference.group_channels(conv.op, x, w)[1] < contractions.LEAST_OUTPUTS:  # tensor cores mostly multiply zeros
-        apart = min(_FEW_OUTPUTS * apart, contractions.library_seconds(body, conv, machine) + result + machine.launch)
+        apart = min(_FEW_OUTPUTS * apart, library.seconds(body, conv, machine) + result + machine.launch)
     return together_or_apart(next(iter(parts.results)), here, apart)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusegen import dims
-from fusegen.costs import contractions, direct, sweeps
+from fusegen.costs import contractions, direct, library, sweeps
 from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
 from fusegen.machines import Machine
 from fusegen.spaces import channels, convreduce
@@ -135,7 +135,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     if len(body.outputs) > 1:
         return "it is read outside the kernel too"
     left, result = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (parts.reduction, conv))
-    alone = contractions.library_seconds(body, conv, machine)
+    alone = library.seconds(body, conv, machine)
     if direct.takes(parts.before, conv):
         alone = min(alone, direct.seconds(body, conv, machine))
     if direct.is_narrow(body, conv):

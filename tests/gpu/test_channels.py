@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import contractions, direct
+from fusegen.costs import direct, library
 from fusegen.spaces import channels
 from fusegen.verdict.check import compare
 from fusegen.verdict.tf32 import tf32_results
@@ -51,7 +51,7 @@ def _values(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(channels, "pays", lambda *_: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     head, outputs, body, shape = MODELS[name]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import contractions, direct, hopper
+from fusegen.costs import direct, hopper, library
 from fusegen.plan import contraction
 from fusegen.plan.details import HopperConvPlan
 from tests.gpu.cases import agrees, built
@@ -52,7 +52,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def _whatever_the_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
 
 
 @pytest.fixture

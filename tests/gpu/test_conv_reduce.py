@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import contractions, direct
+from fusegen.costs import direct, library
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
@@ -78,7 +78,7 @@ def pair(name: str, portable: bool, tmp_path: Path) -> tuple[nn.Module, nn.Modul
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees(name: str, portable: bool, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
     monkeypatch.setattr(convreduce, "together_or_apart", lambda *_: None)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: portable)

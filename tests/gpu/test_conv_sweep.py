@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.costs import contractions, direct
+from fusegen.costs import direct, library
 from fusegen.plan.details import ContractionPlan
 from fusegen.plan.types import KernelStep
 from fusegen.spaces import convsweep
@@ -47,7 +47,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(convsweep, "together_or_apart", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     module, body, shape = MODELS[name]

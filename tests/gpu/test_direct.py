@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import contractions
+from fusegen.costs import library
 from fusegen.spaces import convsweep
 from tests.gpu.cases import agrees, built, keeps_specials
 from tests.gpu.test_contraction import full_precision
@@ -62,7 +62,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def _whatever_the_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
 
 
 def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fusegen.compiler import compile_file
-from fusegen.costs import contractions, gemm, narrow, simt
+from fusegen.costs import gemm, library, narrow, simt
 from fusegen.emit import write_atomic
 from fusegen.trace import load_model_file
 from fusegen.verdict.subject import load_generated
@@ -184,7 +184,7 @@ def test_tf32_where_torch_permits_it(pair: Pair, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_that_several_warps_share(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contractions, "library_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     pair = make((190, 250, "return torch.softmax(self.linear(x), 1) * 2"), layout, tmp_path)  # the portable kernel's
     agrees_at_every_height(pair, (1, 64, 65, 1000))
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from fusegen import dims, inference, ops, windows
-from fusegen.costs.contractions import SPLIT, allows_tf32
+from fusegen.costs.contractions import SPLIT
+from fusegen.costs.library import allows_tf32
 from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, ConvOp, DType, Graph, Node, ReduceOp, ReshapeOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import collapse

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from fusegen import dims, inference, ops
-from fusegen.costs import boxes, contractions, direct
+from fusegen.costs import boxes, contractions, direct, library
 from fusegen.costs.tiling import TooLarge
 from fusegen.errors import GraphError
 from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, TensorType
@@ -115,7 +115,7 @@ def product_seconds(graph: Graph, conv: Node, rates: Machine) -> float:
             kernel = contractions.kernel_seconds(graph, conv, False, rates)
     except (NotFusable, TooLarge):
         kernel = inf
-    return min(kernel, contractions.library_seconds(graph, conv, rates))
+    return min(kernel, library.seconds(graph, conv, rates))
 
 
 def _merged_seconds(m: Match, rates: Machine) -> float:

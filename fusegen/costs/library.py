@@ -1,0 +1,77 @@
+"""What cuDNN's convolutions and cuBLAS's products are expected to take, and in which precision they are.
+
+Fitted to ``benchmarks/results/convolutions-h200.json`` and ``h200-library-convolutions.json``.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from fusegen import dims, inference, ops
+from fusegen.ir import ConvOp, Graph, MatmulOp, Node
+from fusegen.machines import Machine
+from fusegen.verdict.tf32 import in_tf32
+
+_PASSES = {True: 2.8, False: 1.2}
+"""In TF32 or fp32: times over that cuDNN moves input and result (H200, NCHW). It transposes both for TF32."""
+_FP32 = 0.65
+"""What it reaches of a machine's fp32 rate."""
+_NARROW = {True: (128, 0.86), False: (64, 0.3)}
+"""Output channels that fill its tiles, and the loss with half as many."""
+_INPUTS, _TRANSPOSED = 64, 1.4
+"""Input channels to which it fills up a transposed convolution, and the times over that its products take even so."""
+_VOLUME = (64, 3.0)
+"""Taps up to which it transposes a convolution along three axes at that rate, and the times over that more take."""
+_STRIDED_GROUPS, _STRIDED_VOLUME = 2.5, 1.35
+"""Least times over that a strided convolution of several groups takes, or one along three axes in TF32.
+
+Of 14 random models (H200), which took 2.7 to 19 times, or 1.4 to 3.4 times."""
+_PHASES = (1.0, 1.2, 1.5)
+"""Times over that a transposed convolution of stride 1, 2 or more takes (the lower quartiles of 65 that are strided,
+h200-library-convolutions.json; the medians are 1.3 and 1.7)."""
+_UNALIGNED = 1.6
+"""Times over that a convolution of 1x1 moves input and result whose channels are no multiple of 16 bytes."""
+_LAUNCHES = 8
+"""Of its call, transposes of the operands included."""
+
+
+def allows_tf32(graph: Graph, node: Node) -> bool:
+    """True when eager computes this contraction with TF32 operands as far as torch's settings permit it."""
+    if not isinstance(node.op, ConvOp):
+        return True
+    x, w = (graph.node(name).type for name in node.inputs[:2])
+    channels, _ = inference.group_channels(node.op, x, w)
+    return not node.op.precise and in_tf32(node.op.transposed, channels)
+
+
+def seconds(body: Graph, node: Node, machine: Machine) -> float:
+    """Expected time of the library's call at the traced sizes."""
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    moved = 4 * (dims.numel(x.shape, body.sizes) + dims.numel(node.type.shape, body.sizes)) / machine.bandwidth
+    flops = ops.flops(body, node)
+    if isinstance(node.op, MatmulOp):
+        weights = 4 * dims.numel(w.shape, body.sizes) / machine.bandwidth
+        return max(flops / machine.flops, moved + weights) + machine.launch
+    assert isinstance(node.op, ConvOp)
+    tf32 = allows_tf32(body, node)
+    full, loss = _NARROW[tf32]
+    inputs, outputs = inference.group_channels(node.op, x, w)
+    rate = machine.tensor_flops if tf32 else _FP32 * machine.flops
+    products = flops / rate * (1 + loss * max(0.0, full / outputs - 1))
+    if tf32 and node.op.transposed:
+        products *= max(_TRANSPOSED, _INPUTS / inputs)
+    most, times = _VOLUME
+    if node.op.transposed and node.op.rank == 3 and prod(inference.kernel_size(w)) > most:
+        products *= times
+    strided, one_tap = max(node.op.stride) > 1, prod(inference.kernel_size(w)) == node.op.groups == 1
+    if one_tap and not (strided and (node.op.transposed or not tf32)):  # a matrix product where the data lies
+        unaligned = prod(body.shape(node.name)[2:]) % 4 > 0
+        return products + (_UNALIGNED if unaligned else 1.0) * moved + 2 * machine.launch
+    seconds = products + _PASSES[tf32 or one_tap] * moved + _LAUNCHES * machine.launch
+    if node.op.transposed and node.op.groups == 1:
+        return _PHASES[min(max(node.op.stride), len(_PHASES)) - 1] * seconds
+    if node.op.transposed or not strided:
+        return seconds
+    if node.op.groups > 1 and inputs > 1:
+        return _STRIDED_GROUPS * seconds
+    return (_STRIDED_VOLUME if tf32 and node.op.rank == 3 else 1.0) * seconds
