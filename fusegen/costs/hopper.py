@@ -201,6 +201,12 @@ def blocks(body: Graph, node: Node) -> int:
     return -(-slots // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * conv.groups
 
 
+def _last_turn(body: Graph, node: Node, machine: Machine) -> float:
+    """Times over that the tiles take since those of the last turn leave multiprocessors idle."""
+    count = max(1, blocks(body, node))
+    return -(-count // machine.multiprocessors) * machine.multiprocessors / count
+
+
 def _pitches(body: Graph, node: Node, taps: list[Taps]) -> list[int]:
     """Base slots along each axis of a sample; their product is those of a sample."""
     lengths = zip(body.shape(node.inputs[0])[2:], body.shape(node.name)[2:], strict=True)
@@ -232,9 +238,8 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
         tiles = _tile_seconds(slots * conv.groups, each, machine)
         tiles += slots * conv.groups / 64 * _rows_apart(taps, pitches) * _TILE_ROW / machine.multiprocessors
         return max(tensor, tiles, stored) + _scaled_seconds(body, x, grid, machine)
-    count = max(1, blocks(body, node))
-    idle = -(-count // machine.multiprocessors) * machine.multiprocessors / count  # in the last turn
-    return idle * tensor + _GRID * grid / machine.bandwidth + stored + _LAUNCHES * machine.launch
+    tensor *= _last_turn(body, node, machine)
+    return tensor + _GRID * grid / machine.bandwidth + stored + _LAUNCHES * machine.launch
 
 
 def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -254,7 +259,7 @@ def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
     positions = body.shape(x.name)[0] * prod(bases[:-2]) * covered(patch, bases[-2], bases[-1])
     products = 2 * positions * prod(axis.products for axis in taps) * depth * width * conv.groups
     columns = min(_COLUMNS, width * prod(axis.phases for axis in taps))
-    tensor = _product_seconds(products, columns, machine)
+    tensor = _product_seconds(products, columns, machine) * _last_turn(body, node, machine)
     traffic = dims.numel(x.type.shape, body.sizes) + STORE * dims.numel(node.type.shape, body.sizes)
     seconds = tensor + 4 * traffic / machine.bandwidth + _LAUNCHES * machine.launch
     return seconds if seconds < _IN_PLACE * conv_seconds(body, node, machine, False) else inf
