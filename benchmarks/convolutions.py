@@ -31,7 +31,8 @@ from fusegen.emit import kernels  # noqa: E402
 from fusegen.emit.render import environment  # noqa: E402
 from fusegen.ir import Graph, Node, RegionOp  # noqa: E402
 from fusegen.machines import machine  # noqa: E402
-from fusegen.plan.types import KernelStep, Program  # noqa: E402
+from fusegen.plan.details import Detail  # noqa: E402
+from fusegen.plan.types import KernelPlan, KernelStep, Program  # noqa: E402
 from fusegen.trace import trace  # noqa: E402
 from fusegen.verdict import timing  # noqa: E402
 
@@ -161,22 +162,28 @@ def planned(case: Case) -> Program:
         return optimise(graph, "sm_90", False, lambda stage: None)[0]
 
 
-def write(case: Case, folder: Path) -> Path:
+def detail_of(plan: KernelPlan, portable: bool = False) -> Detail:
+    """What the kernel's template takes; ``portable``: not Hopper's, where there is one."""
+    return (None if portable else plan.hopper) or plan.detail
+
+
+def write(plan: KernelPlan, detail: Detail, source: Path) -> None:
     """The kernel's source, and beside it how it is called."""
+    env = environment()
+    body = env.get_template(f"{detail.template}.cu.j2").render(plan=plan, detail=detail)
+    helpers = "\n".join(kernels.helper_functions(body, kernels._helpers(env)))
+    source.write_text(SOURCE.format(helpers=helpers, kernel=body))
+    bindings = [(binding.arg, binding.axis) for binding in plan.bindings]
+    call = {"name": plan.name, "tf32": plan.hopper is not None, "bindings": bindings}
+    source.with_suffix(".json").write_text(json.dumps(call))
+
+
+def written(case: Case, folder: Path) -> Path:
+    """The source of the case's only kernel."""
     (step,) = planned(case).steps
     assert isinstance(step, KernelStep)
-    detail = step.plan.hopper or step.plan.detail
-    env = environment()
-    body = env.get_template(f"{detail.template}.cu.j2").render(plan=step.plan, detail=detail)
-    helpers = "\n".join(kernels.helper_functions(body, kernels._helpers(env)))
     source = folder / f"{case.name}.cu"
-    source.write_text(SOURCE.format(helpers=helpers, kernel=body))
-    call = {
-        "name": step.plan.name,
-        "tf32": step.plan.hopper is not None,
-        "bindings": [(binding.arg, binding.axis) for binding in step.plan.bindings],
-    }
-    source.with_suffix(".json").write_text(json.dumps(call))
+    write(step.plan, detail_of(step.plan), source)
     return source
 
 
@@ -269,7 +276,7 @@ def main() -> None:
     if command == "build":
         path.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(build, [write(case, path) for case in CASES]))
+            list(pool.map(build, [written(case, path) for case in CASES]))
     elif command == "time":
         found: dict[str, Any] = {}
         with torch.no_grad():

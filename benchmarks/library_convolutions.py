@@ -25,8 +25,6 @@ from random_chains import SIZES, seeds
 from fusegen import tuning
 from fusegen.compiler import optimise
 from fusegen.costs import contractions
-from fusegen.emit import kernels
-from fusegen.emit.render import environment
 from fusegen.plan.types import KernelStep, Program
 from fusegen.trace import trace
 from fusegen.verdict.timing import interleaved
@@ -90,9 +88,8 @@ def library(words: list[str]) -> dict[str, Any]:
             if found is None:
                 continue
             case = {"layer": type(found.layer).__name__, **_arguments(found.layer), "x": list(found.shape)}
-            timed = interleaved(
-                {"library": partial(_layer(case).cuda(), torch.rand(found.shape, device="cuda"))}, ROUNDS
-            )
+            call = partial(_layer(case).cuda(), torch.rand(found.shape, device="cuda"))
+            timed = interleaved({"library": call}, ROUNDS)
             cases[f"{which}_{seed}"] = {**case, "us": round(timed["library"].median * 1e3, 1)}
     return cases
 
@@ -100,9 +97,8 @@ def library(words: list[str]) -> dict[str, Any]:
 def _both(*operands: Any, **options: Any) -> tuple[float, float]:
     """Expected times of the asynchronous and the portable kernel, neither left out."""
     body, node, whole, machine = operands
-    return contractions.asynchronous_seconds(body, node, machine), contractions.portable_seconds(
-        body, node, whole, machine
-    )
+    asynchronous = contractions.asynchronous_seconds(body, node, machine)
+    return asynchronous, contractions.portable_seconds(body, node, whole, machine)
 
 
 def _programs(case: dict[str, Any]) -> dict[str, Program]:
@@ -123,29 +119,15 @@ def _programs(case: dict[str, Any]) -> dict[str, Program]:
 def build(cases: dict[str, Any], folder: Path, names: list[str]) -> None:
     """``NAME__WAY.so`` in ``folder``, and beside each how it is called."""
     sources: list[Path] = []
-    env = environment()
     for name in names or cases:
         for way, program in _programs(cases[name]).items():
             plans = [step.plan for step in program.steps if isinstance(step, KernelStep)]
-            if len(plans) != 1 or len(program.steps) != 1:
+            if not len(plans) == len(program.steps) == 1:
                 continue
-            (plan,) = plans
-            detail = (plan.hopper if way != "portable" else None) or plan.detail
-            if detail.template not in ("contraction", "conv_sm90"):
-                continue
-            body = env.get_template(f"{detail.template}.cu.j2").render(plan=plan, detail=detail)
-            helpers = "\n".join(kernels.helper_functions(body, kernels._helpers(env)))
-            source = folder / f"{name}__{way}.cu"
-            source.write_text(convolutions.SOURCE.format(helpers=helpers, kernel=body))
-            bindings = [(binding.arg, binding.axis) for binding in plan.bindings]
-            call = {
-                "name": plan.name,
-                "tf32": plan.hopper is not None,
-                "bindings": bindings,
-                "template": detail.template,
-            }
-            source.with_suffix(".json").write_text(json.dumps(call))
-            sources.append(source)
+            detail = convolutions.detail_of(plans[0], portable=way == "portable")
+            if detail.template in ("contraction", "conv_sm90"):
+                sources.append(folder / f"{name}__{way}.cu")
+                convolutions.write(plans[0], detail, sources[-1])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(convolutions.build, sources))
 
@@ -157,10 +139,7 @@ def measure(cases: dict[str, Any], folder: Path) -> None:
         layer = _layer(cases[name]).cuda()
         x, weight = torch.rand(cases[name]["x"], device="cuda"), next(layer.parameters()).detach()
         expected = layer(x)
-        kernel, found = (
-            convolutions.Kernel(built.stem, folder),
-            torch.full_like(expected, torch.nan),
-        )
+        kernel, found = convolutions.Kernel(built.stem, folder), torch.full_like(expected, torch.nan)
         kernel(x, weight, found)
         error = float((found - expected).abs().max() / expected.abs().max())
         timed = interleaved({"kernel": partial(kernel, x, weight, found), "library": partial(layer, x)}, ROUNDS)

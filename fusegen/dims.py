@@ -195,6 +195,12 @@ def product(dims: Iterable[Dim]) -> Dim:
     return result
 
 
+def keeps_order(axes: Iterable[int], shape: Dims) -> bool:
+    """Whether data whose ``axes``, in a new order, have this ``shape`` stays where it lies: but for those of size 1."""
+    moved = [axis for axis, size in zip(axes, shape, strict=True) if size != 1]
+    return moved == sorted(moved)
+
+
 def regrouped(before: Dims, after: Dims) -> list[tuple[range, range]] | None:
     """Runs of axes of a reshape that hold the same elements, the shortest possible; None where sizes do not tell."""
     groups, i, j = [], 0, 0

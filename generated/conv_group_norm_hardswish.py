@@ -3665,10 +3665,14 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 
 struct Extent {
     int64_t row_count, before, run;
-    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
     // Rows that the first accesses of a few blocks nearly are all of.
     bool compact() const { return before * run <= COMPACT_ROW && row_count <= THREADS / WARP * multiprocessors(); }
+    int64_t run_slots(bool wide) const { return STRIDED || compact() ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
+    Schedule plan(bool wide) const {
+        const int64_t slots = before * run_slots(wide), rows = THREADS / WARP;   // of a block
+        if (compact()) return {true, WARP, 1, slots, 0, (row_count + rows - 1) / rows};
+        return schedule(row_count, slots, STRIDED ? 1 : WIDE);
+    }
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
@@ -3706,11 +3710,9 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, 
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
     wide = wide && (height*width) % WIDE == 0;
-    const bool compact = all.compact();
-    const int64_t slots = compact ? all.run : all.run_slots(wide);   // of a run
-    const Schedule plan = compact ? Schedule{true, WARP, 1, all.before * slots, 0, (all.row_count + THREADS / WARP - 1) / (THREADS / WARP)} : all.plan(wide);
+    const Schedule plan = all.plan(wide);
     if (plan.blocks * plan.splits > INT32_MAX || args.length > INT32_MAX - (1 << 16)) return cudaErrorInvalidValue;
-    args.slots = all.before * slots;
+    args.slots = all.before * all.run_slots(wide);
     args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
     args.partials = static_cast<float*>(workspace);
     if (args.row_count <= INT32_MAX) {
@@ -3718,7 +3720,7 @@ extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, 
         args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
     }
     args.by_q0 = fast_divide(static_cast<unsigned int>(height*width));
-    if (compact) return launch_resident<0, WARP>(args, plan, stream);
+    if (all.compact()) return launch_resident<0, WARP>(args, plan, stream);
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -3889,18 +3891,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a2ed3119db0545df, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_65f65b7da2840651, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a2ed3119db0545df, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_65f65b7da2840651, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a2ed3119db0545df"
+_fusegen_NAMESPACE = "fusegen_65f65b7da2840651"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

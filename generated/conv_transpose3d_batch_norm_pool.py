@@ -3847,10 +3847,14 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 
 struct Extent {
     int64_t row_count, before, run;
-    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE, wide ? WIDE : 1); }
     // Rows that the first accesses of a few blocks nearly are all of.
     bool compact() const { return before * run <= COMPACT_ROW && row_count <= THREADS / WARP * multiprocessors(); }
+    int64_t run_slots(bool wide) const { return STRIDED || compact() ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
+    Schedule plan(bool wide) const {
+        const int64_t slots = before * run_slots(wide), rows = THREADS / WARP;   // of a block
+        if (compact()) return {true, WARP, 1, slots, 0, (row_count + rows - 1) / rows};
+        return schedule(row_count, slots, STRIDED ? 1 : WIDE, wide ? WIDE : 1);
+    }
     // A thread to a row is best for short ones, of four neighbouring rows where they are many; single elements, where blocks have few.
     bool pays_wide() const {
         const Schedule narrow = plan(false);
@@ -3904,18 +3908,16 @@ extern "C" int k1_row_stream(const float* x0, const float* x1, const float* p0, 
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
     if (wide) wide = all.pays_wide();
-    const bool compact = all.compact();
-    const int64_t slots = compact ? all.run : all.run_slots(wide);   // of a run
-    const Schedule plan = compact ? Schedule{true, WARP, 1, all.before * slots, 0, (all.row_count + THREADS / WARP - 1) / (THREADS / WARP)} : all.plan(wide);
+    const Schedule plan = all.plan(wide);
     if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
-    args.slots = all.before * slots;
+    args.slots = all.before * all.run_slots(wide);
     args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
     args.partials = static_cast<float*>(workspace);
     if (args.row_count <= INT32_MAX) {
         args.by_inner = fast_divide(static_cast<unsigned int>(args.inner));
         args.by_middle = fast_divide(static_cast<unsigned int>(args.middle));
     }
-    if (compact) return launch_resident<0, WARP>(args, plan, stream);
+    if (all.compact()) return launch_resident<0, WARP>(args, plan, stream);
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -4123,18 +4125,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dafecfa6561a2224, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_31c7ddc62c858e91, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_dafecfa6561a2224, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_31c7ddc62c858e91, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_dafecfa6561a2224"
+_fusegen_NAMESPACE = "fusegen_31c7ddc62c858e91"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -938,10 +938,14 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 
 struct Extent {
     int64_t row_count, before, run;
-    int64_t run_slots(bool wide) const { return STRIDED ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
-    Schedule plan(bool wide) const { return schedule(row_count, before * run_slots(wide), STRIDED ? 1 : WIDE); }
     // Rows that the first accesses of a few blocks nearly are all of.
     bool compact() const { return before * run <= COMPACT_ROW && row_count <= THREADS / WARP * multiprocessors(); }
+    int64_t run_slots(bool wide) const { return STRIDED || compact() ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
+    Schedule plan(bool wide) const {
+        const int64_t slots = before * run_slots(wide), rows = THREADS / WARP;   // of a block
+        if (compact()) return {true, WARP, 1, slots, 0, (row_count + rows - 1) / rows};
+        return schedule(row_count, slots, STRIDED ? 1 : WIDE);
+    }
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
@@ -976,11 +980,9 @@ extern "C" int k0_row_stream(const float* x0, const float* p0, float* y0, void* 
     args.scattered |= reinterpret_cast<uintptr_t>(y0) % 16 != 0;
     // 16-byte accesses: every run of neighbouring elements is a whole number of them, and so is what shares a quotient.
     bool wide = !args.scattered && (STRIDED ? args.inner : args.run) % WIDE == 0;
-    const bool compact = all.compact();
-    const int64_t slots = compact ? all.run : all.run_slots(wide);   // of a run
-    const Schedule plan = compact ? Schedule{true, WARP, 1, all.before * slots, 0, (all.row_count + THREADS / WARP - 1) / (THREADS / WARP)} : all.plan(wide);
+    const Schedule plan = all.plan(wide);
     if (plan.blocks * plan.splits > INT32_MAX) return cudaErrorInvalidValue;
-    args.slots = all.before * slots;
+    args.slots = all.before * all.run_slots(wide);
     args.chunk = plan.chunk, args.splits = plan.splits, args.kept_slots = plan.kept;
     args.partials = static_cast<float*>(workspace);
     if (args.row_count <= INT32_MAX) {
@@ -996,7 +998,7 @@ extern "C" int k0_row_stream(const float* x0, const float* p0, float* y0, void* 
         enqueue(run_held, static_cast<unsigned int>((args.row_count + BLOCK_ROWS - 1) / BLOCK_ROWS), HELD_THREADS, 0, stream, args);
         return cudaGetLastError();
     }
-    if (compact) return launch_resident<0, WARP>(args, plan, stream);
+    if (all.compact()) return launch_resident<0, WARP>(args, plan, stream);
     return wide ? launch<WIDE>(args, plan, stream) : launch<1>(args, plan, stream);
 }
 
@@ -1112,16 +1114,16 @@ Tensor call_k0_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_19b742147395562a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_19f1b79ab17440e3, m) {
     m.def("k0_row_stream(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_19b742147395562a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_19f1b79ab17440e3, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_19b742147395562a"
+_fusegen_NAMESPACE = "fusegen_19f1b79ab17440e3"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

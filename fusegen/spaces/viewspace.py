@@ -204,10 +204,7 @@ def is_copied(node: Node, graph: Graph) -> bool:
         return False
     if isinstance(node.op, SliceOp):
         return node.op.step != 1 or any(size != 1 for size in node.type.shape[: node.op.axis])
-    if not isinstance(node.op, PermuteOp):
-        return True
-    moved = [axis for axis, size in zip(node.op.order, node.type.shape, strict=True) if size != 1]
-    return moved != sorted(moved)
+    return not isinstance(node.op, PermuteOp) or not dims.keeps_order(node.op.order, node.type.shape)
 
 
 def _writer(body: Graph) -> Node:

@@ -6,6 +6,7 @@ Elementwise functions move before permutes that leave the graph, or that reducti
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TypeAlias
 
 from fusegen import dims
 from fusegen.dims import Dims
@@ -42,15 +43,27 @@ def _before_reshape(m: Match) -> Node:
     return m.add(ReshapeOp(shape=m.root.type.shape), m.add(reduction(m).replace(axes=axes, keepdim=False), m["x"]))
 
 
-def _unpermuted(node: Node, order: tuple[int, ...]) -> Dims | None:
+Order: TypeAlias = tuple[int, ...]
+
+
+def _order(view: Node) -> Order:
+    assert isinstance(view.op, PermuteOp)
+    return view.op.order
+
+
+def _is_permuted(node: Node, order: Order, shape: Dims) -> bool:
+    return isinstance(node.op, PermuteOp) and node.op.order == order and node.type.shape == shape
+
+
+def _unpermuted(node: Node, order: Order) -> Dims | None:
     """The shape of an operand before a permute; None if its data is laid out otherwise there."""
     shape = (*(1,) * (len(order) - node.type.rank), *node.type.shape)
-    places = [source for source, size in zip(order, shape, strict=True) if size != 1]
-    return tuple(shape[order.index(axis)] for axis in range(len(order))) if places == sorted(places) else None
+    return tuple(shape[order.index(axis)] for axis in range(len(order))) if dims.keeps_order(order, shape) else None
 
 
-def _permutes(node: Node, like: Node) -> bool:
-    return isinstance(node.op, PermuteOp) and node.op == like.op and node.type.shape == like.type.shape
+def _may_be_unpermuted(node: Node, order: Order, shape: Dims) -> bool:
+    """Whether an operand of a function, whose result has this shape, can be had as it is before a permute."""
+    return _is_permuted(node, order, shape) or _unpermuted(node, order) is not None
 
 
 def _moves_on(graph: Graph, view: Node) -> bool:
@@ -58,53 +71,48 @@ def _moves_on(graph: Graph, view: Node) -> bool:
 
     A result that eager lays out row by row is written so, by the kernel that computes it.
     """
-    assert isinstance(view.op, PermuteOp)
-    permuted, order = {view.name}, view.op.order
-
-    def fits(operand: Node) -> bool:
-        return operand.name in permuted or _permutes(operand, view) or _unpermuted(operand, order) is not None
-
+    permuted, order, shape = {view.name}, _order(view), view.type.shape
     for node in graph.nodes:
         if isinstance(node.op, ReduceOp) or permuted.isdisjoint(node.inputs):
             continue
-        elementwise = isinstance(node.op, PointwiseOp) and node.type.shape == view.type.shape
-        if not elementwise or not all(fits(graph.node(name)) for name in node.inputs):
+        others = (graph.node(name) for name in node.inputs if name not in permuted)
+        elementwise = isinstance(node.op, PointwiseOp) and node.type.shape == shape
+        if not elementwise or not all(_may_be_unpermuted(other, order, shape) for other in others):
             return False
         permuted.add(node.name)
     return permuted.isdisjoint((*graph.by_rows, *(name for _, name in graph.updates)))
 
 
+def _operands(m: Match) -> list[Node]:
+    return [m.graph.node(name) for name in m.root.inputs]
+
+
 def _permuted(m: Match) -> Node | None:
     """The first operand of an elementwise function that is a permuted value of its shape."""
-    operands = (m.graph.node(name) for name in m.root.inputs)
-    own = (node for node in operands if isinstance(node.op, PermuteOp) and node.type.shape == m.root.type.shape)
-    return next(own, None)
+    shape = m.root.type.shape
+    return next((x for x in _operands(m) if isinstance(x.op, PermuteOp) and x.type.shape == shape), None)
 
 
 def _may_come_first(m: Match) -> str | None:
     view = _permuted(m)
     if view is None or not _moves_on(m.graph, view):
         return ""
-    assert isinstance(view.op, PermuteOp)
-    operands = [m.graph.node(name) for name in m.root.inputs]
-    here = all(_permutes(node, view) or _unpermuted(node, view.op.order) is not None for node in operands)
-    return None if here else ""
+    fit = (_may_be_unpermuted(node, _order(view), view.type.shape) for node in _operands(m))
+    return None if all(fit) else ""
 
 
 def _function_first(m: Match) -> Node:
     view = _permuted(m)
     assert view is not None
-    assert isinstance(view.op, PermuteOp)
-    operands = list[Node]()
-    for node in (m.graph.node(name) for name in m.root.inputs):
-        if _permutes(node, view):
-            operands.append(m.graph.node(node.inputs[0]))
-            continue
-        shape = _unpermuted(node, view.op.order)
+
+    def before(node: Node) -> Node:
+        if _is_permuted(node, _order(view), view.type.shape):
+            return m.graph.node(node.inputs[0])
+        shape = _unpermuted(node, _order(view))
         assert shape is not None
-        operands.append(node if node.type.rank == 0 else m.add(ReshapeOp(shape=shape), node))
-    assert isinstance(m.root.op, PointwiseOp)
-    return m.add(view.op, m.add(m.root.op, *operands))
+        return m.add(ReshapeOp(shape=shape), node) if node.type.rank else node
+
+    return m.add(view.op, m.add(m.root.op, *map(before, _operands(m))))
 
 
 def _before_permute(m: Match) -> Node:
