@@ -99,6 +99,19 @@ def test_scales_of_channels_and_other_alignments(offset: int, tmp_path: Path) ->
         torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5)
 
 
+def test_an_operand_along_strided_rows(tmp_path: Path) -> None:
+    """Few short rows, many of them, and longer ones: each with an instantiation of its own."""
+    inputs = "torch.rand(5, 8), torch.rand(5, 1)"
+    compiled = compile_file(write(tmp_path, "return (x / (a.abs() + 1)).sum(0)", inputs=inputs, arguments="x, a"))
+    (plan,) = steps(compiled, RowStreamPlan)
+    kernel = Kernel(compiled, plan, tmp_path)
+    for sizes in [(5, 8), (3, 1), (128, 30), (37, 2111), (300, 40), (6000, 4)]:
+        given = {"x": torch.randn(sizes), "a": torch.randn(sizes[0], 1)}
+        operands = [given[arg.node] for arg in plan.args]
+        (y,), (r,) = kernel(operands), interpret.run(kernel.body, [operand.double() for operand in operands], {})
+        torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-4)
+
+
 FLAGGED = {
     "causal": ("torch.softmax(x.masked_fill(flags, -1e4), -1)", (1, 1, 7, 20)),
     "padding": ("torch.softmax(torch.where(flags, x, -9.0), -1)", (6, 1, 1, 20)),

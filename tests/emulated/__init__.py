@@ -40,8 +40,10 @@ def _library(
     kernel = translate(kernel)
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text("\n\n".join([header, more, *own, kernel + "}\n"]))
-    # Else shared memory of a kernel, a static of a template, would be that of the first library with the same name.
-    flags = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-gnu-unique"]
+    # Without the first, shared memory of a kernel, a static of a template, would be that of the first library with the
+    # same name. With the second, a variable that nothing was stored in is -1.7e38, not what happens to lie there.
+    flags = ["-fno-gnu-unique", "-ftrivial-auto-var-init=pattern"]
+    flags += ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE"]
     run = subprocess.run(["g++", *flags, str(source), "-o", str(library)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[:4000]
     return ctypes.CDLL(str(library))
