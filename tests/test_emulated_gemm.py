@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 
 MODELS = {  # parameters of the linear layer, what the forward returns, inputs
     "stored": ((1280, 200), "F.gelu(self.linear(x)) * self.p", ["70, 1280"]),
+    "chain_before": ((1290, 200), "self.linear(F.silu(x).exp() / self.q) * self.p", ["70, 1290"]),
     "one_block": ((1290, 77), "self.linear(x).abs() - self.p", ["33, 1290"]),
     "columns": ((1283, 600), "self.linear(x).tanh() * self.p", ["130, 1283"]),
     "weights": ((1280, 300), "(x @ self.w).relu() + self.p", ["70, 1280"]),
@@ -141,6 +142,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(gemm, "in_place_seconds", lambda *_: math.inf)
     (inputs, outputs), body, shapes = MODELS[name]
     init = f"self.linear = nn.Linear({inputs}, {outputs})\nself.p = nn.Parameter(torch.randn({outputs}))\n"
+    init += f"self.q = nn.Parameter(torch.rand({inputs}) + 0.5)\n"
     init += f"self.w = nn.Parameter(torch.randn({inputs}, {outputs}))\n"
     init += f"self.v = nn.Parameter(torch.randn(3, {outputs}, {inputs}))"
     names = ", ".join(("x", "y")[: len(shapes)])

@@ -23,10 +23,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 
 CASES = MODELS | {
     "plain": ("nn.Conv2d(20, 33, 3)", "F.hardswish(self.m(x)) * 2", (20, 30, 41)),
+    "chain_before": (
+        "nn.Conv2d(20, 33, 3, padding=1)",
+        "F.hardswish(self.m(torch.where(x > 0.1, x, self.q))) * 2",
+        (20, 30, 41),
+    ),
     "channels": ("nn.Conv2d(24, 40, 3, padding=1)", "(self.m(x) + y).softmax(1) * y", (24, 13, 20), (40, 13, 20)),
 }
 PREPARED = (
     "plain",
+    "chain_before",
     "channels",
     "pixels",
     "gated",
@@ -56,7 +62,13 @@ def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
     module, body, *shapes = CASES[name]
     sizes = ", ".join(f"torch.rand(3, {', '.join(map(str, shape))})" for shape in shapes)
-    path = write(tmp_path, f"return {body}", f"{PARAMETERS}self.m = {module}", sizes, "x, y"[: 3 * len(shapes) - 2])
+    path = write(
+        tmp_path,
+        f"return {body}",
+        f"{PARAMETERS}self.q = nn.Parameter(torch.rand(20, 1, 1) + 0.5)\nself.m = {module}",
+        sizes,
+        "x, y"[: 3 * len(shapes) - 2],
+    )
     compiled = compile_file(path)
     (plan,) = steps(compiled, ContractionPlan)
     assert isinstance(plan.hopper, HopperConvPlan)

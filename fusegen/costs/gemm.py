@@ -158,21 +158,46 @@ def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: in
     return 2 * machine.launch - _EARLY + _START + split + max(products, moved / machine.bandwidth)
 
 
+@dataclass(frozen=True)
+class _InPlace:
+    """Blocks of a product that split the rows of their tiles for themselves."""
+
+    splits: int
+    """That share the sums of a tile."""
+    chunks: int
+    """Of k, of a block."""
+    resident: int
+    """Blocks that a multiprocessor has, one after the other or two at a time."""
+
+
+def _blocks_in_place(height: int, rows: int, inputs: int, outputs: int, matrices: int) -> _InPlace:
+    chunks, tiles = -(-inputs // _CHUNK), matrices * -(-rows // height) * -(-outputs // FEATURES)
+    room = {more: _BLOCKS * 7 // 8 if more > 2 else _BLOCKS for more in _SPLITS if 8 * more <= height}
+    splits = max(n for n, most in room.items() if n == 1 or (tiles * n <= most and n * n <= 2 * chunks))
+    return _InPlace(splits, -(-chunks // splits), -(-tiles * splits // _BLOCKS))
+
+
 def _in_place_seconds(
     height: int, rows: int, inputs: int, outputs: int, machine: Machine, matrices: int, functions: int = 0
 ) -> float:
     alone, alone_chunk, start, pair, chunk = _IN_PLACE[height]
-    chunks, slower = -(-inputs // _CHUNK), _UNALIGNED if inputs % 4 else 1.0
-    tiles = matrices * -(-rows // height) * -(-outputs // FEATURES)
-    room = {more: _BLOCKS * 7 // 8 if more > 2 else _BLOCKS for more in _SPLITS if 8 * more <= height}
-    splits = max(n for n, most in room.items() if n == 1 or (tiles * n <= most and n * n <= 2 * chunks))
-    own, resident = -(-chunks // splits), -(-tiles * splits // _BLOCKS)
-    products = alone + own * alone_chunk * slower
-    if resident > 1:
-        products = start + -(-resident // 2) * pair + own * resident * chunk * slower
-    products += functions * resident * height / splits * (_FUNCTION if resident > 1 else _FUNCTION_ALONE)
+    slower = _UNALIGNED if inputs % 4 else 1.0
+    found = _blocks_in_place(height, rows, inputs, outputs, matrices)
+    products = alone + found.chunks * alone_chunk * slower
+    if found.resident > 1:
+        products = start + -(-found.resident // 2) * pair + found.chunks * found.resident * chunk * slower
+    each = _FUNCTION if found.resident > 1 else _FUNCTION_ALONE
+    products += functions * found.resident * height / found.splits * each
     moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
-    return machine.launch + max(products + _SPLITS[splits], alone + moved / machine.bandwidth)
+    return machine.launch + max(products + _SPLITS[found.splits], alone + moved / machine.bandwidth)
+
+
+def chunks_in_place(body: Graph, node: Node) -> int:
+    """Chunks of k that a multiprocessor splits, one after the other, in such a product."""
+    matrices, sizes = factors(body, node).traced(body)
+    ((height, *_), *_) = in_place_rows(body, node).values()
+    found = _blocks_in_place(height, *sizes, matrices)
+    return found.chunks * found.resident
 
 
 def in_place_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:

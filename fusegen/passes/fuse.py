@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from fusegen import ops
-from fusegen.costs import boxes, contractions, direct
+from fusegen.costs import before_products, boxes, contractions, direct
 from fusegen.ir import (
     AdaptivePoolOp,
     AxisTapSumOp,
@@ -40,7 +40,7 @@ from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, unreadable, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
-from fusegen.spaces import convpool, convreduce, convsweep, poolrows, poolspace, scanspace, viewspace
+from fusegen.spaces import convpool, convreduce, convsweep, poolrows, poolspace, prologue, scanspace, viewspace
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 Template = Literal[
@@ -99,8 +99,13 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return "its convolution has a kernel of its own"
         if template == "scan":
             scanspace.check(body)
+        before = None
+        if template == "contraction":
+            before, body = prologue.split(body)
         pooled = rows and poolrows.takes(body)
         space = poolrows.rows(body) if pooled else analyze(body)
+        if before and (reason := before_products.refusal(before, body, space, machine)):
+            return reason
     except NotFusable as error:
         return str(error)
     if rows and (reason := unreadable(body, "" if pooled else space.source)):

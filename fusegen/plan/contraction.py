@@ -16,6 +16,7 @@ from fusegen.plan.details import (
     ABSENT_AXIS,
     ContractionAxis,
     ContractionPlan,
+    DirectConvPlan,
     HopperConvPlan,
     PlainConvPlan,
     PositionResult,
@@ -196,6 +197,14 @@ def _plain(region: Region, name: str, node: Node, axes: tuple[ContractionAxis, .
     return region.plan(f"{name}_conv_plain", detail)
 
 
+def _with_before(detail: HopperConvPlan, before: RowProgram) -> HopperConvPlan:
+    """``detail`` and its kernel in fp32 with a chain before their products."""
+    beside = detail.in_fp32
+    assert detail.alternative is None  # which reads its input as it lies
+    assert not isinstance(beside, DirectConvPlan)
+    return detail.replace(before=before, in_fp32=beside and beside.replace(before=before))
+
+
 def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     """One kernel for a contraction and what follows it; rows run along its channels (features).
 
@@ -212,7 +221,7 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     rows = region.lower(space, Style("{}" if reduced else "{}[j]", "{}"), "v")
     whole = any(phase.reductions for phase in rows.phases)
     stored = not (statistics or reduced or whole)
-    if not portable and stored and _is_plain(region, node):
+    if not portable and stored and not region.before and _is_plain(region, node):
         return _plain(region, name, node, axes)
     slower = not portable and not statistics and _is_slower(region, node, whole)
     streamed = 0 if statistics or reduced else _streamed(rows)
@@ -236,13 +245,16 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
             streamed=streamed,
         )
     hopper_plan = None if isinstance(asynchronous, str) else asynchronous
-    if hopper_plan and stored and direct.pays_in_fp32(region.body, node, machine("sm_90")):
+    before = region.lower_before(node)
+    if hopper_plan and before:
+        hopper_plan = _with_before(hopper_plan, before)
+    if hopper_plan and stored and not before and direct.pays_in_fp32(region.body, node, machine("sm_90")):
         hopper_plan = hopper_plan.replace(in_fp32=conv_direct.detail_of(region).replace(precise=True))
     alone = not portable and hopper_plan is None
     detail = portable_conv(region, node, axes, rows, whole, alone, not reduced, stored)
     return region.plan(
         f"{name}_conv_reduce" if reduced else f"{name}_contraction",
-        detail.replace(statistics=statistics, reduced=reduced),
+        detail.replace(before=before, statistics=statistics, reduced=reduced),
         hopper=hopper_plan,
         workspace=True,
         tf32="conv",

@@ -44,6 +44,7 @@ def portable(region: Region, alone: bool = False) -> ContractionPlan:
         inputs=int(x.type.shape[-1]),
         outputs=outputs,
         products=choose(f"{node.name} tile", tiles) if alone else next(iter(tiles.values())),
+        before=region.lower_before(node),
         rows=region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}[j]", "{}"), "v"),
     )
 
@@ -149,6 +150,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     style = Style(indexed("i", factors.outputs), "{}", moves_rows=True, parts=True)
     detail = GemmPlan(
         **_factors(region, node),
+        before=region.lower_before(node),
         source_transposed=node.op.left_transposed,
         in_place=in_place,
         beside=in_place and gemm.finishes_beside(region.body, node),
@@ -163,6 +165,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         return region.plan(
             f"{name}_gemm_sm90", detail, counters=counters, workspace=workspace, tf32="matmul", only_hopper=True
         )
+    workspace = workspace or region.before is not None  # for what the portable kernel's products are of
     return region.plan(
         f"{name}_gemm", portable(region), hopper=detail, counters=counters, workspace=workspace, tf32="matmul"
     )

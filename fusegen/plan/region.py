@@ -15,7 +15,7 @@ from fusegen.plan.rows import RowLowering
 from fusegen.plan.sizes import Sizes
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
-from fusegen.spaces import channels, convreduce, poolrows
+from fusegen.spaces import channels, convreduce, poolrows, prologue
 from fusegen.spaces.rowspace import RowSpace, analyze
 
 _KEEPS_SIZES = ("contraction", "pointwise", "row_reduce", "row_stream")
@@ -27,7 +27,10 @@ class Region:
 
     def __init__(self, graph: Graph, node: Node):
         assert isinstance(node.op, RegionOp)
-        self.graph, self.node, self.body = graph, node, node.op.body
+        self.graph, self.node, self.whole = graph, node, node.op.body
+        self.before, self.body = None, self.whole
+        if node.op.template == "contraction":
+            self.before, self.body = prologue.split(self.whole)
         self.head, self.tail = self.body, None
         if node.op.template == "contraction":
             self.head, self.tail = channels.split(self.body)
@@ -39,16 +42,19 @@ class Region:
             self.head = self.pooled.after
         counts = {"p": 0, "x": 0}
         self.args: dict[str, TensorArg] = {}
-        for inside, outside in zip(self.body.inputs, node.inputs, strict=True):
+        for inside, outside in zip(self.whole.inputs, node.inputs, strict=True):
             letter = "p" if isinstance(graph.node(outside).op, ParamOp) else "x"
             self.args[inside.name] = TensorArg(name=f"{letter}{counts[letter]}", node=outside, type=inside.type)
             counts[letter] += 1
         others: list[Dim] = [
-            n.op.value for n in self.body.nodes if isinstance(n.op, ConstOp) and isinstance(n.op.value, str)
+            n.op.value for n in self.whole.nodes if isinstance(n.op, ConstOp) and isinstance(n.op.value, str)
         ]
         if node.op.template in _KEEPS_SIZES and not self.pooled:  # a product of which may be an axis of its operand
             others += [size for inside in self.body.nodes for size in inside.type.shape]
-        self.sizes = Sizes(tuple(self.args.values()), others)
+        self.operands = tuple(self.args.values())
+        self.sizes = Sizes(self.operands, others)
+        if self.before:  # who reads the data reads what the chain before it is of
+            self.args[self.before.outputs[0]] = self.args[prologue.source(self.before).name]
         if self.pooled:
             pooled.define(self.pooled, self.sizes)
 
@@ -83,6 +89,12 @@ class Region:
         output = self.outputs[0].replace(node=part.outputs[0])
         return RowLowering(part, space, self.args, self.sizes, style, source).program((output,))
 
+    def lower_before(self, head: Node) -> RowProgram | None:
+        """What happens to every value of the data of ``head`` before its products, ``v`` in the template."""
+        if self.before is None:
+            return None
+        return self.lower_part(self.before, prologue.space(self.before, head), "v", Style("{}", "{}"))
+
     def lower_tail(self, statistics: dict[str, str]) -> RowProgram:
         """What follows from the ``statistics`` of a channel, which the template knows by these names."""
         assert self.tail is not None
@@ -106,7 +118,7 @@ class Region:
         parts: tuple[KernelPlan, ...] = (),
         aligned: tuple[str, ...] = (),
     ) -> KernelPlan:
-        args = tuple(self.args.values())
+        args = self.operands
         return KernelPlan(
             name=name,
             node=self.node.name,
@@ -117,7 +129,7 @@ class Region:
             given=tuple(self.sizes.given),
             detail=detail,
             hopper=hopper,
-            computes=tuple(format_node(n) for n in self.body.nodes if not isinstance(n.op, InputOp)),
+            computes=tuple(format_node(n) for n in self.whole.nodes if not isinstance(n.op, InputOp)),
             counters=counters,
             workspace=workspace,
             tf32=tf32,

@@ -91,19 +91,24 @@ def _elementwise(part: Graph, source: str, shape: Dims, planes: int) -> PlaneSpa
 
 
 def along_channels(part: Graph, source: str) -> RowSpace:
-    """The space of a chain from ``source`` to a result laid out alike, rows along channels. Raises ``NotFusable``.
+    """As ``along``, the axis that of the channels."""
+    return along(part, source, CHANNELS)
 
-    No reshape may split axes: the channels of ``source`` are then no axis of the space.
+
+def along(part: Graph, source: str, axis: int) -> RowSpace:
+    """The space of a chain from ``source`` to a result laid out alike, rows along ``axis``. Raises ``NotFusable``.
+
+    No reshape may split axes: that of ``source`` is then no axis of the space.
     """
     space, shape, result = analyze(part, source), part.node(source).type.shape, part.node(part.outputs[0])
     if space.row_axes:
         raise NotFusable(f"a reduction reads {source}")
-    whole = tuple((axis,) if size != 1 else () for axis, size in enumerate(shape))
+    whole = tuple((number,) if size != 1 else () for number, size in enumerate(shape))
     if space.shape != shape or result.type.shape != shape or space.axes[result.name] != whole:
         raise NotFusable(f"{result.name} does not have the axes of {source}")
     if result.type.dtype is not DType.FLOAT32:
         raise NotFusable(f"{result.name} is {result.type.dtype.value}")
-    return with_rows(space, (CHANNELS,))
+    return with_rows(space, (axis,))
 
 
 def repeated(op: PoolOp | AdaptivePoolOp) -> float:

@@ -92,6 +92,8 @@ class ContractionPlan(Frozen):
     """Full fp32 whatever torch's TF32 setting says, as eager computes it."""
     tiling: ConvTiling | None = None
     products: MatmulTiling | None = None
+    before: RowProgram | None = None
+    """What happens to every value of the source, ``v``, before its products; ``l`` counts input channels (features)."""
     rows: RowProgram
     statistics: StatisticsPlan | None = None
     reduced: tuple[PositionResult, ...] = ()

@@ -194,6 +194,8 @@ class HopperConvPlan(Frozen):
     """The kernel for inputs whose rows and address are multiples of 16 bytes: it reads them as they lie."""
     in_fp32: HopperConvPlan | DirectConvPlan | None = None
     """Beside a kernel in TF32, the one for sizes at which cuDNN decides on full fp32."""
+    before: RowProgram | None = None
+    """What happens to every value of the source, ``v``, as it is prepared; ``l`` counts input channels."""
     rows: RowProgram
     statistics: StatisticsPlan | None = None
     reduced: tuple[PositionResult, ...] = ()

@@ -34,6 +34,8 @@ class GemmPlan(_BatchedProduct):
     """Such a product on the tensor cores of sm_90a."""
 
     template: Literal["gemm_sm90"] = "gemm_sm90"
+    before: RowProgram | None = None
+    """What happens to every value of the source, ``v``, before its products; ``l`` counts the inputs."""
     source_transposed: bool = False
     """Every matrix of the source is stored as [inputs, rows]."""
     in_place: bool = False
