@@ -40,8 +40,9 @@ _PLAIN = 0.85
 """Share of the rate that is left where an element of x takes part in few products."""
 LOAD_SECONDS = 2e-6
 """What it takes in full fp32 for every load of its input but the first: to arrive and to be split."""
-_VOLUME = 1.2
-"""Least times over that a convolution along three axes takes in full fp32 (1.2, 1.2, 2.6 and 4.0 of four)."""
+_VOLUME = {False: 1.2, True: 2.2}
+"""Times over that a convolution along three axes takes in full fp32: the least where its stride is 1 (1.2 to 4.0 of
+four), and strided (1.2, 2.5 and 3.8 of three)."""
 _SHARED_SECONDS = 1.5e-6
 """To add up the sums of the blocks that share a tile."""
 _SLICE_SECONDS, _WORD_FLOPS = 5e-7, 25
@@ -119,7 +120,8 @@ def portable_seconds(
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*node.inputs, node.name))
     rate = machine.mma_flops * (1.0 if split else _PLAIN)
     seconds = waves * (block_flops * slots / rate + block_seconds) + moved / machine.bandwidth
-    seconds *= _VOLUME if split and isinstance(node.op, ConvOp) and node.op.rank == 3 else 1.0
+    if split and isinstance(node.op, ConvOp) and node.op.rank == 3:
+        seconds *= _VOLUME[not node.op.transposed and max(node.op.stride) > 1]
     return seconds + loaded * _WORD_FLOPS / machine.flops
 
 
