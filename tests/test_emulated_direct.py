@@ -154,6 +154,32 @@ def test_reductions_over_all_positions_agree_with_float64(
     assert name != "parts" or any(detail.outputs % tile.outputs for tile in detail.tiles)
 
 
+OVER_CHANNELS = {
+    "mean": ("nn.Conv2d(5, 4, 3, padding=1)", "F.leaky_relu(self.m(x)).mean(1, keepdim=True) * 2", (5, 7, 12)),
+    "maximum": ("nn.Conv1d(5, 4, 5, dilation=2)", "torch.maximum(self.m(x), self.q).amax(1)", (5, 18)),
+    "softmax": ("nn.Conv2d(20, 3, 3)", "F.log_softmax(self.m(x) * 2, 1) - self.s", (20, 9, 14)),
+    "several": ("nn.ConvTranspose2d(12, 3, 4, 2, 1)", "(self.m(x).softmax(1) + self.c).logsumexp(1)", (12, 5, 6)),
+    "variance": ("nn.Conv3d(4, 6, 2)", "self.m(x).var(1, unbiased=False).sqrt()", (4, 3, 4, 5)),
+    "prologue": ("nn.Conv2d(5, 3, 3, 1, 1)", "self.m(x.relu() + 0.5).prod(1)", (5, 6, 7)),
+    "points": ("nn.Conv2d(6, 3, 1)", "self.m(x).softmax(1)", (6, 5, 8)),
+}
+"""The same, reductions over the channels, which a thread has."""
+
+
+@pytest.mark.parametrize("name", OVER_CHANNELS)
+def test_reductions_over_channels_agree_with_float64(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "is_small", lambda *_: True)
+    module, body, shape = OVER_CHANNELS[name]
+    own = "self.s = nn.Parameter(torch.randn(3, 1, 12))\nself.c = nn.Parameter(torch.randn(3, 1, 1))"
+    own += "\nself.q = nn.Parameter(torch.randn(1, 4, 10))"
+    more = 0 if "self.s" in body or "self.q" in body else 3
+    detail = agrees(f"{module}\n{own}", body, shape, tmp_path, more=more).detail
+    assert isinstance(detail, DirectConvPlan)
+    assert any(phase.reductions for phase in detail.after.phases)
+
+
 def random_module(rng: random.Random) -> tuple[str, tuple[int, ...]]:
     """A grouped transposed convolution and the shape of a sample."""
     rank, groups = rng.randint(1, 3), rng.randint(2, 3)

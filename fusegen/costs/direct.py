@@ -17,7 +17,7 @@ from fusegen.costs.direct_tiles import CHAIN, Tile, along_axes, chain, lines_rea
 from fusegen.costs.tiling import TooLarge
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
-from fusegen.spaces.poolspace import along_channels, around, operations
+from fusegen.spaces.poolspace import along_channels, around, operations, over_channels
 from fusegen.spaces.rowspace import NotFusable, RowSpace
 from fusegen.tuning import kernel_or_library
 
@@ -71,10 +71,10 @@ def takes(body: Graph, node: Node) -> bool:
 def is_small(body: Graph, node: Node) -> bool:
     """True where tensor cores are expected to take longer for a convolution, with what they prepare.
 
-    False for ``precise`` ones, whose sums keep what rounding takes, and before a reduction that may share a kernel.
+    False for ``precise`` ones, whose sums keep what rounding takes.
     """
     assert isinstance(node.op, ConvOp)
-    if node.op.precise or contractions.reduces(body):
+    if node.op.precise:
         return False
     rates = machine(DEFAULT_TARGET)
     x, w = (body.node(name).type for name in node.inputs[:2])
@@ -88,7 +88,8 @@ def is_small(body: Graph, node: Node) -> bool:
         return False
     tensor = contractions.asynchronous_seconds(body, node, rates)
     try:
-        tensor = min(tensor, contractions.portable_seconds(body, node, False, rates, few=False) + _PREPARED)
+        whole = contractions.reduces(body)
+        tensor = min(tensor, contractions.portable_seconds(body, node, whole, rates, few=False) + _PREPARED)
     except TooLarge:
         return True
     return seconds(body, node, rates) < tensor
@@ -135,27 +136,35 @@ def split(body: Graph) -> DirectRegion:
     if conv.type.dtype is not DType.FLOAT32:
         raise NotFusable(f"it is {conv.type.dtype.value}, for which such a convolution has no kernel")
     before, after = around(body, conv)
+    whole = contractions.reduces(after)
+    if whole and isinstance(conv.op, ConvOp) and conv.op.groups > 1:
+        raise NotFusable("a reduction over the channels of several groups")
     shape = before.node(x).type.shape
     source = next((node.name for node in before.inputs if node.type.shape == shape), None)
     if source is None:
         raise NotFusable(f"no operand has the shape of {x}")
-    return DirectRegion(conv, before, after, along_channels(before, source), along_channels(after, conv.name))
-
-
-def is_line(op: ConvOp, kernel: tuple[int, ...]) -> bool:
-    """Whether a result is of one position of the input, the same: positions then lie along one axis, however many."""
-    once = prod((*kernel, *op.stride)) == 1 and not any((*op.padding, *op.output_padding))
-    return once and op.rank > 1
+    after_space = over_channels(after, conv.name) if whole else along_channels(after, conv.name)
+    if any((axes := after_space.base_axes(name)) != tuple(sorted(axes)) for name in after.outputs):
+        raise NotFusable("its result is laid out in another way: a view is free")
+    return DirectRegion(conv, before, after, along_channels(before, source), after_space)
 
 
 def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
-    """The tiles of the kernel for ``conv`` at the traced sizes. Raises ``NotFusable``."""
+    """The tiles of the kernel for ``conv`` at the traced sizes. Raises ``NotFusable``.
+
+    Where a reduction over the channels follows, a thread has all of them.
+    """
     work, rates = _work(body, conv), machine(DEFAULT_TARGET)
+    whole = work.op.groups == 1 and contractions.reduces(body)
     found = work.tiles() if work.op.groups == 1 else ()
     if not found or work.outputs >= contractions.LEAST_OUTPUTS:
         channels, groups = (work.inputs, work.outputs), work.samples * work.op.groups
         apart = tiles(work.op, work.kernel, channels, work.lengths, groups)
-        if not found or _turn_seconds(body, conv, apart, rates) <= _turn_seconds(body, conv, found, rates):
+        all_outputs = all(tile.outputs == work.outputs for tile in apart)
+        if whole and not found and not all_outputs:
+            raise NotFusable("a reduction over more channels than a thread has")
+        sooner = not found or _turn_seconds(body, conv, apart, rates) <= _turn_seconds(body, conv, found, rates)
+        if sooner and (all_outputs or not whole):
             found = apart
     plain = isinstance(body.node(conv.inputs[0]).op, InputOp)  # else operands of the chain before it differ by channel
     return found if plain else tuple(tile.replace(ahead=1) for tile in found)
@@ -211,7 +220,7 @@ def _work(body: Graph, conv: Node) -> direct_shared.Work:
     x, w = (body.node(name).type for name in conv.inputs[:2])
     batch, _, *lengths = body.shape(conv.name)
     channels, kernel = inference.group_channels(op, x, w), inference.kernel_size(w)
-    if is_line(op, kernel):
+    if inference.is_line(op, kernel):
         op = op.replace(stride=(1,), padding=(0,), dilation=(1,), output_padding=(0,))
         kernel, lengths = (1,), [prod(lengths)]
     return direct_shared.Work(op, kernel, *channels, tuple(lengths), batch)

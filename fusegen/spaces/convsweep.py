@@ -17,8 +17,8 @@ from fusegen.ir import ConvOp, DType, Graph, Node, PointwiseOp, ReduceOp, Reshap
 from fusegen.machines import Machine
 from fusegen.spaces import channels, convreduce
 from fusegen.spaces.convpool import check_operands, unfit
-from fusegen.spaces.poolspace import CHANNELS, along_channels, around
-from fusegen.spaces.rowspace import NotFusable, RowSpace, analyze, with_rows
+from fusegen.spaces.poolspace import CHANNELS, along_channels, around, over_channels
+from fusegen.spaces.rowspace import NotFusable, RowSpace
 from fusegen.tuning import together_or_apart
 
 SweptFn = Literal["max", "min", "mean", "sum", "prod"]
@@ -98,16 +98,6 @@ def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], se
     return known | copies, copies, list(after)
 
 
-def _after(part: Graph, source: Node) -> RowSpace:
-    """The space of the chain after the reduction: rows along the channels of its results. Raises ``NotFusable``."""
-    space = analyze(part, source.name)
-    if space.shape != source.type.shape:
-        raise NotFusable(f"a reshape splits the axes of {source.name}")
-    if not set(space.row_axes) <= {CHANNELS}:
-        raise NotFusable(f"a reduction of {source.name} runs over other axes than the channels")
-    return with_rows(space, (CHANNELS,))
-
-
 def split(body: Graph) -> ConvSweep:
     """The parts of a region with a convolution and a reduction along its positions. Raises ``NotFusable``."""
     (conv,) = (node for node in body.nodes if isinstance(node.op, ConvOp))
@@ -117,12 +107,12 @@ def split(body: Graph) -> ConvSweep:
     if any(isinstance(node.op, ConvOp) for node in after.nodes):
         raise NotFusable("its convolution is not the one that it reduces")
     if direct.is_narrow(body, conv):
-        return ConvSweep(conv, last, before, after, direct.split(before).after_space, _after(after, last))
+        return ConvSweep(conv, last, before, after, direct.split(before).after_space, over_channels(after, last.name))
     if any(name not in body.by_name or body.node(name).op.kind != "input" for name in conv.inputs):
         raise NotFusable(f"an operand of {conv.name} is computed before it")
     before_space = along_channels(before, conv.name)
     check_operands(before, before_space)
-    return ConvSweep(conv, last, before, after, before_space, _after(after, last))
+    return ConvSweep(conv, last, before, after, before_space, over_channels(after, last.name))
 
 
 def refusal(body: Graph, machine: Machine) -> str | None:
@@ -137,7 +127,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     left, result = (4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth for node in (parts.reduction, conv))
     alone = library.seconds(body, conv, machine)
     if direct.takes(parts.before, conv):
-        alone = min(alone, direct.seconds(body, conv, machine))
+        alone = min(alone, direct.seconds(parts.before, conv, machine))
     if direct.is_narrow(body, conv):
         return _narrow_refusal(body, parts, machine, alone + result + machine.launch)
     if parts.whole and conv.op.groups > 1:

@@ -111,6 +111,16 @@ def along(part: Graph, source: str, axis: int) -> RowSpace:
     return with_rows(space, (axis,))
 
 
+def over_channels(part: Graph, source: str) -> RowSpace:
+    """The space of a chain that may reduce over the channels of ``source``: rows along these. Raises ``NotFusable``."""
+    space = analyze(part, source)
+    if space.shape != part.node(source).type.shape:
+        raise NotFusable(f"a reshape splits the axes of {source}")
+    if not set(space.row_axes) <= {CHANNELS}:
+        raise NotFusable(f"a reduction of {source} runs over other axes than the channels")
+    return with_rows(space, (CHANNELS,))
+
+
 def repeated(op: PoolOp | AdaptivePoolOp) -> float:
     """How many windows an element is in, on average."""
     if isinstance(op, AdaptivePoolOp):
