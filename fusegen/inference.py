@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from fusegen import dims, windows
@@ -120,6 +121,12 @@ def group_channels(op: ConvOp, x: TensorType, w: TensorType) -> tuple[int, int]:
 def kernel_size(w: TensorType) -> tuple[int, ...]:
     """The kernel extents of a convolution weight."""
     return tuple(int(size) for size in w.shape[2:])
+
+
+def is_line(op: ConvOp, kernel: tuple[int, ...]) -> bool:
+    """Whether a result is of one position of the input, the same: positions then lie along one axis, however many."""
+    once = prod((*kernel, *op.stride)) == 1 and not any((*op.padding, *op.output_padding))
+    return once and op.rank > 1
 
 
 def infer_conv(op: ConvOp, types: Types, declared: TensorType) -> TensorType:

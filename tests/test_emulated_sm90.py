@@ -35,6 +35,7 @@ PREPARED = (
     "chain_before",
     "channels",
     "pixels",
+    "plane",
     "gated",
     "grouped",
     "of_its_input",
@@ -48,7 +49,7 @@ PREPARED = (
     "transposed_volume",
     "transposed_rows",
 )
-IN_PLACE = ("channels", "aligned", "rows", "samples", "dilated", "volume", "transposed")
+IN_PLACE = ("channels", "aligned", "pixels", "plane", "rows", "samples", "dilated", "volume", "transposed")
 
 
 @pytest.mark.parametrize(

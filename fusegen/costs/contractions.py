@@ -259,16 +259,22 @@ def _is_alone(body: Graph, node: Node) -> bool:
     return node.name == body.outputs[0] or _only_adds_bias(body, node)
 
 
-def library_share(body: Graph, node: Node, machine: Machine) -> float:
-    """What a kernel may take: the library's time, and that of a pass over its result for what follows."""
+def library_share(body: Graph, node: Node, machine: Machine, saves: bool = False) -> float:
+    """What a kernel may take: the library's time, and that of a pass over its result for what follows.
+
+    Less where it is alone, and ``saves`` nothing elsewhere.
+    """
     seconds = library.seconds(body, node, machine)
     if node.name != body.outputs[0]:  # also a bias is a pass
         seconds += 2 * 4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth + machine.launch
-    return seconds * (_CLEARLY if _is_alone(body, node) else 1.0)
+    return seconds * (_CLEARLY if _is_alone(body, node) and not saves else 1.0)
 
 
-def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
-    """Why the contraction in ``body`` is left to the library, or None when a kernel computes it."""
+def refusal(body: Graph, space: RowSpace, machine: Machine, saved: float = 0.0) -> str | None:
+    """Why the contraction in ``body`` is left to the library, or None when a kernel computes it.
+
+    ``saved``: seconds that a convolution's kernel takes off what reads its result.
+    """
     node = body.node(space.source)
     assert isinstance(node.op, (ConvOp, MatmulOp))
     sizes = [node.type.shape[feature_axis(node)], *body.node(node.inputs[1]).type.shape]
@@ -292,20 +298,20 @@ def refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
     if groups > 1 and int(node.type.shape[1]) < LEAST_OUTPUTS * groups:
         return f"groups of fewer than {LEAST_OUTPUTS} output channels would mostly multiply zeros"
     ours = kernel_seconds(body, node, bool(space.row_axes), machine, finished=True)
-    library = library_share(body, node, machine)
+    library = library_share(body, node, machine, bool(saved)) + saved
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"
     return kernel_or_library(node.name, ours, library, reason)
 
 
-def statistics_refusal(body: Graph, space: RowSpace, machine: Machine) -> str | None:
-    """Why a kernel for ``body`` cannot also find statistics of its channels, or None.
+def statistics_refusal(body: Graph, space: RowSpace, machine: Machine, saved: float) -> str | None:
+    """Why a kernel for ``body`` does not also find statistics of its channels, which saves so much, or None.
 
     Only the tensor-core kernel has them in its epilogue; the portable one reads its result again.
     """
     node = body.node(space.source)
     if not machine.wgmma or hopper_refusal(body, node):
         return "only sm_90a's kernel finds statistics while it stores"
-    return refusal(body, space, machine)
+    return refusal(body, space, machine, saved)
 
 
 def is_plain_product(body: Graph, node: Node) -> bool:

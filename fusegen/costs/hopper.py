@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, prod
+from typing import TypeAlias
 
 from fusegen import dims, inference
 from fusegen.ir import ConvOp, Graph, Node
@@ -174,9 +175,20 @@ def in_place_patch(height: int, width: int) -> tuple[int, int]:
     return min(((2, 32), (1, 64)), key=lambda shape: covered(shape, height, width))
 
 
-def _taps(conv: ConvOp, weight: Node) -> list[Taps]:
-    structure = zip(inference.kernel_size(weight.type), conv.stride, conv.padding, conv.dilation, strict=True)
-    return [Taps(*axis, conv.transposed) for axis in structure]
+Lengths: TypeAlias = list[tuple[int, int]]
+"""Of the input and of the output, by axis."""
+
+
+def _axes(body: Graph, node: Node) -> tuple[list[Taps], Lengths]:
+    """The taps along each axis, and its lengths at the traced sizes; positions of a line are one axis."""
+    conv = node.op
+    assert isinstance(conv, ConvOp)
+    kernel = inference.kernel_size(body.node(node.inputs[1]).type)
+    sizes, outputs = body.shape(node.inputs[0])[2:], body.shape(node.name)[2:]
+    if inference.is_line(conv, kernel):
+        return [Taps(1, 1, 0, 1, conv.transposed)], [(prod(sizes), prod(outputs))]
+    structure = zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True)
+    return [Taps(*axis, conv.transposed) for axis in structure], list(zip(sizes, outputs, strict=True))
 
 
 def in_block(phases: int) -> int:
@@ -195,9 +207,9 @@ def blocks(body: Graph, node: Node) -> int:
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
     _, outputs = inference.group_channels(conv, x.type, w.type)
-    taps = _taps(conv, w)
+    taps, lengths = _axes(body, node)
     columns = -(-outputs // 8) * 8 * prod(axis.phases for axis in taps)
-    slots = body.shape(x.name)[0] * prod(_pitches(body, node, taps))
+    slots = body.shape(x.name)[0] * prod(_pitches(taps, lengths))
     return -(-slots // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * conv.groups
 
 
@@ -207,9 +219,8 @@ def _last_turn(body: Graph, node: Node, machine: Machine) -> float:
     return -(-count // machine.multiprocessors) * machine.multiprocessors / count
 
 
-def _pitches(body: Graph, node: Node, taps: list[Taps]) -> list[int]:
+def _pitches(taps: list[Taps], lengths: Lengths) -> list[int]:
     """Base slots along each axis of a sample; their product is those of a sample."""
-    lengths = zip(body.shape(node.inputs[0])[2:], body.shape(node.name)[2:], strict=True)
     return [axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True)]
 
 
@@ -219,8 +230,8 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(conv, x.type, w.type)
-    taps = _taps(conv, w)
-    pitches = _pitches(body, node, taps)
+    taps, lengths = _axes(body, node)
+    pitches = _pitches(taps, lengths)
     slots = body.shape(x.name)[0] * prod(pitches)
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
     depth = 4 if precise and inputs <= 4 else depth  # two taps to a product
@@ -247,14 +258,14 @@ def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
-    taps = _taps(conv, w)
-    if body.shape(x.name)[-1] % _ROW_ELEMENTS or in_place_refusal(taps, precise=False):
+    taps, lengths = _axes(body, node)
+    if lengths[-1][0] % _ROW_ELEMENTS or in_place_refusal(taps, precise=False):
         return inf
     if any(axis.phases > 1 for axis in taps):
         return inf  # right, and slower: 1.08 against 0.74 ms for 64 channels to 64, stride 2
     inputs, outputs = inference.group_channels(conv, x.type, w.type)
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
-    bases = [1, *(axis.bases(output) for axis, output in zip(taps, body.shape(node.name)[2:], strict=True))]
+    bases = [1, *(axis.bases(output) for axis, (_, output) in zip(taps, lengths, strict=True))]
     patch = in_place_patch(bases[-2], bases[-1])
     positions = body.shape(x.name)[0] * prod(bases[:-2]) * covered(patch, bases[-2], bases[-1])
     products = 2 * positions * prod(axis.products for axis in taps) * depth * width * conv.groups

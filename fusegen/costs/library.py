@@ -31,6 +31,9 @@ _PHASES = (1.0, 1.2, 1.5)
 h200-library-convolutions.json; the medians are 1.3 and 1.7)."""
 _UNALIGNED = 1.6
 """Times over that a convolution of 1x1 moves input and result whose channels are no multiple of 16 bytes."""
+_SMALL_PLANE = (300, 1.6)
+"""Positions below which the products of a convolution of 1x1 take longer, and how many times over (15 convolutions of
+networks, h200-one-tap.json: 1.5 and 1.8 times with 196 positions, 0.9 to 1.1 with 784)."""
 _LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 
@@ -65,8 +68,9 @@ def seconds(body: Graph, node: Node, machine: Machine) -> float:
         products *= times
     strided, one_tap = max(node.op.stride) > 1, prod(inference.kernel_size(w)) == node.op.groups == 1
     if one_tap and not (strided and (node.op.transposed or not tf32)):  # a matrix product where the data lies
-        unaligned = prod(body.shape(node.name)[2:]) % 4 > 0
-        return products + (_UNALIGNED if unaligned else 1.0) * moved + 2 * machine.launch
+        positions, (few, times) = prod(body.shape(node.name)[2:]), _SMALL_PLANE
+        products *= times if positions < few else 1.0
+        return products + (_UNALIGNED if positions % 4 else 1.0) * moved + 2 * machine.launch
     seconds = products + _PASSES[tf32 or one_tap] * moved + _LAUNCHES * machine.launch
     if node.op.transposed and node.op.groups == 1:
         return _PHASES[min(max(node.op.stride), len(_PHASES)) - 1] * seconds

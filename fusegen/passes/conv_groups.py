@@ -36,11 +36,12 @@ def with_statistics(grouping: Grouping, conv: Node, free: set[str], machine: Mac
     group = Group(*map(frozenset, found))
     body, _ = grouping.body(group)
     head, _ = channels.split(body)
+    saved = channels.saved(grouping.graph, head, machine)
     try:
-        reason = unreadable(body) or contractions.statistics_refusal(head, analyze(head), machine)
+        reason = unreadable(body) or contractions.statistics_refusal(head, analyze(head), machine, saved)
     except NotFusable:
         return None
-    return group if reason is None and channels.pays(grouping.graph, body, machine) else None
+    return group if reason is None and channels.pays(grouping.graph, head, machine) else None
 
 
 def reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:

@@ -10,7 +10,7 @@ from fusegen.costs import contractions, direct, hopper, library, tiling
 from fusegen.ir import ConvOp, Node, ReduceOp, RegionOp
 from fusegen.machines import machine
 from fusegen.plan import conv_direct, conv_sm90, gemm
-from fusegen.plan.conv_axes import axes_of
+from fusegen.plan.conv_axes import axes_of, line_of
 from fusegen.plan.conv_window import Pooling
 from fusegen.plan.details import (
     ABSENT_AXIS,
@@ -69,6 +69,8 @@ def hopper_conv(
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
     traced = tuple(zip(region.body.shape(x.name)[2:], region.body.shape(node.name)[2:], strict=True))
+    if not pooling and inference.is_line(node.op, inference.kernel_size(w.type)):
+        axes, traced = (line_of(region, x),), ((prod(size for size, _ in traced),) * 2,)
     operands = conv_sm90.Operands(
         node.name,
         region.args[x.name].name,
@@ -78,9 +80,7 @@ def hopper_conv(
     )
     channels = inference.conv_channels(node.op, x.type, w.type)
     precise = not library.allows_tf32(region.body, node)
-    # Statistics and moments beside operands in registers are not measured: they keep to the prepared input.
-    states = statistics is not None or convreduce.has_moments(result.fn for result in reduced)
-    in_place = not (precise or pooling or states) and hopper.reads_in_place(region.body, node, machine("sm_90"))
+    in_place = not (precise or pooling) and hopper.reads_in_place(region.body, node, machine("sm_90"))
 
     conv = node.op
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusegen import inference, windows
 from fusegen.ir import ConvOp, Node
-from fusegen.plan.details import ContractionAxis
+from fusegen.plan.details import ABSENT_AXIS, ContractionAxis
 from fusegen.plan.region import Region
 
 
@@ -27,3 +27,9 @@ def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple
             )
         )
     return tuple(axes)
+
+
+def line_of(region: Region, x: Node) -> ContractionAxis:
+    """All positions of ``x`` as one axis, for ``inference.is_line``."""
+    size = region.sizes.product(x.type.shape[2:])
+    return ABSENT_AXIS.replace(size=size, output=size)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from fusegen import inference
-from fusegen.costs import direct, direct_shared, library
+from fusegen.costs import contractions, direct, direct_shared, library
 from fusegen.ir import Graph
-from fusegen.plan.conv_axes import axes_of
+from fusegen.plan.conv_axes import axes_of, line_of
 from fusegen.plan.details import ABSENT_AXIS, DirectConvPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style
@@ -42,8 +42,11 @@ class _LineLowering(_Lowering):
 
 
 def _lower(region: Region, part: Graph, space: RowSpace, source: str, line: bool) -> RowProgram:
-    style = Style("{}", "{}", outer="sample", moves_rows=True)
     output = region.outputs[0].replace(node=part.outputs[0])
+    if contractions.reduces(part):  # every value of all channels of a position
+        style = Style("{}[m]", "{}", outer="sample", moves_rows=True)
+        return RowLowering(part, space, region.args, region.sizes, style, source).program((output,))
+    style = Style("{}", "{}", outer="sample", moves_rows=True)
     lowering = _LineLowering if line else _Lowering
     return lowering(part, space, region.args, region.sizes, style, source).program((output,))
 
@@ -54,9 +57,8 @@ def detail_of(region: Region, part: Graph | None = None) -> DirectConvPlan:
     conv = parts.conv
     x, w = (region.body.node(name) for name in conv.inputs)
     present = axes_of(region, parts.op, conv, x, w)
-    if line := direct.is_line(parts.op, inference.kernel_size(w.type)):
-        size = region.sizes.product(x.type.shape[2:])
-        present = (ABSENT_AXIS.replace(size=size, output=size),)
+    if line := inference.is_line(parts.op, inference.kernel_size(w.type)):
+        present = (line_of(region, x),)
     first, second, third = [*[ABSENT_AXIS] * (3 - len(present)), *present]
     inputs, outputs = inference.group_channels(parts.op, x.type, w.type)
     tiles = direct.region_tiles(region.body, conv)

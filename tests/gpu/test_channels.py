@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import direct, library
+from fusegen.costs import direct, hopper, library
 from fusegen.spaces import channels
 from fusegen.verdict.check import compare
 from fusegen.verdict.tf32 import tf32_results
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.gpu
 
 MODELS = {
     "conv": ("nn.Conv2d(64, 40, 3, padding=1)", 40, "return self.n(self.m(x)).relu()", (64, 21, 33)),
+    "in_place": ("nn.Conv2d(64, 136, 3, padding=1)", 136, "return self.n(self.m(x)).relu()", (64, 21, 36)),
+    "plane_in_place": ("nn.Conv2d(64, 40, 1)", 40, "return F.silu(self.n(self.m(x)))", (64, 20, 33)),
     "tiles": ("nn.Conv2d(64, 272, 3)", 272, "return self.n(self.m(x)) * 1.5", (64, 17, 19)),
     "groups": ("nn.Conv2d(128, 160, 3, 2, 1, groups=2)", 160, "return self.n(F.gelu(self.m(x))).tanh()", (128, 23, 30)),
     "pooled": ("nn.Conv3d(64, 24, 3)", 24, "return F.max_pool3d(F.silu(self.n(self.m(x))), 2)", (64, 7, 9, 12)),
@@ -54,11 +56,14 @@ def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(channels, "pays", lambda *_: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    if name.endswith("in_place"):
+        monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
     head, outputs, body, shape = MODELS[name]
     init = f"self.m = {head}\nself.n = nn.BatchNorm{len(shape) - 1}d({outputs})"
     path = write(tmp_path, body, init, f"torch.rand(4, {', '.join(map(str, shape))})")
     compiled, reference, generated = built(path)
     assert "Moments moments" in compiled.source
+    assert ("_in_place" in compiled.source) == name.endswith("in_place")
     leading = (shape[0], *[1] * (len(shape) - 1))
     for batch, offset in ((2, 0.0), (3, 5.0), (33, 0.5), (3, 300.0)):
         x = torch.randn(batch, *shape, device="cuda") * 3 + offset * torch.randn(batch, *leading, device="cuda")

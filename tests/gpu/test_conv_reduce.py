@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import direct, library
+from fusegen.costs import direct, hopper, library
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, HopperConvPlan
 from fusegen.plan.types import KernelStep
@@ -38,6 +38,8 @@ MODELS = {
     "min_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", "self.m(x).sin().amin((2, 3))", (64, 14, 19)),
     "max_idle_taps": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", "self.m(x).abs().amax((2, 3, 4))", (64, 5, 6, 7)),
     "max_precise": ("nn.Conv2d(8, 64, 3)", "self.m(x).cos().amax((2, 3))", (8, 41, 33)),
+    "in_place": ("nn.Conv2d(64, 64, 3)", "F.gelu(self.m(x)).sum((2, 3), keepdim=True)", (64, 17, 40)),
+    "max_in_place": ("nn.Conv2d(64, 40, 1)", "F.silu(self.m(x)).amax((2, 3))", (64, 20, 33)),
     "places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).relu().mean((2, 3))", (16, 20, 31)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
@@ -46,6 +48,8 @@ NORMS = {
     "group": ("nn.Conv2d(64, 40, 3, padding=1)", "self.n(self.m(x)).mean((1, 2, 3))", (64, 21, 33)),
     "chain": ("nn.Conv3d(64, 24, 3)", "self.n(F.hardswish(self.m(x)) * 2).mean((2, 3, 4))", (64, 7, 9, 12)),
     "tiles": ("nn.Conv2d(64, 272, 3)", "self.n(self.m(x)).mean((2, 3))", (64, 17, 19)),
+    "in_place": ("nn.Conv2d(64, 272, 3)", "self.n(self.m(x)).mean((2, 3))", (64, 17, 20)),
+    "plane_in_place": ("nn.Conv2d(64, 40, 1)", "self.n(F.relu(self.m(x))).mean((1, 2, 3))", (64, 20, 33)),
     "groups": ("nn.Conv2d(128, 160, 3, 2, 1, groups=2)", "self.n(F.elu(self.m(x))).sum((2, 3))", (128, 23, 30)),
     "two_phases": ("nn.ConvTranspose1d(64, 40, 4, 2, 1)", "self.n(F.gelu(self.m(x))).mean(2)", (64, 301)),
     "four_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", "self.n(self.m(x)).mean((2, 3))", (64, 14, 19)),
@@ -71,6 +75,8 @@ def pair(name: str, portable: bool, tmp_path: Path) -> tuple[nn.Module, nn.Modul
     plans = [step.plan for step in compiled.program.steps if isinstance(step, KernelStep)]
     details = [plan.detail if portable else plan.hopper for plan in plans]
     assert any(isinstance(plan, ContractionPlan | HopperConvPlan) and plan.reduced for plan in details)
+    if name.endswith("in_place") and not portable:
+        assert any(isinstance(plan, HopperConvPlan) and plan.alternative for plan in details)
     return reference, model, shape
 
 
@@ -85,6 +91,8 @@ def test_agrees(name: str, portable: bool, tf32: bool, tmp_path: Path, monkeypat
     if portable:
         monkeypatch.setattr(contraction, "hopper_conv", lambda *_, **__: "left to the portable one")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    if name.endswith("in_place"):
+        monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
     reference, model, shape = pair(name, portable, tmp_path)
     offset = torch.randn(1, shape[0], *[1] * (len(shape) - 1), device="cuda")
     for batch in (1, 2, 33, 300):  # samples of less than a tile to shares of a sample

@@ -25,6 +25,7 @@ MODELS = {
     "added": ("nn.Conv2d(24, 40, 3, padding=1)", "(self.m(x) + y).relu()", (24, 21, 33), (40, 21, 33)),
     "aligned": ("nn.Conv2d(24, 40, 3, padding=1)", "(self.m(x) + y).relu()", (24, 21, 36), (40, 21, 36)),
     "pixels": ("nn.Conv2d(48, 200, 1)", "torch.tanh(self.m(x) * y) - y", (48, 9, 20), (200, 9, 20)),
+    "plane": ("nn.Conv2d(40, 72, 1)", "torch.maximum(self.m(x), y).sigmoid()", (40, 9, 20), (72, 1, 20)),
     "gated": ("nn.Conv2d(20, 33, 3)", "self.m(x) * y.sigmoid() * self.s", (20, 30, 41), (33, 28, 39)),
     "strided": ("nn.Conv2d(64, 96, (3, 5), (2, 3))", "self.m(x).sigmoid() + y", (64, 31, 40), (96, 15, 12)),
     "dilated": ("nn.Conv2d(20, 33, 3, 1, 6, (5, 3))", "self.m(x) / (y.abs() + 1)", (20, 30, 40), (33, 32, 46)),
