@@ -303,6 +303,752 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
+// k0_conv_pool_in_place
+//   %conv3d_r1: float32[64, 1, 1, 1] = reshape(%p_conv_bias, [64, 1, 1, 1])
+//   %conv3d_r2: float32[x0_0, 64, x0_2, x0_3, x0_4] = conv3d(%x, %p_conv_weight, padding=(1, 1, 1))
+//   %conv3d: float32[x0_0, 64, x0_2, x0_3, x0_4] = add(%conv3d_r2, %conv3d_r1)
+//   %silu: float32[x0_0, 64, x0_2, x0_3, x0_4] = silu(%conv3d)
+//   %avg_pool3d: float32[x0_0, 64, (x0_2 // 2), (x0_3 // 2), (x0_4 // 2)] = mean_pool3d(%silu, kernel=(2, 2, 2), stride=(2, 2, 2))
+//   %add: float32[x0_0, 64, (x0_2 // 2), (x0_3 // 2), (x0_4 // 2)] = add(%avg_pool3d, %p_bias)
+
+namespace k0_conv_pool_in_place_kernel {
+
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there, round it to TF32 and multiply from registers, so a tap
+// is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
+//
+// A pooling follows: the 64 positions of a product are 8 rows of 8. Such a patch of the image holds whole windows.
+// Along an axis where windows do not fit a patch, a base position is a window: its parts are computed one
+// after the other into the same running results.
+constexpr bool TRANSPOSED = false;
+constexpr int GROUPS = 1, IN = 32, OUT = 64;   // channels of a group
+// Along z, y, x; absent axes have one position.
+__host__ __device__ constexpr int along(int axis, int z, int y, int x) { return axis == 0 ? z : axis == 1 ? y : x; }
+__host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 3, 3, 3); }
+__host__ __device__ constexpr int stride(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int reach(int axis) { return along(axis, 2, 2, 2); }             // largest shift of a tap
+__host__ __device__ constexpr int in_step(int axis) { return along(axis, 1, 1, 1); }        // slot -> input position
+__host__ __device__ constexpr int in_origin(int axis) { return along(axis, -1, -1, -1); }
+__host__ __device__ constexpr int out_step(int axis) { return along(axis, 1, 1, 1); }      // base -> output position, of phase 0
+__host__ __device__ constexpr int out_origin(int axis) { return along(axis, 0, 0, 0); }
+
+// Phases of a transposed convolution: PHASES_Y * PHASES_X of them share a block, the others are kinds of tile.
+constexpr int PHASES_Y = 1, PHASES_X = 1, PHASES = PHASES_Y * PHASES_X;
+constexpr int OUTER_PHASES = 1;
+constexpr int CHANNELS = 64;       // output channels of a block
+constexpr int SPLIT = 1;            // blocks of a cluster that share the channels of a row
+constexpr int CHANNEL_TILES = 1;    // tiles along the channels
+constexpr int CLUSTER = 2;
+constexpr int SHARE = CLUSTER / SPLIT;  // tiles that a cluster works on at a time
+constexpr int COLUMNS = PHASES * CHANNELS;                       // N of the product
+constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over the same base slots
+
+constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
+constexpr int THREADS = 128 * (WARPGROUPS + 1);
+constexpr int CHUNK = 8;           // input channels of a stage
+constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK;
+constexpr int RINGS = 3;           // of stages: one that all warpgroups read, or one for each
+constexpr int STAGES = 3;          // of a ring
+constexpr bool STREAM = true;     // weights go through a ring; else those of a kind stay in shared memory
+constexpr int RING = 8;            // weight slots of that ring
+constexpr int TAPS = 27, UNIT_TAPS = 3;      // taps; those of a weight slot
+constexpr int TAP_BYTES = CHUNK * COLUMNS * 4;
+// Along z, y, x: positions of a warpgroup's tile, elements of its box of every channel.
+__host__ __device__ constexpr int tile(int axis) { return along(axis, 1, 8, 8); }
+__host__ __device__ constexpr int box(int axis) { return along(axis, 3, 10, 20); }
+constexpr int BOX = box(0) * box(1) * box(2);   // 8 or 24 modulo 32: no two lanes meet in a bank
+constexpr int STAGE_BYTES = (CHUNK * BOX * 4 + 127) / 128 * 128;   // tensor copies begin there
+[[maybe_unused]] constexpr int SKEW = (in_origin(2) % 4 + 4) % 4;   // elements before the first one that a tile reads: copies begin at multiples of 16 bytes
+constexpr int KIND_BYTES = TAPS * CHUNKS * TAP_BYTES;     // weights of a kind
+constexpr int UNIT_BYTES = UNIT_TAPS * TAP_BYTES;
+[[maybe_unused]] constexpr int UNITS = KIND_BYTES / UNIT_BYTES;
+constexpr int WEIGHT_BYTES = STREAM ? RING * UNIT_BYTES : KIND_BYTES;
+constexpr int PARTS = 2;           // of a window, which are computed one after the other
+constexpr int GRIDS = 2;           // of the input: residues of the stride that some part reads
+__host__ __device__ constexpr int parts(int axis) { return along(axis, 2, 1, 1); }
+constexpr int WINDOW_Y = 2, WINDOW_X = 2;   // of results of a patch
+constexpr int PATCH_Y = 8, PATCH_X = 8;       // results of a warpgroup
+constexpr int RING_X = PATCH_X * WARPGROUPS / RINGS;   // of the warpgroups that share a ring, side by side
+constexpr int ROW = 10;                // slots of a row of a stage
+constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neighbouring channels, per base slot
+[[maybe_unused]] constexpr int VALUES = 2 * PAIRS;                   // its values per base slot
+constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
+
+// Staging of the results, so that a warp stores whole runs of an output row.
+constexpr int SLICE = 8;                    // channels at a time
+constexpr int BUFFERS = 2;
+constexpr int KEPT = WINDOW_Y > 1 ? 1 : 2;          // results of a thread for a channel, once its rows of a window are one
+constexpr int STAGED_Y = PATCH_Y == 1 ? 1 : PATCH_Y * KEPT / 2, STAGED_X = PATCH_X / WINDOW_X;
+constexpr int CHANNEL_PITCH = STAGED_Y * STAGED_X + 2;
+
+// Shared memory, in order.
+constexpr int AT_STAGES = WEIGHT_BYTES;
+constexpr int AT_STAGING = AT_STAGES + RINGS * STAGES * STAGE_BYTES;
+constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_PITCH * 4;
+constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
+constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
+constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 2 * ROW_FLOATS * 4;
+constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
+constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
+static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
+
+struct Args {
+    const float *x, *w;
+    const float* p0;
+    const float* p2;
+    float* y0;
+    float *weights;        // workspace
+    CUtensorMap map;              // of x: [samples and groups][channels][z][y][x]
+    FastDivide patches_x, patches_y, patches_z;   // of a sample
+    int batch, first_sample, patches;
+    int steps;                    // groups of SHARE tiles that cover all
+    int in[3], out[3];
+};
+
+// ---- Hopper instructions -----------------------------------------------------------------------------------
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ void barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
+__device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_expect(uint32_t bar, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
+__device__ __forceinline__ void barrier_wait(uint32_t bar, int phase) {
+    // The hint lets the hardware suspend a waiting thread instead of spinning.
+    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar), "r"(phase), "r"(0x989680) : "memory");
+}
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+// A box of a chunk of channels, from this position on; zeros outside the tensor.
+__device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, int channel, int sample, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(channel), "r"(sample), "r"(bar) : "memory");
+}
+template <int OFFSET>
+__device__ __forceinline__ float shared_load(uint32_t from) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1 + %2];" : "=f"(v) : "r"(from), "n"(OFFSET) : "memory");
+    return v;
+}
+__device__ __forceinline__ void bulk_multicast(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"(static_cast<uint16_t>((1 << CLUSTER) - 1)) : "memory");
+}
+__device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ uint32_t to_tf32(float v) {
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+    return r;
+}
+__device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+// ---- Preparation: weights in core-matrix order ---------------------------------------------------------------------
+__constant__ constexpr int TAP[27][3] = {{0, 0, 0}, {0, 1, 0}, {0, 2, 0}, {0, 0, 1}, {0, 1, 1}, {0, 2, 1}, {0, 0, 2}, {0, 1, 2}, {0, 2, 2}, {1, 0, 0}, {1, 1, 0}, {1, 2, 0}, {1, 0, 1}, {1, 1, 1}, {1, 2, 1}, {1, 0, 2}, {1, 1, 2}, {1, 2, 2}, {2, 0, 0}, {2, 1, 0}, {2, 2, 0}, {2, 0, 1}, {2, 1, 1}, {2, 2, 1}, {2, 0, 2}, {2, 1, 2}, {2, 2, 2}};   // shifts along z, y, x
+__constant__ constexpr int OUTER_PHASE[OUTER_PHASES][3] = {{0, 0, 0}};
+
+// Kernel position whose tap has this shift, or -1.
+__device__ __forceinline__ int kernel_position(int axis, int phase, int shift, int residue) {
+    const int distance = TRANSPOSED ? phase + stride(axis) * (reach(axis) - shift) : stride(axis) * shift + residue;
+    const int k = distance / dilation(axis);
+    return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
+}
+
+// [kind][chunk][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
+// its phase is c % PHASES, so that a lane's columns belong to one pixel.
+__device__ void prepare_weights(const Args& args, int index, int count) {
+    constexpr int KIND_QUADS = KIND_BYTES / 16;
+    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
+        const int kind = i / KIND_QUADS;
+        const int t = i % KIND_QUADS, column = t % COLUMNS, quad = t / COLUMNS % QUADS, tap = t / (COLUMNS * QUADS) % TAPS, chunk = t / (COLUMNS * QUADS * TAPS);
+        const int lane = column % 8 / 2, phase = lane % PHASES;
+        const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
+        const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], TAP[tap][0], 0);
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, TAP[tap][1], 0);
+        const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, TAP[tap][2], 0);
+        uint32_t v[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            const int c = chunk * CHUNK + quad * 4 + u;
+            const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
+            const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
+            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
+        }
+        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+constexpr int PREPARE_THREADS = 256;
+
+__global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
+    prepare_weights(args, blockIdx.x * PREPARE_THREADS + threadIdx.x, gridDim.x * PREPARE_THREADS);
+#endif
+}
+// ---- The product ---------------------------------------------------------------------------------------------
+struct Patch { int sample, at[3]; bool in; };   // its first base position
+
+__device__ __forceinline__ Patch patch_of(const Args& args, int index) {
+    Patch p;
+    p.in = index < args.patches;
+    const unsigned int i = p.in ? index : 0, line = args.patches_x.quotient(i), layer = args.patches_y.quotient(line);
+    p.sample = args.patches_z.quotient(layer);
+    p.at[0] = layer - p.sample * args.patches_z.divisor;
+    p.at[1] = (line - layer * args.patches_y.divisor) * PATCH_Y;
+    p.at[2] = (i - line * args.patches_x.divisor) * RING_X;
+    return p;
+}
+
+
+__global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t base = shared_address(shared);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
+    const int rank = blockIdx.x % CLUSTER;
+    const uint32_t stage_full = base + AT_BARRIERS, stage_free = stage_full + RINGS * STAGES * 8;
+    const uint32_t ring_full = stage_free + RINGS * STAGES * 8, ring_free = ring_full + RING * 8;
+    const uint32_t kind_full = ring_free + RING * 8, kind_free = kind_full + 8, mail = kind_free + 8;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RINGS * STAGES; ++i) barrier_init(stage_full + i * 8, 1), barrier_init(stage_free + i * 8, WARPGROUPS * 4 / RINGS);
+        for (int i = 0; i < RING; ++i) barrier_init(ring_full + i * 8, 1), barrier_init(ring_free + i * 8, SHARE * WARPGROUPS * 4);
+        barrier_init(kind_full, 1), barrier_init(kind_free, WARPGROUPS * 4);
+        for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv3d_r1: float32[64, 1, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
+    float* v_p2_row = reinterpret_cast<float*>(shared + AT_ROWS) + 1 * ROW_FLOATS;   // %p_bias: float32[64, 1, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p2_row[l] = l < GROUPS * OUT ? __ldg(args.p2 + l) : 0.0f;
+    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+
+    // A cluster's share of the work: a run of neighbouring tiles, kind after kind.
+    const int clusters = gridDim.x / CLUSTER, cluster = blockIdx.x / CLUSTER;
+    constexpr int RUN_KINDS = KINDS / SPLIT;
+    const int64_t items = int64_t(RUN_KINDS) * args.steps;
+    const int begin = static_cast<int>(items * cluster / clusters), end = static_cast<int>(items * (cluster + 1) / clusters);
+    int kind = begin / args.steps * SPLIT + (SPLIT > 1 ? rank : 0), step = begin % args.steps;
+    auto advance_item = [&] { if (++step == args.steps) step = 0, kind += SPLIT; };
+    auto patch = [&](int ring) { return patch_of(args, (step * SHARE + rank) * RINGS + ring); };   // of the tile
+    auto advance = [&](int& item, int& part) {
+        if (++part == PARTS) part = 0, ++item, advance_item();
+    };
+
+    if (warpgroup == WARPGROUPS) {
+        // ---- producers: one thread for each ring of stages, one for streamed weights
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (warp % 4 < RINGS && lane == 0) {
+            const int ring = warp % 4;
+            int stage = 0, phase = 1;
+            for (int item = begin, part = 0; item < end; advance(item, part)) {
+                const Patch own = patch(ring);
+                const int(&first)[3] = own.at;
+                const int at = own.sample * GROUPS + kind / (CHANNEL_TILES * OUTER_PHASES);
+                const int z = (first[0] * parts(0) + part) * in_step(0) + in_origin(0), y = first[1] * in_step(1) + in_origin(1), x = first[2] * in_step(2) + in_origin(2) - SKEW;
+#pragma unroll 1
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                    const int slot = ring * STAGES + stage;
+                    barrier_wait(stage_free + slot * 8, phase);
+                    barrier_expect(stage_full + slot * 8, CHUNK * BOX * 4);
+                    tensor_load(base + AT_STAGES + slot * STAGE_BYTES, args.map, x, y, z, chunk * CHUNK, at, stage_full + slot * 8);
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+        }
+        if (warp % 4 == 3 && lane == 0) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            int slot = 0, phase = 1;
+            for (int item = begin, part = 0; item < end; advance(item, part)) {
+                const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
+#pragma unroll 1
+                for (int unit = 0; unit < UNITS; ++unit, from += UNIT_BYTES) {
+                    barrier_wait(ring_free + slot * 8, phase);
+                    barrier_expect(ring_full + slot * 8, UNIT_BYTES);
+                    const uint32_t to = base + slot * UNIT_BYTES;
+                    if (SHARE > 1) {   // every block brings its part to all
+                        constexpr int PART = UNIT_BYTES / SHARE;
+                        bulk_multicast(to + rank * PART, from + rank * PART, PART, ring_full + slot * 8);
+                    } else {
+                        bulk_load(to, from, UNIT_BYTES, ring_full + slot * 8);
+                    }
+                    if (++slot == RING) slot = 0, phase ^= 1;
+                }
+            }
+        }
+    } else {
+        // ---- consumers
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
+        const int ring = warpgroup;
+        const int own = quarter * 16 + lane_row;
+        const uint32_t a_lane = base + AT_STAGES + warpgroup * (STAGES * STAGE_BYTES) + (c * BOX + ((own / (tile(2) * tile(1)) * in_step(0) * box(1) + own / tile(2) % tile(1) * in_step(1)) * box(2) + own % tile(2) * in_step(2) + SKEW)) * 4;
+        // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
+        const uint32_t b_base = (base & 0x3FFFF) / 16;
+        constexpr uint64_t B_LAYOUT = uint64_t(8) << 32 | uint64_t(COLUMNS) << 16;
+        int stage = 0, phase = 0;
+        int slot = 0, ring_phase = 0;
+        auto free_slot = [&](int i) {
+            if (SHARE == 1 && i >= 0 && lane == 0) barrier_arrive(ring_free + i * 8);
+            if (SHARE > 1 && i >= 0 && lane < SHARE) barrier_arrive_remote(remote(ring_free + i * 8, lane));
+        };
+        float kept[KEPT][VALUES];   // running results
+
+        for (int item = begin, part = 0; item < end; advance(item, part)) {
+            float d[32];
+            [[maybe_unused]] const bool final = item + 1 == end;
+            int accumulate = 0;
+            int old_slot = -1;
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                const int own_stage = warpgroup * STAGES + stage;
+                barrier_wait(stage_full + own_stage * 8, phase);
+                const uint32_t a = a_lane + stage * STAGE_BYTES;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b0 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<0>(a);
+                    const float x1 = shared_load<80>(a);
+                    const float x2 = shared_load<9600>(a);
+                    const float x3 = shared_load<9680>(a);
+                    const float x4 = shared_load<160>(a);
+                    const float x5 = shared_load<9760>(a);
+                    const float x6 = shared_load<240>(a);
+                    const float x7 = shared_load<9840>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b0 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b0 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b0 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b1 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<4>(a);
+                    const float x1 = shared_load<84>(a);
+                    const float x2 = shared_load<9604>(a);
+                    const float x3 = shared_load<9684>(a);
+                    const float x4 = shared_load<164>(a);
+                    const float x5 = shared_load<9764>(a);
+                    const float x6 = shared_load<244>(a);
+                    const float x7 = shared_load<9844>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b1 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b1 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b1 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b2 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<8>(a);
+                    const float x1 = shared_load<88>(a);
+                    const float x2 = shared_load<9608>(a);
+                    const float x3 = shared_load<9688>(a);
+                    const float x4 = shared_load<168>(a);
+                    const float x5 = shared_load<9768>(a);
+                    const float x6 = shared_load<248>(a);
+                    const float x7 = shared_load<9848>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b2 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b2 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b2 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b3 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<800>(a);
+                    const float x1 = shared_load<880>(a);
+                    const float x2 = shared_load<10400>(a);
+                    const float x3 = shared_load<10480>(a);
+                    const float x4 = shared_load<960>(a);
+                    const float x5 = shared_load<10560>(a);
+                    const float x6 = shared_load<1040>(a);
+                    const float x7 = shared_load<10640>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b3 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b3 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b3 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b4 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<804>(a);
+                    const float x1 = shared_load<884>(a);
+                    const float x2 = shared_load<10404>(a);
+                    const float x3 = shared_load<10484>(a);
+                    const float x4 = shared_load<964>(a);
+                    const float x5 = shared_load<10564>(a);
+                    const float x6 = shared_load<1044>(a);
+                    const float x7 = shared_load<10644>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b4 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b4 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b4 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b5 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<808>(a);
+                    const float x1 = shared_load<888>(a);
+                    const float x2 = shared_load<10408>(a);
+                    const float x3 = shared_load<10488>(a);
+                    const float x4 = shared_load<968>(a);
+                    const float x5 = shared_load<10568>(a);
+                    const float x6 = shared_load<1048>(a);
+                    const float x7 = shared_load<10648>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b5 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b5 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b5 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b6 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<1600>(a);
+                    const float x1 = shared_load<1680>(a);
+                    const float x2 = shared_load<11200>(a);
+                    const float x3 = shared_load<11280>(a);
+                    const float x4 = shared_load<1760>(a);
+                    const float x5 = shared_load<11360>(a);
+                    const float x6 = shared_load<1840>(a);
+                    const float x7 = shared_load<11440>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b6 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b6 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b6 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b7 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<1604>(a);
+                    const float x1 = shared_load<1684>(a);
+                    const float x2 = shared_load<11204>(a);
+                    const float x3 = shared_load<11284>(a);
+                    const float x4 = shared_load<1764>(a);
+                    const float x5 = shared_load<11364>(a);
+                    const float x6 = shared_load<1844>(a);
+                    const float x7 = shared_load<11444>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b7 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b7 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b7 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                barrier_wait(ring_full + slot * 8, ring_phase);
+                const uint32_t b8 = b_base + slot * (UNIT_BYTES / 16);
+                {
+                    const float x0 = shared_load<1608>(a);
+                    const float x1 = shared_load<1688>(a);
+                    const float x2 = shared_load<11208>(a);
+                    const float x3 = shared_load<11288>(a);
+                    const float x4 = shared_load<1768>(a);
+                    const float x5 = shared_load<11368>(a);
+                    const float x6 = shared_load<1848>(a);
+                    const float x7 = shared_load<11448>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    free_slot(old_slot);
+                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
+                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
+                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b8 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b8 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b8 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                if (lane == 0) barrier_arrive(stage_free + own_stage * 8);   // its values are in registers
+                old_slot = slot;
+                if (++slot == RING) slot = 0, ring_phase ^= 1;
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+            for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
+            free_slot(old_slot);
+
+            // ---- epilogue: of the 64 results of a channel this lane has one in each of two groups of 8, 2 * quarter + i.
+            // A group is a row of the patch, a lane's place in it a column.
+            const int first_channel = kind / (CHANNEL_TILES * OUTER_PHASES) * OUT + kind % CHANNEL_TILES * CHANNELS;
+            auto position = [&](int j) { return j / 2 * 8 + c * 2 + j % 2; };
+#pragma unroll
+            for (int j = 0; j < VALUES; ++j) {
+                [[maybe_unused]] const int l = first_channel + position(j);
+                float value[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const float v = d[j / 2 * 4 + 2 * i + j % 2];
+                    const float v_p0 = v_p0_row[l];   // %conv3d_r1: float32[64, 1, 1, 1]
+                    const float t0 = v + v_p0;   // %conv3d: float32[x0_0, 64, x0_2, x0_3, x0_4] = add(%conv3d_r2, %conv3d_r1)
+                    const float t1 = (t0 * quick_reciprocal(1.0f + quick_exp(-t0)));   // %silu: float32[x0_0, 64, x0_2, x0_3, x0_4] = silu(%conv3d)
+                    value[i] = t1;
+                }
+                value[0] += value[1];
+#pragma unroll
+                for (int i = 0; i < KEPT; ++i) {
+                    if (part > 0) value[i] += kept[i][j];
+                    kept[i][j] = value[i];
+                }
+            }
+            if (part + 1 < PARTS) continue;
+            // Four lanes share a place, so lanes 4 apart hold neighbouring columns.
+#pragma unroll
+            for (int j = 0; j < VALUES; ++j)
+#pragma unroll
+                for (int i = 0; i < KEPT; ++i)
+#pragma unroll
+                    for (int apart = 4; apart < 4 * WINDOW_X; apart *= 2) kept[i][j] += __shfl_xor_sync(~0u, kept[i][j], apart);
+
+            // Through shared memory, a few channels at a time.
+            constexpr int POOLED_Y = PATCH_Y / WINDOW_Y, POOLED_X = PATCH_X / WINDOW_X, POOLED = POOLED_Y * POOLED_X;
+            const Patch p = patch(ring);
+            const int pooled_y = args.out[1] / WINDOW_Y, pooled_x = args.out[2] / WINDOW_X;
+            const int y0 = p.at[1] / WINDOW_Y, x0 = (p.at[2] + (RINGS == 1 ? warpgroup * PATCH_X : 0)) / WINDOW_X;
+            const int64_t positions = int64_t(args.out[0]) * pooled_y * pooled_x;
+            float* const to = args.y0 + (int64_t(args.first_sample + p.sample) * (GROUPS * OUT) + first_channel) * positions + (int64_t(p.at[0]) * pooled_y + y0) * pooled_x + x0;
+            float* const staging = reinterpret_cast<float*>(shared + AT_STAGING) + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH);
+#pragma unroll
+            for (int s = 0; s < CHANNELS / SLICE; ++s) {
+                float* const buffer = staging + s % BUFFERS * (SLICE * CHANNEL_PITCH);
+                if (BUFFERS == 1 || (CHANNELS / SLICE % 2 == 1 && s == 0)) named_sync(8 + warpgroup, 128);
+#pragma unroll
+                for (int j = 0; j < SLICE / 4; ++j)
+#pragma unroll
+                    for (int i = 0; i < KEPT; ++i) {
+                        const int group = KEPT * quarter + i, at = group * STAGED_X + lane_row / WINDOW_X;
+                        if (lane_row % WINDOW_X == 0) buffer[position(j) * CHANNEL_PITCH + at] = kept[i][s * (SLICE / 4) + j];
+                    }
+                named_sync(8 + warpgroup, 128);
+#pragma unroll
+                for (int n = threadIdx.x % 128; n < SLICE * POOLED; n += 128) {
+                    const int channel = n / POOLED, y = n % POOLED / POOLED_X, x = n % POOLED_X;
+                    const float result = buffer[channel * CHANNEL_PITCH + y * STAGED_X + x];
+                    const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + channel < OUT;
+                    if (!p.in || !exists || y0 + y >= pooled_y || x0 + x >= pooled_x) continue;
+                    const float pooled = result / 8.0f;
+                    [[maybe_unused]] const int l = first_channel + s * SLICE + channel;
+                    const float v_p2 = v_p2_row[l];   // %p_bias: float32[64, 1, 1, 1]
+                    const float t0 = pooled + v_p2;   // %add: float32[x0_0, 64, (x0_2 // 2), (x0_3 // 2), (x0_4 // 2)] = add(%avg_pool3d, %p_bias)
+                    to[(s * SLICE + channel) * positions + y * pooled_x + x] = t0;
+                }
+            }
+        }
+    }
+    __syncwarp();
+    if (CLUSTER > 1) cluster_sync();
+#endif
+}
+
+// ---- Host ------------------------------------------------------------------------------------------------------
+// Tiles along an axis.
+static int64_t axis_tiles(int axis, int64_t out) {
+    const int64_t bases = (out - 1 - out_origin(axis)) / out_step(axis) + 1;
+    return (bases + tile(axis) - 1) / tile(axis);
+}
+
+struct Layout { int64_t weight_bytes, bytes; };
+
+// The workspace holds the weights.
+static Layout layout(int64_t, const int64_t (&)[3], const int64_t (&)[3]) {
+    Layout l = {};
+    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
+    l.bytes = l.weight_bytes;
+    return l;
+}
+
+// Whether the sizes are within the range of the 32-bit offsets.
+static bool fits(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
+    if (batch == 0 || out[0] <= 0 || out[1] <= 0 || out[2] <= 0) return false;
+    const int64_t tiles = WARPGROUPS + batch * axis_tiles(0, out[0]) * axis_tiles(1, out[1]) * axis_tiles(2, out[2]);
+    return tiles < (int64_t(1) << 30) / 64 && in[0] * in[1] * in[2] < int64_t(1) << 30 && out[0] * out[1] * out[2] * GROUPS * OUT < int64_t(1) << 28;
+}
+
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// The driver's function, without linking to the driver.
+static Encode encoder() {
+    static void* found = nullptr;
+    if (found == nullptr) {
+        cudaDriverEntryPointQueryResult status;
+#if CUDART_VERSION >= 12050
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status);
+#else
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &status);
+#endif
+    }
+    return reinterpret_cast<Encode>(found);
+}
+
+// x in boxes of a stage.
+static bool describe(CUtensorMap& map, const float* x, int64_t batch, const int64_t (&in)[3]) {
+    const Encode encode = encoder();
+    const cuuint64_t sizes[5] = {cuuint64_t(in[2]), cuuint64_t(in[1]), cuuint64_t(in[0]), IN, cuuint64_t(batch * GROUPS)};
+    const cuuint64_t row = cuuint64_t(in[2]) * 4, strides[4] = {row, row * in[1], row * in[1] * in[0], row * in[1] * in[0] * IN};
+    const cuuint32_t size[5] = {box(2), box(1), box(0), CHUNK, 1}, steps[5] = {1, 1, 1, 1, 1};
+    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                       CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+static cudaLaunchAttribute cluster_attribute() {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = CLUSTER, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    return attribute;
+}
+
+static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3], void* workspace, cudaStream_t stream) {
+    static int known[64] = {};   // clusters that run side by side, by device
+    int device = 0;
+    cudaGetDevice(&device);
+    int& clusters = known[device % 64];
+    if (clusters == 0) {
+        if (cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES)) return error;
+        cudaLaunchConfig_t probe = {};
+        cudaLaunchAttribute together = cluster_attribute();
+        probe.gridDim = multiprocessors() / CLUSTER * CLUSTER, probe.blockDim = THREADS, probe.dynamicSmemBytes = SHARED_BYTES;
+        probe.attrs = &together, probe.numAttrs = 1;
+        int found = 0;
+        if (CLUSTER > 1 && cudaOccupancyMaxActiveClusters(&found, run, &probe) != cudaSuccess) return cudaGetLastError();
+        clusters = CLUSTER > 1 && found < multiprocessors() / CLUSTER ? found : multiprocessors() / CLUSTER;
+        if (clusters < 1) return clusters = 0, cudaErrorInvalidConfiguration;
+    }
+    const Layout l = layout(batch, in, out);
+    args.weights = static_cast<float*>(workspace);
+    for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
+    args.batch = static_cast<int>(batch);
+    auto tiles = [&](int axis) { return fast_divide(static_cast<unsigned int>(axis_tiles(axis, out[axis]))); };
+    args.patches_x = tiles(2), args.patches_y = tiles(1), args.patches_z = tiles(0);
+    args.patches = static_cast<int>(batch * args.patches_z.divisor * args.patches_y.divisor * args.patches_x.divisor);
+    args.steps = (args.patches + WARPGROUPS * SHARE - 1) / (WARPGROUPS * SHARE);
+    if (!describe(args.map, args.x, batch, in)) return cudaErrorNotSupported;
+    {
+        enqueue(prepare, (KINDS * (KIND_BYTES / 16) + PREPARE_THREADS - 1) / PREPARE_THREADS, PREPARE_THREADS, 0, stream, args);
+        if (cudaError_t error = cudaGetLastError()) return error;
+        // The kernel starts while the preparation ends, and waits for it where it reads.
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, clusters * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
+    }
+    return cudaSuccess;
+}
+
+extern "C" int64_t k0_conv_pool_in_place_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+    const int64_t in[3] = {depth, height, width};
+    const int64_t out[3] = {(depth / 2), height, width};
+    return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
+}
+
+extern "C" int k0_conv_pool_in_place(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    const int64_t in[3] = {depth, height, width};
+    const int64_t out[3] = {(depth / 2), height, width};
+    if (!tf32 || in[2] % 4 != 0 || reinterpret_cast<uintptr_t>(x0) % 16 != 0 || !fits(batch, in, out)) return cudaErrorNotSupported;
+    Args args = {};
+    args.x = x0, args.w = p1;
+    args.p0 = p0;
+    args.p2 = p2;
+    args.y0 = y0;
+    return launch(args, batch, in, out, workspace, stream);
+}
+
+}  // namespace k0_conv_pool_in_place_kernel
+
+// ------------------------------------------------------------------------------------------------
 // k0_conv_pool_sm90
 //   %conv3d_r1: float32[64, 1, 1, 1] = reshape(%p_conv_bias, [64, 1, 1, 1])
 //   %conv3d_r2: float32[x0_0, 64, x0_2, x0_3, x0_4] = conv3d(%x, %p_conv_weight, padding=(1, 1, 1))
@@ -2784,6 +3530,7 @@ extern "C" int k0_conv_pool_sm80(const float* p0, const float* x0, const float* 
 extern "C" int64_t k0_conv_pool_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
     int64_t most = k0_conv_pool_sm80_kernel::k0_conv_pool_sm80_workspace(batch, depth, height, width);
     if (!on_hopper()) return most;
+    if (const int64_t bytes = k0_conv_pool_in_place_kernel::k0_conv_pool_in_place_workspace(batch, depth, height, width); bytes > most) most = bytes;
     if (const int64_t bytes = k0_conv_pool_sm90_kernel::k0_conv_pool_sm90_workspace(batch, depth, height, width); bytes > most) most = bytes;
     if (const int64_t bytes = k0_conv_pool_fp32_kernel::k0_conv_pool_fp32_workspace(batch, depth, height, width); bytes > most) most = bytes;
     return most;
@@ -2791,7 +3538,9 @@ extern "C" int64_t k0_conv_pool_workspace(int64_t batch, int64_t depth, int64_t 
 
 extern "C" int k0_conv_pool(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        int status = k0_conv_pool_sm90_kernel::k0_conv_pool_sm90(p0, x0, p1, p2, y0, workspace, batch, depth, height, width, tf32, stream);
+        int status = k0_conv_pool_in_place_kernel::k0_conv_pool_in_place(p0, x0, p1, p2, y0, workspace, batch, depth, height, width, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
+        status = k0_conv_pool_sm90_kernel::k0_conv_pool_sm90(p0, x0, p1, p2, y0, workspace, batch, depth, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
         status = k0_conv_pool_fp32_kernel::k0_conv_pool_fp32(p0, x0, p1, p2, y0, workspace, batch, depth, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
@@ -2922,16 +3671,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0519e507d67a0e3f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e82c8ba72a41ae97, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0519e507d67a0e3f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e82c8ba72a41ae97, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0519e507d67a0e3f"
+_fusegen_NAMESPACE = "fusegen_e82c8ba72a41ae97"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

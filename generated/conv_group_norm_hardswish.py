@@ -588,15 +588,16 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             const int ring = warp % 4;
             int stage = 0, phase = 1;
             for (int item = begin; item < end; ++item, advance_item()) {
-                const Pixel first = pixel_of(args, first_of() + ring * 64);
-                const int at = first.sample * GROUPS + kind / (CHANNEL_TILES * OUTER_PHASES);
-                const int z = first.base[0] * in_step(0) + in_origin(0), y = first.base[1] * in_step(1) + in_origin(1), x = first.base[2] * in_step(2) + in_origin(2) - SKEW;
+                const Pixel own = pixel_of(args, first_of() + ring * 64);
+                const int(&first)[3] = own.base;
+                const int at = own.sample * GROUPS + kind / (CHANNEL_TILES * OUTER_PHASES);
+                const int z = first[0] * in_step(0) + in_origin(0), y = first[1] * in_step(1) + in_origin(1), x = first[2] * in_step(2) + in_origin(2) - SKEW;
 #pragma unroll 1
                 for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                    const int own = ring * STAGES + stage;
-                    barrier_wait(stage_free + own * 8, phase);
-                    barrier_expect(stage_full + own * 8, CHUNK * BOX * 4);
-                    tensor_load(base + AT_STAGES + own * STAGE_BYTES, args.map, x, y, z, chunk * CHUNK, at, stage_full + own * 8);
+                    const int slot = ring * STAGES + stage;
+                    barrier_wait(stage_free + slot * 8, phase);
+                    barrier_expect(stage_full + slot * 8, CHUNK * BOX * 4);
+                    tensor_load(base + AT_STAGES + slot * STAGE_BYTES, args.map, x, y, z, chunk * CHUNK, at, stage_full + slot * 8);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
             }
@@ -3891,18 +3892,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_65f65b7da2840651, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd6528fb15940fdb, m) {
     m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_65f65b7da2840651, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cd6528fb15940fdb, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_65f65b7da2840651"
+_fusegen_NAMESPACE = "fusegen_cd6528fb15940fdb"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

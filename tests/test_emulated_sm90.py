@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.compiler import compile_file
+from fusegen.compiler import Compiled, compile_file
 from fusegen.costs import direct, hopper, library
 from fusegen.plan import contraction
-from fusegen.plan.details import ContractionPlan, HopperConvPlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
+from fusegen.plan.types import KernelPlan
+from fusegen.spaces import convpool
 from fusegen.trace import load_model_file
 from tests.emulated import operands_of, steps
 from tests.emulated.hopper import HopperKernel
@@ -52,6 +54,50 @@ PREPARED = (
 IN_PLACE = ("channels", "aligned", "pixels", "plane", "rows", "samples", "dilated", "volume", "transposed")
 
 
+POOLED = {
+    "in_place": ("nn.Conv2d(20, 33, 3, padding=1)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (20, 21, 36)),
+    "four_in_place": ("nn.Conv2d(16, 24, 3)", "F.mish(F.avg_pool2d(F.silu(self.m(x)), 4))", (16, 43, 40)),
+    "eight_in_place": ("nn.Conv2d(16, 24, 5)", "F.max_pool2d(self.m(x) ** 2, (8, 2))", (16, 41, 52)),
+    "grouped_in_place": ("nn.Conv2d(48, 60, 3, groups=3)", "F.max_pool2d(self.m(x).abs(), 2)", (48, 14, 20)),
+    "transposed_in_place": ("nn.ConvTranspose2d(16, 24, 3, 1, 1)", "F.max_pool2d(self.m(x).abs(), 2)", (16, 17, 24)),
+    "parts_in_place": (
+        "nn.Conv3d(17, 40, (2, 3, 3))",
+        "F.avg_pool3d(self.m(x).sigmoid(), (3, 2, 4))",
+        (17, 11, 11, 24),
+    ),
+    "parts_of_groups": ("nn.Conv3d(48, 60, 3, groups=3)", "F.max_pool3d(self.m(x).abs(), 2)", (48, 6, 11, 12)),
+}
+
+
+def agrees(plan: KernelPlan, kernel: HopperKernel, compiled: Compiled, path: Path, inputs: list[torch.Tensor]) -> None:
+    """The kernel and the model in float64, of operands rounded to TF32."""
+    torch.manual_seed(0)
+    model = load_model_file(path).model_class()
+    parameters = operands_of(compiled, plan, dict(model.named_parameters()))
+    given = dict(zip((node.name for node in compiled.program.after.inputs), inputs, strict=True))
+    (found,) = kernel([parameters[arg.name] if arg.name in parameters else given[arg.node] for arg in plan.args], 1)
+    model = model.double()
+    model.m = Rounded(model.m)
+    with torch.no_grad():
+        exact = model(*(value.double() for value in inputs))
+    assert (found - exact).abs().max() <= 4e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_pooled_results_agree_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
+    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(hopper, "pools_in_place", lambda *_: True)
+    monkeypatch.setattr(convpool, "together_or_apart", lambda *_: None)
+    module, body, shape = POOLED[name]
+    path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(3, {', '.join(map(str, shape))})")
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, ConvApartPlan)
+    kernel = HopperKernel(compiled, plan, "in_place", tmp_path)
+    for batch in (2, 5):
+        agrees(plan, kernel, compiled, path, [torch.randn(batch, *shape)])
+
+
 @pytest.mark.parametrize(
     ("name", "variant"), [*((name, "sm90") for name in PREPARED), *((name, "in_place") for name in IN_PLACE)]
 )
@@ -75,14 +121,4 @@ def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatc
     assert isinstance(plan.hopper, HopperConvPlan)
     assert bool(plan.hopper.ahead) == (name in MODELS)
     kernel = HopperKernel(compiled, plan, variant, tmp_path)
-    torch.manual_seed(0)
-    model = load_model_file(path).model_class()
-    parameters = operands_of(compiled, plan, dict(model.named_parameters()))
-    drawn = [torch.randn(2, *shape) for shape in shapes]
-    inputs = dict(zip((node.name for node in compiled.program.after.inputs), drawn, strict=True))
-    (found,) = kernel([parameters[arg.name] if arg.name in parameters else inputs[arg.node] for arg in plan.args], 1)
-    model = model.double()
-    model.m = Rounded(model.m)
-    with torch.no_grad():
-        exact = model(*(value.double() for value in drawn))
-    assert (found - exact).abs().max() <= 4e-6 * exact.abs().max()
+    agrees(plan, kernel, compiled, path, [torch.randn(2, *shape) for shape in shapes])

@@ -56,6 +56,28 @@ def test_an_input_is_read_in_place_where_that_was_faster(name: str) -> None:
     assert hopper.reads_in_place(graph, node, machine("sm_90")) == (in_place < 0.95 * prepared)
 
 
+# convolution, input shape, windows, milliseconds with a pooling in the epilogue: input prepared, and read in place
+POOLED = {
+    "wide": (lambda: nn.Conv2d(64, 128, 3), (32, 64, 128, 128), (2, 2), 0.319, 0.263),
+    "smaller": (lambda: nn.Conv2d(64, 128, 3), (64, 64, 60, 60), (2, 2), 0.170, 0.143),
+    "medium": (lambda: nn.Conv2d(32, 64, 3), (64, 32, 128, 128), (4, 4), 0.231, 0.206),
+    "deep": (lambda: nn.Conv2d(128, 256, 3, padding=1), (32, 128, 56, 56), (2, 2), 0.197, 0.178),
+    "few images": (lambda: nn.Conv2d(64, 64, 3, padding=1), (10, 64, 224, 224), (2, 2), 0.210, 0.158),
+    "transposed": (lambda: nn.ConvTranspose2d(64, 64, 3, 1, 1), (64, 64, 128, 128), (2, 2), 0.420, 0.314),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_poolings_read_in_place_where_that_was_faster(name: str) -> None:
+    build, shape, kernel, prepared, in_place = POOLED[name]
+    with torch.device("meta"):
+        graph = trace(build().eval(), (torch.empty(shape),), Path(__file__)).graph
+    (node,) = (n for n in graph.nodes if isinstance(n.op, ConvOp))
+    windows, h200 = hopper.Windows.of(kernel), machine("sm_90")
+    assert hopper.pools_in_place(graph, node, windows, h200) == (in_place < 0.95 * prepared)
+    assert 0.8 < hopper.pooled_seconds(graph, node, windows, h200, False) * 1e3 / in_place < 1.2
+
+
 @pytest.mark.parametrize("shape", [(64, 16, 128, 127), (64, 16, 128, 130)])
 def test_rows_of_no_whole_vectors_are_prepared(shape: tuple[int, ...]) -> None:
     with torch.device("meta"):

@@ -57,6 +57,8 @@ _ROW_ELEMENTS = 4
 """A tensor copy takes rows of a multiple of these."""
 _IN_PLACE = 0.9
 """Least of the expected gains that a second kernel in the file is worth."""
+_PATCH = (8, 8)
+"""Rows and columns of results that are pooled where the input is read in place."""
 _STAGE_SLOTS = 1024
 _BLOCK_SLOTS = 192
 """Slots that a stage holds, and base slots of a block."""
@@ -305,6 +307,18 @@ def _scaled_seconds(body: Graph, x: Node, grid: float, machine: Machine) -> floa
 
 def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, precise: bool) -> float:
     """Seconds of a convolution whose results are pooled over ``windows`` before they are written."""
+    prepared, in_place = _pooled_seconds(body, node, windows, machine, precise)
+    return min(prepared, in_place)
+
+
+def pools_in_place(body: Graph, node: Node, windows: Windows, machine: Machine) -> bool:
+    """Whether such a convolution, in TF32, is expected to be faster without a preparation of its input."""
+    prepared, in_place = _pooled_seconds(body, node, windows, machine, False)
+    return in_place < _IN_PLACE * prepared
+
+
+def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, precise: bool) -> tuple[float, float]:
+    """The same with its input prepared, and read as it lies; infinite where it cannot be."""
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
@@ -325,14 +339,21 @@ def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, 
     read = prod(size + own.reach for size, own in zip(patch, taps[1:], strict=True))
     read *= kernel[0] * prod(len(own.shifts) for own in taps[1:])
     clocks = 2 * prod(patch) * columns * prod(kernel) / _CLOCK_FLOPS  # for a channel of the input
-    tensor *= max(1.0, 4 * read / clocks / _FILL)
+    filled = tensor * max(1.0, 4 * read / clocks / _FILL)
     sizes = absent + body.shape(x.name)[2:]
     slots = batch * prod(own.pitch(*axis) for own, *axis in zip(taps, sizes, bases, strict=True))
     folds = _FOLD * results * outputs * conv.groups
     grids = prod(len({at for moved in own.moved for at, _ in moved.values()}) for own in taps)
-    grid = 4 * dims.numel(x.type.shape, body.sizes) + 4 * slots * depth * conv.groups * grids
+    moved = 4 * dims.numel(x.type.shape, body.sizes)
+    grid = moved + 4 * slots * depth * conv.groups * grids
     pooled = 4 * batch * outputs * conv.groups * prod(b // w for b, w in zip(bases, (1, *windows.within), strict=True))
     if precise:
-        work = max(tensor, _tile_seconds(results * conv.groups, width, machine) + folds)
-        return work + _scaled_seconds(body, x, grid, machine)
-    return tensor + folds + (_GRID * grid + STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch
+        work = max(filled, _tile_seconds(results * conv.groups, width, machine) + folds)
+        return work + _scaled_seconds(body, x, grid, machine), inf
+    prepared = filled + folds + (_GRID * grid + STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch
+    plain, _ = _axes(body, node)
+    odd = sizes[-1] % _ROW_ELEMENTS or patch != _PATCH or windows.parts[1:] != (1, 1)
+    if odd or in_place_refusal(plain, precise) or any(axis.phases > 1 for axis in plain):
+        return prepared, inf
+    in_place = tensor + folds + (moved + STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch
+    return prepared, in_place

@@ -80,7 +80,11 @@ def hopper_conv(
     )
     channels = inference.conv_channels(node.op, x.type, w.type)
     precise = not library.allows_tf32(region.body, node)
-    in_place = not (precise or pooling) and hopper.reads_in_place(region.body, node, machine("sm_90"))
+    rates = machine("sm_90")
+    if pooling:
+        in_place = not precise and hopper.pools_in_place(region.body, node, pooling.windows, rates)
+    else:
+        in_place = not precise and hopper.reads_in_place(region.body, node, rates)
 
     conv = node.op
 
@@ -102,7 +106,7 @@ def hopper_conv(
         )
 
     found = made(operands, precise, in_place)
-    if isinstance(found, str) or precise or not contractions.fp32_pays(region.body, node, reduces, machine("sm_90")):
+    if isinstance(found, str) or precise or not contractions.fp32_pays(region.body, node, reduces, rates):
         return found
     in_fp32 = made(operands._replace(node=f"{node.name} in fp32"), True, False)
     return found if isinstance(in_fp32, str) else found.replace(in_fp32=in_fp32)

@@ -8,13 +8,14 @@ from math import prod
 from typing import NamedTuple
 
 from fusegen.costs.hopper import Taps, in_place_patch, in_place_refusal
-from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, cluster_of, round_up
+from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, cluster_of, round_up, triple
 from fusegen.plan.details import HopperConvPlan, InPlacePlan, Product, ProductGroup
 
 _BATCH = 4
 """Products whose operands are in registers at a time, at most."""
-_PAIR = 32
-"""Base slots between the two of a lane."""
+_PAIR, _PATCH_PAIR = 32, 8
+"""Base slots between the two of a lane; in a patch whose results are pooled."""
+_PATCH = (8, 8)
 _WARPGROUPS = 3
 _UNIT_BYTES = 16 * 1024
 """Of streamed weights that arrive together, about."""
@@ -33,13 +34,15 @@ def _box(tile: Triple, axes: list[Taps]) -> Triple:
     return min((size for size in sizes if prod(size) % 32 in (8, 24)), key=prod)
 
 
-def _groups(taps: list[Triple], unit: int, chunk: int, tile: Triple, box: Triple) -> Iterator[tuple[ProductGroup, ...]]:
+def _groups(
+    taps: list[Triple], unit: int, chunk: int, tile: Triple, box: Triple, between: int
+) -> Iterator[tuple[ProductGroup, ...]]:
     """For every weight slot of a chunk its products, in batches that share what they load."""
 
     def offset(z: int, y: int, x: int) -> int:
         return (z * box[1] + y) * box[2] + x
 
-    pair = offset(_PAIR // (tile[1] * tile[2]), _PAIR // tile[2] % tile[1], _PAIR % tile[2])
+    pair = offset(between // (tile[1] * tile[2]), between // tile[2] % tile[1], between % tile[2])
     for first in range(0, len(taps), unit):
         steps = list(product(range(0, chunk // 4, 2), range(first, first + unit)))
         size = next((n for n in (4, 3, 2) if len(steps) % n == 0), _BATCH)
@@ -70,13 +73,15 @@ def alternative(
 ) -> HopperConvPlan | str:
     """``prepared`` without its preparation of the input, or why there is no such kernel.
 
-    ``bases``: base positions along each axis at the traced sizes.
+    ``axes``: each by itself, also where windows are computed in parts; ``bases``: base positions along each at the
+    traced sizes.
     """
     if reason := in_place_refusal(axes, prepared.precise):
         return reason
-    if prepared.window:
-        return "patches of pooled results are read from a grid"
-    tile = 1, *in_place_patch(bases[1], bases[2])
+    window = prepared.window
+    if window and (window.patch != _PATCH or window.counts[1:] != (1, 1)):
+        return "windows whose rows and columns are no part of 8 by 8 results are read from a grid"
+    tile = 1, *(window.patch if window else in_place_patch(bases[1], bases[2]))
     box = _box(tile, axes)
     if max(box) > _MAX_BOX:
         return f"what a tile reads of a channel, {box}, is too large for a tensor copy"
@@ -113,11 +118,14 @@ def alternative(
         box=box,
         taps=tuple(taps),
         unit_taps=unit if stream else len(taps),
-        units=tuple(_groups(taps, unit if stream else len(taps), chunk, tile, box)),
+        units=tuple(_groups(taps, unit if stream else len(taps), chunk, tile, box, _PATCH_PAIR if window else _PAIR)),
     )
     consumer, producer = REGISTERS[_WARPGROUPS]
     return prepared.replace(
         in_place=in_place,
+        stride=triple([axis.step for axis in axes]),
+        reach=triple([axis.reach for axis in axes]),
+        in_step=triple([axis.in_step for axis in axes]),
         cluster=cluster_of(prepared.split, stream),
         warpgroups=_WARPGROUPS,
         chunk=chunk,

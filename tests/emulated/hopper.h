@@ -114,4 +114,5 @@ void multiply(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b, int accumula
     memcpy(emulated::operands[warp][turn][lane], a, 16);
     __syncwarp();
     multiply_rows(d, [&](int lower, int k) { return tf32(emulated::operands[warp][turn][lane / 4 * 4 + k % 4][lower + k / 4 * 2]); }, b, accumulate);
+    __syncwarp();
 }

@@ -45,6 +45,16 @@ MODELS = {
     "channels": ("nn.Conv2d(64, 300, 3)", "F.max_pool2d(F.silu(self.m(x)), 2)", (64, 15, 18)),
     "streamed": ("nn.Conv2d(128, 128, 3)", "F.max_pool2d(F.silu(self.m(x)), 2)", (128, 37, 41)),
     "streamed_parts": ("nn.Conv3d(64, 128, 3)", "F.max_pool3d(F.silu(self.m(x)), (2, 2, 2))", (64, 9, 11, 21)),
+    # read as it lies
+    "in_place": ("nn.Conv2d(16, 40, 3, padding=1)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (16, 21, 36)),
+    "four_in_place": ("nn.Conv2d(64, 136, 3)", "F.mish(F.avg_pool2d(F.silu(self.m(x)), 4))", (64, 43, 40)),
+    "eight_in_place": ("nn.Conv2d(16, 24, 5)", "F.max_pool2d(self.m(x) ** 2, (8, 2))", (16, 41, 52)),
+    "dilated_in_place": ("nn.Conv2d(20, 33, 3, 1, 4, 4)", "F.max_pool2d(self.m(x), (2, 4)).relu()", (20, 30, 36)),
+    "grouped_in_place": ("nn.Conv2d(48, 60, 3, groups=3)", "F.max_pool2d(self.m(x).abs() * self.s, 2)", (48, 14, 20)),
+    "pixels_in_place": ("nn.Conv2d(48, 100, 1)", "F.max_pool2d(self.m(x).abs(), 2).sqrt()", (48, 9, 20)),
+    "transposed_in_place": ("nn.ConvTranspose2d(16, 24, 3, 1, 1)", "F.max_pool2d(self.m(x).abs(), 2)", (16, 17, 24)),
+    "volume_in_place": ("nn.Conv3d(17, 24, 3, 1, 1)", "F.max_pool3d(F.hardswish(self.m(x)), 2)", (17, 7, 11, 20)),
+    "parts_in_place": ("nn.Conv3d(64, 128, 3)", "F.avg_pool3d(F.silu(self.m(x)), (3, 2, 4))", (64, 11, 11, 24)),
     # windows that are the phases of a transposed convolution
     "phases": (
         "nn.ConvTranspose2d(16, 24, 3, 2, 1, 1)",
@@ -71,10 +81,11 @@ MODELS = {
 
 
 @pytest.fixture(autouse=True)
-def _whatever_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _whatever_it_takes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(hopper, "pooled_seconds", lambda *_: 0.0)
     monkeypatch.setattr(convpool, "together_or_apart", lambda *_: None)
+    monkeypatch.setattr(hopper, "pools_in_place", lambda *_: request.node.callspec.params["name"].endswith("in_place"))
 
 
 def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
@@ -85,11 +96,13 @@ def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, tuple[int, ..
     compiled, reference, model = built(path)
     templates = [step.plan.detail.template for step in compiled.program.steps if step.kind == "kernel"]
     assert templates == ["contraction" if name.startswith("phases") else "conv_apart"]
+    assert ("_in_place_kernel" in compiled.source) == name.endswith("in_place")
     return reference, model, shape
 
 
-def grown(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[0], *(size + 9 for size in shape[1:])
+def grown(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Other sizes: rows stay multiples of 16 bytes where that decides on the kernel."""
+    return shape[0], *(size + (8 if name.endswith("in_place") else 9) for size in shape[1:])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -99,7 +112,7 @@ def test_tf32_rounds_both_operands_to_nearest(name: str, tmp_path: Path) -> None
     exact = copy.deepcopy(reference)
     exact.m.weight.data = rounded(exact.m.weight.data)
     exact.double()
-    for batch, own in ((1, shape), (3, shape), (17, shape), (2, grown(shape)), (150, shape)):
+    for batch, own in ((1, shape), (3, shape), (17, shape), (2, grown(name, shape)), (150, shape)):
         x = torch.randn(batch, *own, device="cuda") + 0.5
         with torch.no_grad():
             y, r = model(x), exact(rounded(x).double())
@@ -129,5 +142,5 @@ def test_special_values_reach_the_same_outputs(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", MODELS)
 def test_two_kernels_where_tf32_is_off(name: str, tmp_path: Path) -> None:
     reference, model, shape = pair(name, tmp_path)
-    for batch, own in ((1, shape), (3, shape), (2, grown(shape))):
+    for batch, own in ((1, shape), (3, shape), (2, grown(name, shape))):
         agrees(reference, model, torch.randn(batch, *own, device="cuda") + 0.5)

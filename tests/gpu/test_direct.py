@@ -55,6 +55,9 @@ MODELS = {
     "transposed_volume": ("nn.ConvTranspose3d(8, 8, 3, 2, 1, 1, groups=8)", "F.mish(self.m(x))", (8, 4, 6, 9)),
     "few_outputs": ("nn.Conv2d(20, 3, 3, padding=1)", "self.m(x).tanh() + 1", (20, 190, 192)),
     "few_outputs_strided": ("nn.Conv2d(130, 3, 5, 2)", "F.silu(self.m(x))", (130, 21, 32)),
+    "over_channels": ("nn.Conv2d(20, 3, 3, padding=1)", "F.log_softmax(self.m(x) * 2, 1) + 1", (20, 190, 192)),
+    "over_channels_mean": ("nn.Conv2d(5, 4, 3, padding=1)", "F.leaky_relu(self.m(x)).mean(1, True) * 2", (5, 19, 28)),
+    "over_channels_far": ("nn.ConvTranspose2d(32, 3, 2, 3)", "self.m(x).amax(1).tanh()", (32, 31, 44)),
     "few_outputs_volume": ("nn.Conv3d(24, 4, 3, (1, 2, 1), 1)", "self.m(x).abs()", (24, 7, 12, 16)),
 }  # fmt: skip
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
