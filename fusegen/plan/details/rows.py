@@ -22,7 +22,7 @@ class TurnedTile(Frozen):
 
 
 class PointwisePlan(Frozen):
-    """A grid-stride elementwise kernel over the output's elements.
+    """An elementwise kernel over the output's elements, one access of each thread.
 
     ``rows`` has one phase of element statements; its operands' and stores' ``index`` are C++ over
     ``index``, the element. ``vector_args`` are the operands indexed by ``index`` itself: loaded as
