@@ -364,13 +364,11 @@ constexpr int KIND_BYTES = TAPS * CHUNKS * TAP_BYTES;     // weights of a kind
 constexpr int UNIT_BYTES = UNIT_TAPS * TAP_BYTES;
 [[maybe_unused]] constexpr int UNITS = KIND_BYTES / UNIT_BYTES;
 constexpr int WEIGHT_BYTES = STREAM ? RING * UNIT_BYTES : KIND_BYTES;
-constexpr int PARTS = 2;           // of a window, which are computed one after the other
-constexpr int GRIDS = 2;           // of the input: residues of the stride that some part reads
+[[maybe_unused]] constexpr int PARTS = 2;           // of a window, which are computed one after the other
 __host__ __device__ constexpr int parts(int axis) { return along(axis, 2, 1, 1); }
 constexpr int WINDOW_Y = 2, WINDOW_X = 2;   // of results of a patch
 constexpr int PATCH_Y = 8, PATCH_X = 8;       // results of a warpgroup
 constexpr int RING_X = PATCH_X * WARPGROUPS / RINGS;   // of the warpgroups that share a ring, side by side
-constexpr int ROW = 10;                // slots of a row of a stage
 constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neighbouring channels, per base slot
 [[maybe_unused]] constexpr int VALUES = 2 * PAIRS;                   // its values per base slot
 constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
@@ -3671,16 +3669,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e82c8ba72a41ae97, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_04cdcfc75bbe4b0c, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e82c8ba72a41ae97, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_04cdcfc75bbe4b0c, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e82c8ba72a41ae97"
+_fusegen_NAMESPACE = "fusegen_04cdcfc75bbe4b0c"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -383,12 +383,9 @@ constexpr int STAGE_BYTES = (CHUNK * BOX * 4 + 127) / 128 * 128;   // tensor cop
 constexpr int KIND_BYTES = TAPS * CHUNKS * TAP_BYTES;     // weights of a kind
 constexpr int UNIT_BYTES = UNIT_TAPS * TAP_BYTES;
 constexpr int WEIGHT_BYTES = STREAM ? RING * UNIT_BYTES : KIND_BYTES;
-constexpr int PARTS = 1;           // of a window, which are computed one after the other
-constexpr int GRIDS = 1;           // of the input: residues of the stride that some part reads
 constexpr int WINDOW_Y = 2, WINDOW_X = 2;   // of results of a patch
 constexpr int PATCH_Y = 8, PATCH_X = 8;       // results of a warpgroup
 constexpr int RING_X = PATCH_X * WARPGROUPS / RINGS;   // of the warpgroups that share a ring, side by side
-constexpr int ROW = 34;                // slots of a row of a stage
 constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neighbouring channels, per base slot
 [[maybe_unused]] constexpr int VALUES = 2 * PAIRS;                   // its values per base slot
 constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
@@ -3965,18 +3962,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1a3d0d0d355323b4, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_60bbaa9ed5c7662f, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_1a3d0d0d355323b4, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_60bbaa9ed5c7662f, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_1a3d0d0d355323b4"
+_fusegen_NAMESPACE = "fusegen_60bbaa9ed5c7662f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

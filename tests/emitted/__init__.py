@@ -193,7 +193,7 @@ inline float __fdividef(float a, float b) { return a / b; }
 #define __launch_bounds__(threads)
 #define __restrict__
 typedef void* cudaStream_t;
-enum { cudaSuccess, cudaDevAttrMultiProcessorCount, cudaDevAttrComputeCapabilityMajor };
+enum { cudaSuccess, cudaErrorInvalidValue, cudaDevAttrMultiProcessorCount, cudaDevAttrComputeCapabilityMajor };
 typedef int cudaError_t;
 struct dim3 {
     unsigned int x, y, z;
