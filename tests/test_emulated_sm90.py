@@ -60,12 +60,7 @@ POOLED = {
     "eight_in_place": ("nn.Conv2d(16, 24, 5)", "F.max_pool2d(self.m(x) ** 2, (8, 2))", (16, 41, 52)),
     "grouped_in_place": ("nn.Conv2d(48, 60, 3, groups=3)", "F.max_pool2d(self.m(x).abs(), 2)", (48, 14, 20)),
     "transposed_in_place": ("nn.ConvTranspose2d(16, 24, 3, 1, 1)", "F.max_pool2d(self.m(x).abs(), 2)", (16, 17, 24)),
-    "parts_in_place": (
-        "nn.Conv3d(17, 40, (2, 3, 3))",
-        "F.avg_pool3d(self.m(x).sigmoid(), (3, 2, 4))",
-        (17, 11, 11, 24),
-    ),
-    "parts_of_groups": ("nn.Conv3d(48, 60, 3, groups=3)", "F.max_pool3d(self.m(x).abs(), 2)", (48, 6, 11, 12)),
+    "volume_in_place": ("nn.Conv3d(17, 40, 3)", "F.avg_pool3d(self.m(x).sigmoid(), (1, 2, 4))", (17, 7, 11, 24)),
 }
 
 

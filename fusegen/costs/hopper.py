@@ -16,6 +16,7 @@ which slot, base + shift, a base reads:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import inf, prod
 from typing import TypeAlias
 
@@ -57,7 +58,7 @@ _ROW_ELEMENTS = 4
 """A tensor copy takes rows of a multiple of these."""
 _IN_PLACE = 0.9
 """Least of the expected gains that a second kernel in the file is worth."""
-_PATCH = (8, 8)
+PATCH = (8, 8)
 """Rows and columns of results that are pooled where the input is read in place."""
 _STAGE_SLOTS = 1024
 _BLOCK_SLOTS = 192
@@ -175,6 +176,14 @@ def in_place_refusal(axes: list[Taps], precise: bool) -> str | None:
 def in_place_patch(height: int, width: int) -> tuple[int, int]:
     """Rows and columns of a warpgroup's base positions: runs of 32 store whole sectors."""
     return min(((2, 32), (1, 64)), key=lambda shape: covered(shape, height, width))
+
+
+def in_place_box(tile: tuple[int, int, int], axes: list[Taps]) -> tuple[int, int, int]:
+    """What a tile reads of a channel, from a multiple of 16 bytes on; a warp's lanes meet in no bank."""
+    z, y, x = (length + axis.reach for length, axis in zip(tile, axes, strict=True))
+    x = -(-(x + axes[2].in_origin % 4) // 4) * 4
+    sizes = product((z, z + 1), range(y, y + 8), range(x, x + 32, 4))
+    return min((size for size in sizes if prod(size) % 32 in (8, 24)), key=prod)
 
 
 Lengths: TypeAlias = list[tuple[int, int]]
@@ -339,7 +348,7 @@ def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine,
     read = prod(size + own.reach for size, own in zip(patch, taps[1:], strict=True))
     read *= kernel[0] * prod(len(own.shifts) for own in taps[1:])
     clocks = 2 * prod(patch) * columns * prod(kernel) / _CLOCK_FLOPS  # for a channel of the input
-    filled = tensor * max(1.0, 4 * read / clocks / _FILL)
+    prepared = tensor * max(1.0, 4 * read / clocks / _FILL)
     sizes = absent + body.shape(x.name)[2:]
     slots = batch * prod(own.pitch(*axis) for own, *axis in zip(taps, sizes, bases, strict=True))
     folds = _FOLD * results * outputs * conv.groups
@@ -348,12 +357,13 @@ def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine,
     grid = moved + 4 * slots * depth * conv.groups * grids
     pooled = 4 * batch * outputs * conv.groups * prod(b // w for b, w in zip(bases, (1, *windows.within), strict=True))
     if precise:
-        work = max(filled, _tile_seconds(results * conv.groups, width, machine) + folds)
+        work = max(prepared, _tile_seconds(results * conv.groups, width, machine) + folds)
         return work + _scaled_seconds(body, x, grid, machine), inf
-    prepared = filled + folds + (_GRID * grid + STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch
-    plain, _ = _axes(body, node)
-    odd = sizes[-1] % _ROW_ELEMENTS or patch != _PATCH or windows.parts[1:] != (1, 1)
-    if odd or in_place_refusal(plain, precise) or any(axis.phases > 1 for axis in plain):
+    more = folds + STORE * pooled / machine.bandwidth + _LAUNCHES * machine.launch
+    prepared += _GRID * grid / machine.bandwidth + more
+    # A part would bring what the parts before it have brought.
+    odd = sizes[-1] % _ROW_ELEMENTS or patch != PATCH or prod(windows.parts) > 1
+    if odd or in_place_refusal(taps, precise) or any(axis.phases > 1 for axis in taps):
         return prepared, inf
-    in_place = tensor + folds + (moved + STORE * pooled) / machine.bandwidth + _LAUNCHES * machine.launch
-    return prepared, in_place
+    in_place = tensor * max(1.0, 4 * prod(in_place_box((1, *PATCH), taps)) / clocks / _FILL)
+    return prepared, in_place + moved / machine.bandwidth + more

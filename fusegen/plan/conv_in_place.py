@@ -7,15 +7,14 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from fusegen.costs.hopper import Taps, in_place_patch, in_place_refusal
-from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, cluster_of, round_up, triple
+from fusegen.costs.hopper import PATCH, Taps, in_place_box, in_place_patch, in_place_refusal
+from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, SHARED_BYTES, Triple, cluster_of, round_up
 from fusegen.plan.details import HopperConvPlan, InPlacePlan, Product, ProductGroup
 
 _BATCH = 4
 """Products whose operands are in registers at a time, at most."""
 _PAIR, _PATCH_PAIR = 32, 8
 """Base slots between the two of a lane; in a patch whose results are pooled."""
-_PATCH = (8, 8)
 _WARPGROUPS = 3
 _UNIT_BYTES = 16 * 1024
 """Of streamed weights that arrive together, about."""
@@ -24,14 +23,6 @@ _MAX_STAGES = 8
 _RING = (8, 24)
 """Units of weights in shared memory, at least and at most."""
 _MAX_BOX = 256
-
-
-def _box(tile: Triple, axes: list[Taps]) -> Triple:
-    """What a tile reads of a channel, from a multiple of 16 bytes on; a warp's lanes meet in no bank."""
-    z, y, x = (length + axis.reach for length, axis in zip(tile, axes, strict=True))
-    x = round_up(x + axes[2].in_origin % 4, 4)
-    sizes = product((z, z + 1), range(y, y + 8), range(x, x + 32, 4))
-    return min((size for size in sizes if prod(size) % 32 in (8, 24)), key=prod)
 
 
 def _groups(
@@ -73,16 +64,15 @@ def alternative(
 ) -> HopperConvPlan | str:
     """``prepared`` without its preparation of the input, or why there is no such kernel.
 
-    ``axes``: each by itself, also where windows are computed in parts; ``bases``: base positions along each at the
-    traced sizes.
+    ``bases``: base positions along each axis at the traced sizes.
     """
     if reason := in_place_refusal(axes, prepared.precise):
         return reason
     window = prepared.window
-    if window and (window.patch != _PATCH or window.counts[1:] != (1, 1)):
-        return "windows whose rows and columns are no part of 8 by 8 results are read from a grid"
+    if window and (window.patch != PATCH or len(window.parts) > 1):
+        return "windows that are no part of 8 by 8 results are read from a grid"
     tile = 1, *(window.patch if window else in_place_patch(bases[1], bases[2]))
-    box = _box(tile, axes)
+    box = in_place_box(tile, axes)
     if max(box) > _MAX_BOX:
         return f"what a tile reads of a channel, {box}, is too large for a tensor copy"
     z, y, x = (axis.shifts[0] for axis in axes)
@@ -123,9 +113,6 @@ def alternative(
     consumer, producer = REGISTERS[_WARPGROUPS]
     return prepared.replace(
         in_place=in_place,
-        stride=triple([axis.step for axis in axes]),
-        reach=triple([axis.reach for axis in axes]),
-        in_step=triple([axis.in_step for axis in axes]),
         cluster=cluster_of(prepared.split, stream),
         warpgroups=_WARPGROUPS,
         chunk=chunk,

@@ -211,8 +211,7 @@ def plan(
         return prepared
     positions = triple([axis.bases(output) for axis, (_, output) in zip(taps, lengths, strict=True)])
     storing = conv_in_place.Storing((patches or geometry).staging(memory.slice), geometry.operands_ahead(memory.slice))
-    plain = _taps(whole, conv.transposed, (1, 1, 1))
-    found = conv_in_place.alternative(prepared, plain, positions, geometry.operand_bytes, storing)
+    found = conv_in_place.alternative(prepared, taps, positions, geometry.operand_bytes, storing)
     return prepared if isinstance(found, str) else prepared.replace(alternative=found)
 
 

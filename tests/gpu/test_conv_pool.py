@@ -53,8 +53,7 @@ MODELS = {
     "grouped_in_place": ("nn.Conv2d(48, 60, 3, groups=3)", "F.max_pool2d(self.m(x).abs() * self.s, 2)", (48, 14, 20)),
     "pixels_in_place": ("nn.Conv2d(48, 100, 1)", "F.max_pool2d(self.m(x).abs(), 2).sqrt()", (48, 9, 20)),
     "transposed_in_place": ("nn.ConvTranspose2d(16, 24, 3, 1, 1)", "F.max_pool2d(self.m(x).abs(), 2)", (16, 17, 24)),
-    "volume_in_place": ("nn.Conv3d(17, 24, 3, 1, 1)", "F.max_pool3d(F.hardswish(self.m(x)), 2)", (17, 7, 11, 20)),
-    "parts_in_place": ("nn.Conv3d(64, 128, 3)", "F.avg_pool3d(F.silu(self.m(x)), (3, 2, 4))", (64, 11, 11, 24)),
+    "volume_in_place": ("nn.Conv3d(17, 24, 3, 1, 1)", "F.max_pool3d(self.m(x).abs(), (1, 2, 2))", (17, 7, 11, 20)),
     # windows that are the phases of a transposed convolution
     "phases": (
         "nn.ConvTranspose2d(16, 24, 3, 2, 1, 1)",
