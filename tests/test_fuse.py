@@ -368,6 +368,21 @@ def test_partial_and_shared_means_do_not_collapse(tmp_path: Path) -> None:
         assert any(reason in refusal.reason for refusal in found.refusals), found.refusals
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("self.c(x).amin(2)", "expected to take"),
+        ("self.c(x).logsumexp(2)", "other axes than the contraction's channels"),
+        ("self.c(x).softmax(2).amax(2)", "no elementwise work after the convolution alone"),
+        ("self.c(x).softmax(1).amax(0)", "reduces other axes than the rest of the kernel"),
+    ],
+)
+def test_a_result_that_is_written_to_be_reduced_says_why(body: str, reason: str, tmp_path: Path) -> None:
+    found = program(tmp_path, f"return {body}", "self.c = nn.Conv2d(64, 128, 3)", "torch.rand(16, 64, 32, 32)")
+    assert len(templates(found)) > 1
+    assert any(reason in refusal.reason for refusal in found.refusals), found.refusals
+
+
 def test_a_mean_over_everything_collapses_its_spatial_part(tmp_path: Path) -> None:
     found = program(tmp_path, "return self.c(2 * x).mean((1, 2, 3))", "self.c = nn.Conv2d(8, 16, 3, stride=2)")
     assert templates(found) == ["window_sum"]

@@ -64,6 +64,8 @@ _JOINABLE = (PointwiseOp, ReduceOp, ScanOp, SoftmaxOp, *viewspace.VIEWS, *_POOLS
 _SMALL = (PointwiseOp, ReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
 _SHARED = "it is read outside the kernel too"
+_OTHER = "what it reduces over positions is no elementwise work after the convolution alone"
+"""Where a convolution has not been taken by a kernel that reduces it, and nothing says why."""
 
 
 def _unit(node: Node, by_name: Mapping[str, Node]) -> set[str] | None:
@@ -96,7 +98,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if template == "conv_pool":
             return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
         if template in ("conv_boxes", "conv_sweep", "conv_reduce"):
-            return "its convolution has a kernel of its own"
+            return _OTHER
         if template == "scan":
             scanspace.check(body)
         before = None
@@ -162,7 +164,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
                 group = candidate
                 break
             if candidate.members <= group.members | unit:  # what comes before it is no part of the reason
-                refused[name] = f"with {sink.name}: {reason}"
+                why = f"with {sink.name}: {reason}"
+                refused[name] = refused.get(name, why) if reason == _OTHER else why
     body, _ = grouping.body(group)
     if viewspace.takes(body) and not viewspace.pays(body):
         return None
@@ -350,6 +353,8 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
             nodes.append(node)  # what kernels have copied need not be read any more
     known = {name for group in grouping.groups.values() for name in group.members}
     refusals = tuple(
-        RuleRefused(identity=FUSION, node=name, reason=reason) for name, reason in refused.items() if name not in known
+        RuleRefused(identity=FUSION, node=name, reason=reason)
+        for name, reason in refused.items()
+        if name not in known or name in grouping.groups  # its kernel writes what another one could have read on chip
     )
     return Outcome(graph.replace(nodes=in_order(nodes)).prune(), (), refusals)
