@@ -309,6 +309,22 @@ CHAINS: dict[str, Chain] = {
         "return torch.softmax(self.d(self.l(x)), 1)",
         (1024, 4096),
     ),
+    "c2_batch_mean": ("self.c = nn.Conv2d(64, 128, 3)", "return torch.relu(self.c(x).mean(0))", (64, 64, 96, 96)),
+    "c1_batch_sum_scale": (
+        "self.c = nn.Conv1d(32, 64, 5)",
+        "return self.c(x).sum(0, keepdim=True) * 0.5",
+        (64, 32, 8000),
+    ),
+    "t2_batch_rows_mean_tanh": (
+        "self.c = nn.ConvTranspose2d(32, 64, 4, 2, 1)",
+        "return torch.tanh(self.c(x).mean((0, 2)))",
+        (32, 32, 64, 64),
+    ),
+    "c2_batch_channels_mean_gelu": (
+        "self.c = nn.Conv2d(32, 64, 3, padding=1, groups=4)",
+        "return F.gelu(self.c(x).mean((0, 1)))",
+        (64, 32, 96, 96),
+    ),
     "l_mlp": (
         "self.l = nn.Linear(1024, 4096)\nself.m = nn.Linear(4096, 1024)",
         "return x + self.m(F.gelu(self.l(F.layer_norm(x, (1024,)))))",

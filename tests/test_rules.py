@@ -41,7 +41,7 @@ from fusegen.ir import (
     TensorType,
 )
 from fusegen.passes import algebra, decompose, layouts, moments, positions, simplify, statistics
-from fusegen.passes.algebra import axes, channels, collapse, pools, slices
+from fusegen.passes.algebra import axes, channels, collapse, pools, samples, slices
 from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.spaces import convreduce
@@ -362,6 +362,16 @@ def _one(draw: Draw, fn: str) -> Node:
     return draw.add(PointwiseOp(fn=fn), x, draw.add(ConstOp(value=1.0)))
 
 
+def _depthwise_of_one_tap(draw: Draw) -> Node:
+    rank, channels, transposed = draw.rng.randint(1, 3), draw.rng.randint(1, 5), draw.rng.random() < 0.5
+    ones, zeros = (1,) * rank, (0,) * rank
+    conv = ConvOp(
+        transposed=transposed, stride=ones, padding=zeros, dilation=(2,) * rank, output_padding=zeros, groups=channels
+    )
+    size = [draw.rng.randint(1, 4) for _ in range(rank)]
+    return draw.add(conv, draw.leaf(draw.rng.randint(1, 3), channels, *size), draw.leaf(channels, 1, *ones))
+
+
 def _reshaped(draw: Draw, twice: bool) -> Node:
     shape = draw.shape()
     x = draw.leaf(*shape)
@@ -487,6 +497,18 @@ def _channels_summed(draw: Draw, fn: str | None = None) -> Node:
         c = draw.leaf(*[1] * draw.rng.randint(0, 1), int(y.type.shape[1]), *[1] * (rank - 2))
         y = draw.add(PointwiseOp(fn=fn), *((c, y) if fn == "mul" and draw.rng.random() < 0.5 else (y, c)))
     return draw.reduce(y, axes)
+
+
+def _samples_summed(draw: Draw, shifted: bool = False) -> Node:
+    """A sum over the samples and other axes, but not over all spatial ones, of a convolution (and a bias)."""
+    while (y := draw.conv()).type.shape[0] == 1:
+        _restart(draw)
+    rank = y.type.rank
+    others = draw.rng.sample(range(1, rank), draw.rng.randint(int(shifted), rank - 2))
+    if shifted:
+        fn, c = draw.rng.choice(["add", "sub", "mul"]), draw.leaf(int(y.type.shape[1]), *[1] * (rank - 2))
+        y = draw.add(PointwiseOp(fn=fn), *((c, y) if fn != "sub" and draw.rng.random() < 0.5 else (y, c)))
+    return draw.reduce(y, (0, *sorted(others)) if not set(range(2, rank)) <= set(others) else (0, 1))
 
 
 def _scaled_sum(draw: Draw, term: str, fn: str) -> Node:
@@ -800,6 +822,10 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
         f"sum(x {sign} c) = sum(x) {sign} sum(c),  mean likewise,  x a product": partial(_product_and_term, fn=fn)
         for fn, sign in (("add", "+"), ("sub", "-"))
     },
+    "sum over samples of conv(x, w) = conv(sum over samples of x, w),  mean likewise": _samples_summed,
+    "sum over samples and more = sum over the rest of the sum over samples,  mean likewise,  above a convolution": (
+        partial(_samples_summed, shifted=True)
+    ),
     "sum over channels of conv(x, w) = conv(x, sum over outputs of w),  mean likewise": _channels_summed,
     **{
         f"sum over channels of conv(x, w) {sign} c = sum over channels of conv(x, w {sign} c),  mean likewise": partial(
@@ -851,6 +877,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     ),
     "x * 1 = x": lambda d: _one(d, "mul"),
     "x / 1 = x": lambda d: _one(d, "div"),
+    "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
 }
 ELEMENTWISE: dict[str, tuple[str, ...]] = {
     "max(x, c) = x,  x never below c;  min(x, c) = x,  x never above c": (
@@ -914,6 +941,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     # Cost says when a collapse pays, not when it is right: small cases must go through it.
     monkeypatch.setattr(axes, "_pays", lambda graph, conv, axis, count: None)
     monkeypatch.setattr(channels, "_pays", lambda graph, conv: None)
+    monkeypatch.setattr(samples, "_pays", lambda graph, conv: None)
     monkeypatch.setattr(pools, "_cheaper", lambda merged, direct: True)
     monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)
     monkeypatch.setattr(boxes, "unfit", lambda *_: None)

@@ -79,10 +79,11 @@ def is_small(body: Graph, node: Node) -> bool:
     rates = machine(DEFAULT_TARGET)
     x, w = (body.node(name).type for name in node.inputs[:2])
     _, outputs = inference.group_channels(node.op, x, w)
-    if outputs >= contractions.LEAST_OUTPUTS and ops.flops(body, node) > _FEW_SECONDS * _FLOPS * rates.flops:
+    many = outputs >= contractions.LEAST_OUTPUTS and ops.flops(body, node) > _FEW_SECONDS * _FLOPS * rates.flops
+    if many and outputs > direct_shared.MOST_OUTPUTS:
         return False
     try:
-        if not _adds_up_few(body, node):
+        if not _adds_up_few(body, node) or (many and not _waits_for_memory(body, node, rates)):
             return False
     except NotFusable:
         return False
@@ -172,13 +173,28 @@ def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
 
 def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> float:
     """Expected time of the kernel at the traced sizes, with so many operations ``before`` the products."""
+    work = _work_seconds(body, conv, machine) + 2 * before / (_FLOPS * machine.flops)
+    return max(_moved_seconds(body, conv, machine), work) + machine.launch
+
+
+def _moved_seconds(body: Graph, conv: Node, machine: Machine) -> float:
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in (*conv.inputs, conv.name))
-    found, outputs = region_tiles(body, conv), conv.type.shape[1]
-    if found[0].shares and found[0].outputs == outputs:
-        work = _turn_seconds(body, conv, found, machine) + 2 * before / (_FLOPS * machine.flops)
-    else:
-        work = (ops.flops(body, conv) + 2 * before) / (_FLOPS * machine.flops)
-    return max(moved / (_BANDWIDTH * machine.bandwidth), work) + machine.launch
+    return moved / (_BANDWIDTH * machine.bandwidth)
+
+
+def _work_seconds(body: Graph, conv: Node, machine: Machine) -> float:
+    found = region_tiles(body, conv)
+    if found[0].shares and found[0].outputs == conv.type.shape[1]:
+        return _turn_seconds(body, conv, found, machine)
+    return ops.flops(body, conv) / (_FLOPS * machine.flops)
+
+
+def _waits_for_memory(body: Graph, conv: Node, machine: Machine) -> bool:
+    """Whether products take no longer than what is read and written: rounding to TF32, not counted, costs nothing then.
+
+    Raises ``NotFusable``.
+    """
+    return _work_seconds(body, conv, machine) <= _moved_seconds(body, conv, machine)
 
 
 def reduced_seconds(body: Graph, conv: Node, machine: Machine) -> float:

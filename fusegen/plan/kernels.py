@@ -9,6 +9,7 @@ from fusegen import dims, inference, windows
 from fusegen.ir import (
     HALVES,
     ConstOp,
+    ConvOp,
     GetItemOp,
     Graph,
     InputOp,
@@ -128,11 +129,20 @@ _FEW_WEIGHTS = 1 << 20
 """Elements of a parameter that are read in the time of a launch, so that arithmetic on them is no limit."""
 
 
+def _is_of_sums(node: Node) -> bool:
+    """Whether a convolution of sums makes it, in full float32: of few samples, or of few places."""
+    return isinstance(node.op, RegionOp) and any(
+        isinstance(inner.op, ConvOp) and inner.op.precise for inner in node.op.body.nodes
+    )
+
+
 def _is_statistic(graph: Graph, name: str) -> bool:
     """Whether a value has few elements beside the data of its kernel, or follows from such values alone."""
     node = graph.node(name)
     made = graph.node(node.inputs[0]) if isinstance(node.op, GetItemOp) else node
     if isinstance(made.op, RegionOp) and made.op.template == "conv_reduce":
+        return True
+    if _is_of_sums(made):
         return True
     if not isinstance(made.op, RegionOp) or not made.op.template.startswith("row"):
         return False

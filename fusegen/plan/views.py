@@ -9,7 +9,7 @@ from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import ConstOp, DType, InputOp, Node, PadOp, PointwiseOp
 from fusegen.literals import hex_float
-from fusegen.plan.details import PointwisePlan, TurnedTile
+from fusegen.plan.details import CountedDigit, PointwisePlan, TurnedTile
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style, Value, factor
 from fusegen.plan.rowprogram import Operand, OutputArg, Position, RowProgram, Store
@@ -234,6 +234,19 @@ class ViewLowering(RowLowering):
         (near_size, _, _), names = max(found.items(), key=lambda item: len(item[1]))
         return near_size, digits[names[0]], tuple(names[:_MOST_TURNED])
 
+    def counted(self) -> tuple[CountedDigit, ...]:
+        """The digits of the result's number that are positions."""
+        names = {position.name for position in self.positions.values()}
+        found = [(name, digit) for name, digit in self.of_index.items() if name in names]
+        return tuple(
+            CountedDigit(
+                name=name,
+                stride=self.sizes.local(digit.stride),
+                size=None if dims.mul(digit.stride, digit.size) == digit.total else self.sizes.local(digit.size),
+            )
+            for name, digit in found
+        )
+
     def in_tile(self, digit: Digit, near: Dim, far: Digit) -> str | None:
         """C++ of a digit of ``from + f * step + n``, as far as it is one of ``n``, of ``f`` or of ``from`` alone."""
         reach, step = dims.mul(digit.stride, digit.size), dims.exact_quotient(digit.stride, far.stride)
@@ -288,6 +301,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         vector_args=tuple(o.arg for o in rows.operands if o.index == "index" and not o.guard),
         reach=tuple(map(region.sizes.product, more)),
         run=None if run is None else region.sizes.local(run),
+        counted=lowering.counted(),
         tile=lowering.tile(rows),
         rows=rows,
     )

@@ -9,6 +9,7 @@ from fusegen.costs import hopper
 from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, WindowSumOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import axes as along
+from fusegen.passes.algebra import samples
 from fusegen.passes.algebra.boxes import product_seconds
 from fusegen.passes.algebra.collapse import LINEAR, conv_below, product_below, reduction, spatial_first
 from fusegen.passes.algebra.pools import CONV
@@ -60,7 +61,9 @@ def collapses(graph: Graph, x: Node, axes: Collection[int]) -> bool:
         return True
     if conv is None:
         return False
-    return (1 in axes and obstacle(graph, conv) is None) or along.obstacle(graph, conv, tuple(sorted(axes))) is None
+    if (0 in axes and samples.obstacle(graph, conv) is None) or (1 in axes and obstacle(graph, conv) is None):
+        return True
+    return along.obstacle(graph, conv, tuple(sorted(axes))) is None
 
 
 def _over_channels(m: Match) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fusegen.ir import ConstOp, Node, PointwiseOp
+from fusegen import inference
+from fusegen.ir import ConstOp, ConvOp, Node, PointwiseOp, ReshapeOp
 from fusegen.passes.algebra import ranges
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
@@ -128,6 +129,23 @@ def _is_mish(m: Match) -> str | None:
 _SHIFT = ("add", "sub")
 _EVEN = ("abs", "square", "cos")
 
+# --- products of one factor ---------------------------------------------------------------------
+
+
+def _one_factor(m: Match) -> str | None:
+    """Each result is one element times one weight, in full fp32 by torch as well; strides would leave gaps."""
+    conv, x, w = m.root.op, m["x"], m["w"]
+    assert isinstance(conv, ConvOp)
+    channels = (w.type.shape[0], w.type.shape[1]) == (x.type.shape[1], 1) and conv.groups == x.type.shape[1]
+    once = {*conv.stride, *inference.kernel_size(w.type)} == {1} and not any((*conv.padding, *conv.output_padding))
+    return None if channels and once else ""
+
+
+def _scaled(m: Match) -> Node:
+    channels, *ones = m["w"].type.shape[:1] + m["w"].type.shape[2:]
+    return m.add(PointwiseOp(fn="mul"), m["x"], m.add(ReshapeOp(shape=(channels, *ones)), m["w"]))
+
+
 RULES = (
     Rule(
         "max(x, c) = x,  x never below c;  min(x, c) = x,  x never above c",
@@ -239,5 +257,12 @@ RULES = (
         _reciprocal,
         Numerics.REASSOCIATES,
         _finite_reciprocal,
+    ),
+    Rule(
+        "conv(x, w) of one tap and a channel for each = x w",
+        op(ConvOp, anything("x"), anything("w")),
+        _scaled,
+        Numerics.REASSOCIATES,  # -0 keeps its sign
+        _one_factor,
     ),
 )

@@ -21,6 +21,15 @@ class TurnedTile(Frozen):
     operands: tuple[str, ...]
 
 
+class CountedDigit(Frozen):
+    """The position ``name`` = index / stride % size, over binding names: it counts from an element to the next one."""
+
+    name: str
+    stride: Dim
+    size: Dim | None
+    """None where there are no more elements than these."""
+
+
 class PointwisePlan(Frozen):
     """An elementwise kernel over the output's elements, one access of each thread.
 
@@ -38,6 +47,8 @@ class PointwisePlan(Frozen):
     run: Dim | None = None
     """Elements of the result, from every multiple of it on, between which positions and conditions are the same and
     operands lie ``step`` apart."""
+    counted: tuple[CountedDigit, ...] = ()
+    """Positions that are digits of ``index``, divided once for all elements of a thread."""
     tile: TurnedTile | None = None
     """Operands that lie in another order than the result are read in tiles, in theirs, and turned on chip."""
     rows: RowProgram
