@@ -1,7 +1,8 @@
 """Fused-operator models as people write them: ``python benchmarks/chains.py OUT.json [NAME ...]``.
 
 A convolution, transposed convolution or linear layer and two to six operations behind it, side by side
-(``side_by_side.py``). None of them is a spec: what the planner does here, it was not tuned on.
+(``side_by_side.py``). None of them is a spec: what the planner does here, it was not tuned on, but for the ``batch``
+ones, which show sums over samples.
 """
 
 from __future__ import annotations

@@ -54,6 +54,27 @@ def test_what_shares_a_kernel_with_a_depthwise_convolution(body: str, expected: 
     assert templates(compiled(tmp_path, body)) == expected
 
 
+@pytest.mark.parametrize(
+    ("init", "x", "expected"),
+    [
+        ("nn.Conv1d(64, 16, 1, stride=2)", "torch.empty(128, 64, 16384)", True),
+        ("nn.Conv2d(32, 16, 3, padding=1)", "torch.empty(64, 32, 64, 64)", False),  # it would wait for its products
+        ("nn.Conv1d(64, 24, 1, stride=2)", "torch.empty(128, 64, 16384)", False),  # no tile has so many outputs
+    ],
+)
+def test_up_to_sixteen_outputs_that_wait_for_memory(init: str, x: str, expected: bool, tmp_path: Path) -> None:
+    found = compile_file(write(tmp_path, "return self.c(x).tanh()", f"self.c = {init}", x))
+    assert ("conv_direct" in templates(found)) == expected
+
+
+def test_of_one_tap_it_is_a_product(tmp_path: Path) -> None:
+    """Elementwise along rows of channels, as any scale and activation."""
+    init = "self.c = nn.ConvTranspose2d(16, 16, 1, groups=16)"
+    assert templates(compiled(tmp_path, "return self.c(x).relu()", init)) == ["row_reduce"]
+    strided = "self.c = nn.Conv2d(16, 16, 1, stride=2, groups=16)"
+    assert templates(compiled(tmp_path, "return self.c(x).relu()", strided)) == ["conv_direct"]
+
+
 def test_statistics_of_a_batch_norm_read_the_result(tmp_path: Path) -> None:
     """A kernel for them and for what they are applied to, as after any other convolution."""
     init = f"{DEPTHWISE}\nself.n = nn.BatchNorm2d(16)"

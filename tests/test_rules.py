@@ -30,6 +30,7 @@ from fusegen.ir import (
     Node,
     NormalizeOp,
     Op,
+    PadOp,
     ParamOp,
     PermuteOp,
     PointwiseOp,
@@ -370,6 +371,13 @@ def _depthwise_of_one_tap(draw: Draw) -> Node:
     )
     size = [draw.rng.randint(1, 4) for _ in range(rank)]
     return draw.add(conv, draw.leaf(draw.rng.randint(1, 3), channels, *size), draw.leaf(channels, 1, *ones))
+
+
+def _summed_padding(draw: Draw) -> Node:
+    shape = draw.shape()
+    before, after = ([draw.rng.randint(0, 2) for _ in shape] for _ in range(2))
+    padded = draw.add(PadOp(before=tuple(before), after=tuple(after)), draw.leaf(*shape))
+    return draw.reduce(padded)
 
 
 def _reshaped(draw: Draw, twice: bool) -> Node:
@@ -877,6 +885,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     ),
     "x * 1 = x": lambda d: _one(d, "mul"),
     "x / 1 = x": lambda d: _one(d, "div"),
+    "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros": _summed_padding,
     "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
 }
 ELEMENTWISE: dict[str, tuple[str, ...]] = {

@@ -105,6 +105,18 @@ def test_runs(body: str, run: str | None, tmp_path: Path) -> None:
     assert runs(compiled(tmp_path, body)) == run
 
 
+def test_positions_are_divided_once_for_the_elements_of_an_access(tmp_path: Path) -> None:
+    """Whatever the sizes: the digits of an element's number count from there, those of a moved place do not."""
+    (plan,) = steps(compiled(tmp_path, "return torch.cat([x * self.p, x[:, :, 1:].relu()], 2)"), PointwisePlan)
+    assert isinstance(plan.detail, PointwisePlan)
+    counted = {digit.name: (digit.stride, digit.size) for digit in plan.detail.counted}
+    assert ("width", "2*height - 1") in counted.values()
+    assert (1, "width") in counted.values()
+    positions = plan.detail.rows.positions
+    assert {position.name for position in positions if position.expr.startswith("index")} == set(counted)
+    assert len(positions) > len(counted)
+
+
 def test_a_bias_behind_which_the_result_is_regrouped_goes_with_the_product(tmp_path: Path) -> None:
     path = write(
         tmp_path,

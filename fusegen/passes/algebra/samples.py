@@ -40,7 +40,7 @@ def _pays(graph: Graph, conv: Node) -> str | None:
     product = conv.replace(op=_of_one(conv.op), type=result)
     alone = graph.replace(nodes=(x.replace(type=sample), w, product), outputs=(product.name,), updates=())
     read, written = (4 * dims.numel(n.type.shape, graph.sizes) / rates.bandwidth for n in (x, conv))
-    here = read + product_seconds(alone, product, rates)
+    here = read + product_seconds(alone, product, rates) + rates.launch  # of what sums over other axes too
     direct = product_seconds(graph, conv, rates) + written
     return None if here < direct else f"{here * 1e6:.0f} us of their sum, {direct * 1e6:.0f} us of all"
 
