@@ -124,9 +124,13 @@ def kernel_size(w: TensorType) -> tuple[int, ...]:
 
 
 def is_line(op: ConvOp, kernel: tuple[int, ...]) -> bool:
-    """Whether a result is of one position of the input, the same: positions then lie along one axis, however many."""
-    once = prod((*kernel, *op.stride)) == 1 and not any((*op.padding, *op.output_padding))
-    return once and op.rank > 1
+    """Whether positions may lie along one axis, however many."""
+    return op.rank > 1 and is_pointwise(op, kernel)
+
+
+def is_pointwise(op: ConvOp, kernel: tuple[int, ...]) -> bool:
+    """Whether a result is of one position of the input, the same."""
+    return prod((*kernel, *op.stride)) == 1 and not any((*op.padding, *op.output_padding))
 
 
 def infer_conv(op: ConvOp, types: Types, declared: TensorType) -> TensorType:

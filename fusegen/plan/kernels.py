@@ -129,22 +129,16 @@ _FEW_WEIGHTS = 1 << 20
 """Elements of a parameter that are read in the time of a launch, so that arithmetic on them is no limit."""
 
 
-def _is_of_sums(node: Node) -> bool:
-    """Whether a convolution of sums makes it, in full float32: of few samples, or of few places."""
-    return isinstance(node.op, RegionOp) and any(
-        isinstance(inner.op, ConvOp) and inner.op.precise for inner in node.op.body.nodes
-    )
-
-
 def _is_statistic(graph: Graph, name: str) -> bool:
     """Whether a value has few elements beside the data of its kernel, or follows from such values alone."""
     node = graph.node(name)
     made = graph.node(node.inputs[0]) if isinstance(node.op, GetItemOp) else node
-    if isinstance(made.op, RegionOp) and made.op.template == "conv_reduce":
+    if not isinstance(made.op, RegionOp):
+        return False
+    of_sums = any(isinstance(inner.op, ConvOp) and inner.op.precise for inner in made.op.body.nodes)
+    if made.op.template == "conv_reduce" or of_sums:  # convolutions of sums are of few samples, or of few places
         return True
-    if _is_of_sums(made):
-        return True
-    if not isinstance(made.op, RegionOp) or not made.op.template.startswith("row"):
+    if not made.op.template.startswith("row"):
         return False
     data = [operand for operand in made.inputs if not isinstance(graph.node(operand).op, ParamOp)]
     least = _FEW * dims.numel(node.type.shape, graph.sizes)

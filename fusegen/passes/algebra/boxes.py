@@ -118,18 +118,23 @@ def product_seconds(graph: Graph, conv: Node, rates: Machine) -> float:
     return min(kernel, library.seconds(graph, conv, rates))
 
 
+def lone_seconds(graph: Graph, conv: Node, x: Node, w: Node, rates: Machine) -> float:
+    """``product_seconds`` of a convolution of ``x`` and ``w``, which need not be those of ``graph``, as inputs."""
+    x, w = (operand.replace(op=InputOp(position=i), inputs=()) for i, operand in enumerate((x, w)))
+    return product_seconds(graph.replace(nodes=(x, w, conv), outputs=(conv.name,), updates=()), conv, rates)
+
+
 def _merged_seconds(m: Match, rates: Machine) -> float:
     """Of the convolution with the averaged kernel, which two launches make; infinite where there is none."""
     pool, conv = _ops(m)
     if merged_taps(m) is not None:
         return inf
-    x, w = (m[name].replace(op=InputOp(position=i), inputs=()) for i, name in enumerate(("x", "w")))
+    x, w = m["x"], m["w"]
     kernel = tuple(k + n - 1 for k, n in zip(inference.kernel_size(w.type), pool.kernel, strict=True))
     w = w.replace(type=w.type.replace(shape=(*w.type.shape[:2], *kernel)))
     product = m.root.replace(op=merged_conv(m, pool, conv), inputs=(x.name, w.name))
     try:
-        graph = m.graph.replace(nodes=(x, w, product), outputs=(product.name,), updates=())
-        return product_seconds(graph, graph.node(product.name), rates) + 2 * rates.launch
+        return lone_seconds(m.graph, product, x, w, rates) + 2 * rates.launch
     except GraphError:
         return inf
 

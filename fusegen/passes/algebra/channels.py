@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 from fusegen import dims
 from fusegen.costs import hopper
-from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp, WindowSumOp
+from fusegen.ir import ConvOp, Graph, Node, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import axes as along
 from fusegen.passes.algebra import samples
-from fusegen.passes.algebra.boxes import product_seconds
-from fusegen.passes.algebra.collapse import LINEAR, conv_below, product_below, reduction, spatial_first
+from fusegen.passes.algebra.boxes import lone_seconds, product_seconds
+from fusegen.passes.algebra.collapse import LINEAR, conv_below, product_below, reduction, spatial_first, unsummable
 from fusegen.passes.algebra.pools import CONV
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
@@ -26,27 +26,20 @@ def _one_channel(conv: ConvOp) -> ConvOp:
 
 def obstacle(graph: Graph, conv: Node) -> str | None:
     """Why the channels of a convolution are not summed before it, or None; empty where nothing could be gained."""
-    assert isinstance(conv.op, ConvOp)
-    if conv.type.shape[1] == 1 or len(conv.inputs) != 2 or isinstance(graph.node(conv.inputs[0]).op, WindowSumOp):
-        return ""
-    if not graph.has_one_reader(conv.name):
-        return "the convolution's output is read elsewhere too, so it must be computed anyway"
-    if conv.type.dtype is not DType.FLOAT32:
-        return f"{conv.type.dtype.value} sums would lose accuracy"
-    return _pays(graph, conv)
+    reason = unsummable(graph, conv, 1)
+    return _pays(graph, conv) if reason is None else reason
 
 
 def _pays(graph: Graph, conv: Node) -> str | None:
     """None when a convolution to one channel is expected to take less time than one to all, which stores no result."""
     assert isinstance(conv.op, ConvOp)
     rates = machine(DEFAULT_TARGET)
-    x, w = (graph.node(name).replace(op=InputOp(position=i), inputs=()) for i, name in enumerate(conv.inputs))
+    x, w = map(graph.node, conv.inputs)
     channels = (x.type.shape[1], 1) if conv.op.transposed else (1, x.type.shape[1])
     w = w.replace(type=w.type.replace(shape=(*channels, *w.type.shape[2:])))
     result = conv.type.replace(shape=(conv.type.shape[0], 1, *conv.type.shape[2:]))
     product = conv.replace(op=_one_channel(conv.op), type=result)
-    alone = graph.replace(nodes=(x, w, product), outputs=(product.name,), updates=())
-    here = product_seconds(alone, product, rates) + rates.launch  # the sum of the weights
+    here = lone_seconds(graph, product, x, w, rates) + rates.launch  # the sum of the weights
     stored = hopper.STORE * 4 * dims.numel(conv.type.shape, graph.sizes) / rates.bandwidth
     direct = product_seconds(graph, conv, rates) - stored
     return None if here < _CLEARLY * direct else f"{here * 1e6:.0f} us to one channel, {direct * 1e6:.0f} us to all"

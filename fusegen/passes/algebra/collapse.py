@@ -148,15 +148,36 @@ def _same_extreme(m: Match) -> str | None:
     return None if same and not _in_two_kernels(m) else ""
 
 
-def conv_below(graph: Graph, node: Node) -> Node | None:
-    """The convolution under ``node`` through additions and scalings that nothing else reads, if there is one."""
+def conv_below(graph: Graph, node: Node, axes: tuple[int, ...] = ()) -> Node | None:
+    """The convolution under ``node`` through additions and scalings that nothing else reads, if there is one.
+
+    Other operands do not vary along ``axes``.
+    """
     by_name, users = graph.by_name, graph.users()
     while isinstance(node.op, PointwiseOp) and node.op.fn in ("add", "sub", "mul", "div", "neg"):
-        same = [by_name[name] for name in node.inputs if by_name[name].type.shape == node.type.shape]
-        if len(users[node.name]) > 1 or not same:
+        operands = [by_name[name] for name in node.inputs]
+        data = next((i for i, operand in enumerate(operands) if operand.type.shape == node.type.shape), None)
+        if len(users[node.name]) > 1 or data is None:
             return None
-        node = same[0]
+        below = operands.pop(data)
+        if axes and not all(constant_along(operand, node, axes) for operand in operands):
+            return None
+        node = below
     return node if isinstance(node.op, ConvOp) else None
+
+
+def unsummable(graph: Graph, conv: Node, axis: int) -> str | None:
+    """Why a sum of a convolution along samples (0) or channels (1) cannot go before it, or None.
+
+    Empty where nothing could be gained.
+    """
+    if conv.type.shape[axis] == 1 or len(conv.inputs) != 2 or isinstance(graph.node(conv.inputs[0]).op, WindowSumOp):
+        return ""
+    if not graph.has_one_reader(conv.name):
+        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+    if conv.type.dtype is not DType.FLOAT32:
+        return f"{conv.type.dtype.value} sums would lose accuracy"
+    return None
 
 
 def product_below(graph: Graph, node: Node) -> bool:
@@ -190,13 +211,17 @@ def _more_than_spatial(m: Match) -> str | None:
     return None if axes is not None and set(axes) < set(reduction(m).axes) else ""
 
 
+def in_two_steps(m: Match, first: tuple[int, ...]) -> Node:
+    """A reduction over axes ``first`` and more, as one over the others of one over these."""
+    reduce = reduction(m)
+    inner = m.add(ReduceOp(fn=reduce.fn, axes=first, keepdim=True), m["x"])
+    rest = tuple(axis for axis in reduce.axes if axis not in first)
+    return m.add(ReshapeOp(shape=m.root.type.shape), m.add(ReduceOp(fn=reduce.fn, axes=rest, keepdim=True), inner))
+
+
 def positions_first(m: Match) -> Node:
-    """A reduction over the spatial axes and more, as one over the others of one over the spatial axes."""
-    reduce, rank = reduction(m), m["x"].type.rank
-    spatial = m.add(ReduceOp(fn=reduce.fn, axes=tuple(range(2, rank)), keepdim=True), m["x"])
-    rest = tuple(axis for axis in reduce.axes if axis < 2)
-    others = m.add(ReduceOp(fn=reduce.fn, axes=rest, keepdim=True), spatial)
-    return m.add(ReshapeOp(shape=m.root.type.shape), others)
+    """A reduction over the spatial axes and more: over these first."""
+    return in_two_steps(m, tuple(range(2, m["x"].type.rank)))
 
 
 def _collapse(m: Match) -> Node:

@@ -137,8 +137,7 @@ def _one_factor(m: Match) -> str | None:
     conv, x, w = m.root.op, m["x"], m["w"]
     assert isinstance(conv, ConvOp)
     channels = (w.type.shape[0], w.type.shape[1]) == (x.type.shape[1], 1) and conv.groups == x.type.shape[1]
-    once = {*conv.stride, *inference.kernel_size(w.type)} == {1} and not any((*conv.padding, *conv.output_padding))
-    return None if channels and once else ""
+    return None if channels and inference.is_pointwise(conv, inference.kernel_size(w.type)) else ""
 
 
 def _scaled(m: Match) -> Node:

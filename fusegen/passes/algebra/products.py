@@ -14,6 +14,7 @@ from fusegen.passes.algebra.collapse import (
     LINEAR,
     constant_along,
     features_first,
+    in_two_steps,
     product_below,
     reduction,
     spatial_first,
@@ -64,13 +65,6 @@ def _sum_rows(m: Match) -> Node:
 def _features_and_more(m: Match) -> str | None:
     axes = features_first(m.graph, m["x"])
     return None if axes is not None and set(axes) < set(reduction(m).axes) else ""
-
-
-def _features_first(m: Match) -> Node:
-    reduce = reduction(m)
-    features = m.add(ReduceOp(fn=reduce.fn, axes=reduce.axes[-1:], keepdim=True), m["x"])
-    rest = m.add(ReduceOp(fn=reduce.fn, axes=reduce.axes[:-1], keepdim=True), features)
-    return m.add(ReshapeOp(shape=m.root.type.shape), rest)
 
 
 def _single_column(m: Match) -> str | None:
@@ -208,7 +202,7 @@ RULES = (
     Rule(
         "sum over features and other axes = sum over the others of the sum over features,  mean likewise",
         op(ReduceOp, anything("x"), fn=LINEAR),
-        _features_first,
+        lambda m: in_two_steps(m, reduction(m).axes[-1:]),
         Numerics.REASSOCIATES,
         _features_and_more,
     ),
