@@ -96,10 +96,27 @@ def _print(expr: sympy.Expr, floordiv: str) -> str:
     return text[1:-1] if expr.is_Add else text
 
 
+def _lowest(expr: sympy.Expr) -> sympy.Expr:
+    """A quotient in lowest terms: (2*x - 5) // 4  ->  (x - 3) // 2."""
+    a, b = expr.args
+    if not b.is_Integer or b < 2:
+        return expr
+    offset, rest = sympy.expand(a).as_coeff_Add()
+    factors = [term.as_coeff_Mul()[0] for term in sympy.Add.make_args(rest)]
+    if not offset.is_Integer or not all(factor.is_Integer for factor in factors):
+        return expr
+    common = math.gcd(int(b), *map(int, factors))
+    if common == 1:
+        return expr
+    return FloorDiv(sympy.expand(rest / common) + int(offset) // common, b // common)
+
+
 @lru_cache(maxsize=4096)
 def canonical(expr: sympy.Expr | int) -> Dim:
     """The ``Dim`` of a sympy expression or an integer."""
     expanded = sympy.expand(expr)
+    if not expanded.is_Integer and expanded.has(FloorDiv):
+        expanded = sympy.expand(expanded.replace(lambda e: isinstance(e, FloorDiv), _lowest))
     return int(expanded) if expanded.is_Integer else _print(expanded, "//")
 
 

@@ -42,7 +42,7 @@ from fusegen.ir import (
     TensorType,
 )
 from fusegen.passes import algebra, decompose, layouts, moments, positions, simplify, statistics
-from fusegen.passes.algebra import axes, channels, collapse, pools, samples, slices
+from fusegen.passes.algebra import axes, channels, collapse, pooled_norms, pools, samples, slices
 from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.spaces import convreduce
@@ -624,6 +624,50 @@ def _pooled_conv(draw: Draw, transposed: bool, fn: str | None = None) -> Node:
         _restart(draw)
 
 
+def _pooled_by_multiples(draw: Draw) -> Node:
+    """A mean pooling of a transposed convolution, whose stride divides the pooling's; with output padding too."""
+    rng = draw.rng
+    rank, groups = rng.randint(1, 2), rng.randint(1, 2)
+    zero, one = (0,) * rank, (1,) * rank
+    while True:
+        kernel, stride, size, times = ([rng.randint(1, most) for _ in range(rank)] for most in (4, 3, 5, 3))
+        padding, extra = (tuple(map(rng.randrange, most)) for most in (kernel, stride))
+        conv = ConvOp(
+            transposed=True,
+            stride=tuple(stride),
+            padding=padding,
+            dilation=one,
+            output_padding=extra,
+            groups=groups,
+        )
+        step = [s * n for s, n in zip(stride, times, strict=True)]
+        window = [max(1, n + rng.randint(-1, 2)) for n in step]
+        lengths = [int(windows.output_size(conv, tuple(kernel), axis, n)) for axis, n in enumerate(size)]
+        if step != stride and all(length >= n for length, n in zip(lengths, window, strict=True)):
+            break
+    x = draw.leaf(rng.randint(1, 2), groups * rng.randint(1, 2), *size)
+    y = draw.add(conv, x, draw.leaf(int(x.type.shape[1]), rng.randint(1, 2), *kernel))
+    pool = PoolOp(fn="mean", kernel=tuple(window), stride=tuple(step), padding=zero, dilation=one, size=one)
+    found = tuple(inference.pool_size(pool, axis, length) for axis, length in enumerate(lengths))
+    return draw.add(pool.replace(size=found), y)
+
+
+def _pooled_norm(draw: Draw) -> Node:
+    """A mean pooling of a norm over the same axes, and maybe samples, of a convolution that may be shifted."""
+    transposed = draw.rng.random() < 0.5
+    pooled = _pooled_by_multiples(draw) if transposed else _pooled_conv(draw, transposed=False)
+    draw.nodes.remove(pooled)
+    y = draw.nodes[-1]
+    spatial, channels = tuple(range(2, y.type.rank)), (int(y.type.shape[1]), *(1,) * (y.type.rank - 2))
+    if draw.rng.random() < 0.5:
+        y = draw.add(PointwiseOp(fn="add"), y, draw.leaf(*channels))
+    if draw.rng.random() < 0.5:  # as running statistics do
+        draw.add(ReduceOp(fn="mean", axes=spatial, keepdim=True), y)
+    affine = [draw.leaf(*channels) for _ in range(draw.rng.choice([0, 1, 2]))]
+    axes = (0, *spatial) if draw.rng.random() < 0.5 else spatial
+    return draw.add(pooled.op, draw.add(NormalizeOp(axes=axes, eps=1e-3), y, *affine))
+
+
 def _pooled_by_boxes(draw: Draw) -> Node:
     """A mean pooling, of a stride, of a convolution without one: dilated too."""
     while True:
@@ -870,6 +914,8 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     },
     "mean_pool(conv(x, w)) = conv(box means of x, w) of the pooling's stride": _pooled_by_boxes,
     "mean_pool(conv(x, w)) = conv(x, windows of w averaged) of the pooling's stride": lambda d: _pooled_conv(d, False),
+    "mean_pool(normalize(conv)) = (mean_pool(conv) - mean(conv)) rsqrt(var(conv) + eps) w + b": _pooled_norm,
+    "mean_pool(conv_transpose(x, w)) = conv(x, windows of w averaged) of stride t / s": _pooled_by_multiples,
     "mean_pool(conv_transpose(x, w)) = conv_transpose(x, windows of w averaged) of stride s / t": lambda d: (
         _pooled_conv(d, True)
     ),
@@ -951,7 +997,8 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(axes, "_pays", lambda graph, conv, axis, count: None)
     monkeypatch.setattr(channels, "_pays", lambda graph, conv: None)
     monkeypatch.setattr(samples, "_pays", lambda graph, conv: None)
-    monkeypatch.setattr(pools, "_cheaper", lambda merged, direct: True)
+    monkeypatch.setattr(pooled_norms, "_pays", lambda match, conv: None)
+    monkeypatch.setattr(pools, "cheaper", lambda merged, direct: True)
     monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)
     monkeypatch.setattr(boxes, "unfit", lambda *_: None)
     monkeypatch.setattr(collapse, "_pays", lambda graph, conv, count: None)

@@ -294,9 +294,6 @@ def refusal(body: Graph, space: RowSpace, machine: Machine, saved: float = 0.0) 
         return gemm.unfit(body, space, node) or unfit if plain else unfit
     if isinstance(node.op, MatmulOp) and _is_alone(body, node):
         return "nothing follows it that could share its kernel"
-    groups = node.op.groups if isinstance(node.op, ConvOp) else 1
-    if groups > 1 and int(node.type.shape[1]) < LEAST_OUTPUTS * groups:
-        return f"groups of fewer than {LEAST_OUTPUTS} output channels would mostly multiply zeros"
     ours = kernel_seconds(body, node, bool(space.row_axes), machine, finished=True)
     library = library_share(body, node, machine, bool(saved)) + saved
     reason = f"a kernel is expected to take {ours * 1e6:.0f} us, and worth it up to {library * 1e6:.0f} us"

@@ -29,7 +29,7 @@ def scaled(m: Match, norm: NormalizeOp, distance: Node, power: Node, affine: Seq
     return y
 
 
-def _reduce(m: Match, fn: str, value: Node, axes: tuple[int, ...]) -> Node:
+def reduced(m: Match, fn: str, value: Node, axes: tuple[int, ...]) -> Node:
     """``value`` reduced over ``axes``, which stay as axes of size 1; itself without axes."""
     return m.add(ReduceOp.model_validate({"fn": fn, "axes": axes, "keepdim": True}), value) if axes else value
 
@@ -38,13 +38,13 @@ def _like_root(m: Match, value: Node) -> Node:
     return value if value.type == m.root.type else m.add(ReshapeOp(shape=m.root.type.shape), value)
 
 
-def _variance(m: Match, x: Node, inner: tuple[int, ...], outer: tuple[int, ...]) -> Node:
+def variance(m: Match, x: Node, inner: tuple[int, ...], outer: tuple[int, ...]) -> Node:
     """The variance of ``x`` over ``inner`` and ``outer``, from the means and variances over ``inner``."""
-    within = _reduce(m, "var", x, inner)
+    within = reduced(m, "var", x, inner)
     if not outer:
         return within
-    between = _reduce(m, "var", _reduce(m, "mean", x, inner), outer)
-    return m.add(PointwiseOp(fn="add"), _reduce(m, "mean", within, outer), between)
+    between = reduced(m, "var", reduced(m, "mean", x, inner), outer)
+    return m.add(PointwiseOp(fn="add"), reduced(m, "mean", within, outer), between)
 
 
 def _distance(m: Match, x: Node, mean: Node, inner: tuple[int, ...], outer: tuple[int, ...]) -> Node:
@@ -55,10 +55,10 @@ def _distance(m: Match, x: Node, mean: Node, inner: tuple[int, ...], outer: tupl
     """
     if not outer:
         return m.add(PointwiseOp(fn="sub"), mean, mean)
-    lost = _reduce(m, "mean", m.add(PointwiseOp(fn="sub"), x, mean), inner)
-    apart = m.add(PointwiseOp(fn="sub"), mean, _reduce(m, "mean", mean, outer))
+    lost = reduced(m, "mean", m.add(PointwiseOp(fn="sub"), x, mean), inner)
+    apart = m.add(PointwiseOp(fn="sub"), mean, reduced(m, "mean", mean, outer))
     apart = m.add(PointwiseOp(fn="add"), apart, lost)
-    return m.add(PointwiseOp(fn="sub"), apart, _reduce(m, "mean", apart, outer))
+    return m.add(PointwiseOp(fn="sub"), apart, reduced(m, "mean", apart, outer))
 
 
 # --- mean(normalize(x)) ---------------------------------------------------------------------------
@@ -83,16 +83,16 @@ def _from_moments(m: Match) -> Node:
     assert isinstance(norm, NormalizeOp)
     x, *affine = (m.graph.node(name) for name in m["norm"].inputs)
     others = tuple(axis for axis in norm.axes if axis not in shared)
-    distance = mean = _reduce(m, "mean", x, shared)
+    distance = mean = reduced(m, "mean", x, shared)
     if norm.center:
         distance = _distance(m, x, mean, shared, others)
-        power = _variance(m, x, shared, others)
+        power = variance(m, x, shared, others)
     else:
-        power = _reduce(m, "mean", _reduce(m, "mean", m.add(PointwiseOp(fn="square"), x), shared), others)
+        power = reduced(m, "mean", reduced(m, "mean", m.add(PointwiseOp(fn="square"), x), shared), others)
     y = scaled(m, norm, distance, power, affine)
     if reduce.fn == "sum":
         y = m.add(PointwiseOp(fn="mul"), y, m.const(dims.product(x.type.shape[axis] for axis in shared)))
-    return _like_root(m, _reduce(m, reduce.fn, y, tuple(axis for axis in reduce.axes if axis not in shared)))
+    return _like_root(m, reduced(m, reduce.fn, y, tuple(axis for axis in reduce.axes if axis not in shared)))
 
 
 # --- mean(reshape(normalize(x))) ------------------------------------------------------------------
@@ -105,7 +105,7 @@ def _axes_before(m: Match) -> tuple[int, ...] | None:
 def _before_reshape(m: Match) -> Node:
     axes = _axes_before(m)
     assert axes is not None
-    return _like_root(m, _reduce(m, reduction(m).fn, m["norm"], axes))
+    return _like_root(m, reduced(m, reduction(m).fn, m["norm"], axes))
 
 
 # --- normalize(x) - mean(normalize(x)) ---------------------------------------------------------------
@@ -132,11 +132,11 @@ def _centred(m: Match) -> Node:
     assert isinstance(norm, NormalizeOp)
     assert isinstance(mean, ReduceOp)
     x, *affine = (m.graph.node(name) for name in m["norm"].inputs)
-    distance = m.add(PointwiseOp(fn="sub"), x, _reduce(m, "mean", x, mean.axes))
+    distance = m.add(PointwiseOp(fn="sub"), x, reduced(m, "mean", x, mean.axes))
     power = (
-        _reduce(m, "var", x, norm.axes)
+        reduced(m, "var", x, norm.axes)
         if norm.center
-        else _reduce(m, "mean", m.add(PointwiseOp(fn="square"), x), norm.axes)
+        else reduced(m, "mean", m.add(PointwiseOp(fn="square"), x), norm.axes)
     )
     y = scaled(m, norm, distance, power, affine[:1])
     for shift in affine[1:]:  # zero, but for one that is infinite or NaN
@@ -170,7 +170,7 @@ def _variance_of_norm(m: Match) -> Node:
     norm = _inner(m)
     assert isinstance(norm.op, NormalizeOp)
     x, *affine = (m.graph.node(name) for name in norm.inputs)
-    power = own = _reduce(m, "var", x, norm.op.axes)
+    power = own = reduced(m, "var", x, norm.op.axes)
     root = m.add(PointwiseOp(fn="rsqrt"), m.add(PointwiseOp(fn="add"), own, m.const(norm.op.eps)))
     for factor in (root, *affine[:1]):
         for _ in range(2):
@@ -185,8 +185,8 @@ def _norm_of_norm(m: Match) -> Node:
     assert isinstance(outer, NormalizeOp)
     assert isinstance(inner.op, NormalizeOp)
     x, *affine = (m.graph.node(name) for name in inner.inputs)
-    distance = m.add(PointwiseOp(fn="sub"), x, _reduce(m, "mean", x, outer.axes))
-    y = scaled(m, inner.op, distance, _reduce(m, "var", x, outer.axes), affine[:1])
+    distance = m.add(PointwiseOp(fn="sub"), x, reduced(m, "mean", x, outer.axes))
+    y = scaled(m, inner.op, distance, reduced(m, "var", x, outer.axes), affine[:1])
     return scaled(m, outer, y, _variance_of_norm(m), [m.graph.node(name) for name in m.root.inputs[1:]])
 
 
@@ -207,8 +207,8 @@ def _in_two_steps(m: Match) -> Node:
     inner = _finer(m)
     outer = tuple(axis for axis in reduction(m).axes if axis not in inner)
     if reduction(m).fn == "var":
-        return _like_root(m, _variance(m, m["x"], inner, outer))
-    return _like_root(m, _reduce(m, "mean", _reduce(m, "mean", m["x"], inner), outer))
+        return _like_root(m, variance(m, m["x"], inner, outer))
+    return _like_root(m, reduced(m, "mean", reduced(m, "mean", m["x"], inner), outer))
 
 
 CENTRED = (

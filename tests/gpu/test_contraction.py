@@ -44,6 +44,8 @@ MODELS = {
         "return self.m(x).abs() - 1",
         (64, 13, 21),
     ),
+    "narrow_groups": ("nn.Conv3d(40, 12, 5, groups=4)", "return self.m(x).relu() * 2", (40, 7, 8, 14)),
+    "narrow_phases": ("nn.ConvTranspose3d(24, 8, 5, padding=2, groups=2)", "return self.m(x).tanh()", (24, 6, 9, 7)),
     "residual": ("nn.Conv2d(20, 20, 3, padding=1, bias=False)", "return self.m(x) * self.s + x", (20, 19, 28)),
 }
 """By name: the module ``self.m``, the forward, the shape of one sample."""

@@ -14,12 +14,14 @@ from fusegen.passes.algebra import (
     channels,
     collapse,
     elementwise,
+    pooled_norms,
     pools,
     products,
     samples,
     scales,
     scans,
     slices,
+    transposed_pools,
     views,
 )
 from fusegen.passes.rewrite import Outcome, rewrite
@@ -34,6 +36,8 @@ RULES = (
     *scans.RULES,
     *boxes.RULES,
     *pools.RULES,
+    *transposed_pools.RULES,
+    *pooled_norms.RULES,
     *samples.RULES,
     *products.RULES,
     *channels.RULES,

@@ -15,7 +15,7 @@ from fusegen.errors import GraphError
 from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, TensorType
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.algebra.collapse import LINEAR
-from fusegen.passes.algebra.pools import CONV, is_plain, merged_conv, merged_taps
+from fusegen.passes.algebra.pools import CONV, READ_ELSEWHERE, is_plain, merged_conv, merged_taps
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
 from fusegen.spaces.rowspace import NotFusable
 from fusegen.tuning import faster
@@ -83,7 +83,7 @@ def _computes(m: Match) -> str | None:
     if set(pool.stride) == {1} or set(pool.size) == {1}:
         return ""
     if not m.only_user("conv"):
-        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+        return READ_ELSEWHERE
     if _is_summed(m.graph, m.root):
         return "the sum above it goes inward"
     if reason := boxes.unfit(conv, m["w"], pool):

@@ -252,10 +252,15 @@ def _can_collapse(m: Match) -> str | None:
 
 def _collapse_obstacle(graph: Graph, conv: Node) -> str | None:
     """Why a convolution cannot collapse under a mean over all its spatial axes, or None."""
-    assert isinstance(conv.op, ConvOp)
-    x, w = (graph.node(name) for name in conv.inputs[:2])
     if not graph.has_one_reader(conv.name):
         return "the convolution's output is read elsewhere too, so it must be computed anyway"
+    return not_worth_window_sums(graph, conv)
+
+
+def not_worth_window_sums(graph: Graph, conv: Node) -> str | None:
+    """Why a mean over all spatial axes of a convolution is not made of sums of windows of its input, or None."""
+    assert isinstance(conv.op, ConvOp)
+    x, w = (graph.node(name) for name in conv.inputs[:2])
     if x.type.dtype is not DType.FLOAT32:
         return f"window sums are float32 only, not {x.type.dtype.value}"
     kernel = inference.kernel_size(w.type)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from fusegen import dims, inference, ops
-from fusegen.dims import Dim
+from fusegen import inference, ops
 from fusegen.errors import GraphError
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -17,7 +17,6 @@ from fusegen.ir import (
     PointwiseOp,
     PoolOp,
     ReduceOp,
-    SliceOp,
     TensorType,
 )
 from fusegen.passes.algebra.collapse import conv_below
@@ -58,6 +57,15 @@ def _composes(m: Match) -> str | None:
     if outer.fn == "mean" and (not is_plain(inner) or any(kernel != stride for kernel, stride in pairs)):
         return "only means over tiles compose to one mean"
     return None
+
+
+def is_composed(m: Match) -> bool:
+    """Whether the mean pooling ``m.root`` becomes a part of the one that alone reads it."""
+    readers = m.graph.users()[m.root.name]
+    outer = m.graph.node(readers[0]) if len(readers) == 1 else m.root
+    if not isinstance(outer.op, PoolOp) or outer.op.fn != "mean" or outer is m.root:
+        return False
+    return _composes(Match(m.graph, outer, {"inner": m.root})) is None
 
 
 def _compose(m: Match) -> Node:
@@ -109,7 +117,10 @@ _MAXIMA = (
 # --- convolutions under a mean pooling ----------------------------------------------------------
 
 
-def _pooled_weights(m: Match, before: tuple[int, ...], after: tuple[int, ...], stride: tuple[int, ...]) -> Node:
+READ_ELSEWHERE = "the convolution's output is read elsewhere too, so it must be computed anyway"
+
+
+def pooled_weights(m: Match, before: tuple[int, ...], after: tuple[int, ...], stride: tuple[int, ...]) -> Node:
     """The kernel padded and averaged over the pooling's windows: `stride` taps apart."""
     pool, w = m.root.op, m["w"]
     assert isinstance(pool, PoolOp)
@@ -129,7 +140,7 @@ def merged_conv(m: Match, pool: PoolOp, conv: ConvOp) -> ConvOp:
     return conv.replace(stride=stride, precise=conv.precise or exact)
 
 
-def _pool_and_conv(m: Match) -> tuple[PoolOp, ConvOp] | None:
+def pool_and_conv(m: Match) -> tuple[PoolOp, ConvOp] | None:
     """Both, when they run over the same axes and the convolution can take in the pooling at all."""
     pool, conv = m.root.op, m["conv"].op
     assert isinstance(pool, PoolOp)
@@ -139,13 +150,20 @@ def _pool_and_conv(m: Match) -> tuple[PoolOp, ConvOp] | None:
     return (pool, conv) if m["x"].type.dtype is DType.FLOAT32 else None
 
 
-def _merges(m: Match) -> str | None:
-    found = _pool_and_conv(m)
+def alone(m: Match, fits: Callable[[Match], str | None]) -> str | None:
+    """None where the convolution ``fits``, and nothing but the pooling reads it."""
+    if is_composed(m):
+        return ""
+    reason = fits(m)
+    return READ_ELSEWHERE if reason is None and not m.only_user("conv") else reason
+
+
+def fits(m: Match) -> str | None:
+    """None where ``merge`` takes a pooling into a convolution, and that pays."""
+    found = pool_and_conv(m)
     if found is None:
         return ""
     pool, conv = found
-    if not m.only_user("conv"):
-        return "the convolution's output is read elsewhere too, so it must be computed anyway"
     if conv.transposed or set(conv.stride) != {1}:
         return ""
     if reason := merged_taps(m):
@@ -157,18 +175,18 @@ def _merges(m: Match) -> str | None:
 
 def merged_taps(m: Match) -> str | None:
     """Why an averaged kernel has too many taps, or None."""
-    found = _pool_and_conv(m)
+    found = pool_and_conv(m)
     if found is None:
         return "dilated taps do not meet"
     pool, _ = found
     kernel = inference.kernel_size(m["w"].type)
     merged = math.prod(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True))
-    if _cheaper(merged, math.prod(kernel) * math.prod(pool.stride)):
+    if cheaper(merged, math.prod(kernel) * math.prod(pool.stride)):
         return None
     return f"{merged} taps for every result, against {math.prod(kernel)} for each of {math.prod(pool.kernel)}"
 
 
-def _cheaper(merged: int, direct: int) -> bool:
+def cheaper(merged: int, direct: int) -> bool:
     """Worth a kernel of its own for the weights."""
     return 4 * merged <= 3 * direct
 
@@ -181,83 +199,22 @@ def _conv_type(m: Match, conv: ConvOp, kernel: tuple[int, ...]) -> TensorType | 
         return None
 
 
-def _merge(m: Match) -> Node:
-    found = _pool_and_conv(m)
+def merge(m: Match) -> Node:
+    """The convolution of the pooling's stride with the kernel averaged over its windows."""
+    found = pool_and_conv(m)
     assert found is not None
     pool, conv = found
     around = tuple(n - 1 for n in pool.kernel)
-    weights = _pooled_weights(m, around, around, (1,) * pool.rank)
+    weights = pooled_weights(m, around, around, (1,) * pool.rank)
     return m.add(merged_conv(m, pool, conv), m["x"], weights)
-
-
-def _transposed_axis(conv: ConvOp, pool: PoolOp, taps: int, axis: int) -> tuple[int, int, int, int, int]:
-    """A mean over windows of a transposed convolution, as a transposed convolution of stride s / t.
-
-    Result q is the sum over i of x[i] v[q - i s / t], where v[n] is the mean of w[n t + j + p] over j
-    of the window. Returns the new stride, the taps of v, the zeros around w that they need, and the
-    position of result 0 in the uncropped convolution.
-    """
-    s, p, t, k = conv.stride[axis], conv.padding[axis], pool.stride[axis], pool.kernel[axis]
-    first, last = -((p + k - 1) // t), (taps - 1 - p) // t
-    before, after = -first * t - p, max(0, last * t + p + k - taps)
-    return s // t, last - first + 1, before, after, -first
-
-
-def _merges_transposed(m: Match) -> str | None:
-    found = _pool_and_conv(m)
-    if found is None or not found[1].transposed:
-        return ""
-    pool, conv = found
-    if not m.only_user("conv"):
-        return "the convolution's output is read elsewhere too, so it must be computed anyway"
-    kernel = inference.kernel_size(m["w"].type)
-    strides = list(zip(conv.stride, pool.stride, pool.kernel, strict=True))
-    if any(s % t or k < t for s, t, k in strides):
-        return "the pooling's stride does not divide the convolution's"
-    axes = [_transposed_axis(conv, pool, kernel[axis], axis) for axis in range(conv.rank)]
-    if any(taps < 1 or before < 0 for _, taps, before, _, _ in axes):
-        return ""
-    merged = math.prod(taps for _, taps, _, _, _ in axes)
-    if not _cheaper(merged, math.prod(kernel)):
-        return f"{merged} taps against {math.prod(kernel)}"
-    reach = zip(m["x"].type.shape[2:], axes, pool.size, strict=True)
-    return None if all(_long_enough(*axis) for axis in reach) else "the pooling reaches past the last tap"
-
-
-def _long_enough(size: Dim, axis: tuple[int, int, int, int, int], results: Dim) -> bool:
-    """The uncropped convolution of an axis of `size` has every result."""
-    stride, taps, _, _, first = axis
-    spare = dims.sub(dims.add(dims.mul(dims.sub(size, 1), stride), taps - first), results)
-    return isinstance(spare, int) and spare >= 0
-
-
-def _merge_transposed(m: Match) -> Node:
-    found = _pool_and_conv(m)
-    assert found is not None
-    pool, conv = found
-    kernel = inference.kernel_size(m["w"].type)
-    axes = [_transposed_axis(conv, pool, kernel[axis], axis) for axis in range(conv.rank)]
-    strides, _, before, after, first = zip(*axes, strict=True)
-    weights = _pooled_weights(m, before, after, pool.stride)
-    # The convolution crops the same from both ends: as much as both can spare.
-    size = m["x"].type.shape[2:]
-    crop = []
-    for axis, (stride, taps, _, _, start) in enumerate(axes):
-        spare = dims.sub(dims.add(dims.mul(dims.sub(size[axis], 1), stride), taps - start), pool.size[axis])
-        assert isinstance(spare, int)
-        crop.append(min(start, spare))
-    merged = conv.replace(stride=strides, padding=tuple(crop), output_padding=(0,) * conv.rank)
-    y = m.add(merged, m["x"], weights)
-    for axis, length in enumerate(pool.size):
-        if y.type.shape[2 + axis] != length:
-            y = m.add(SliceOp(axis=2 + axis, start=first[axis] - crop[axis], length=length), y)
-    return y
 
 
 def _shifted(m: Match) -> str | None:
     """The term is one number for every window of a plane, and a convolution lies below."""
     pool, c, inner = m.root.op, m["c"], m["inner"]
     assert isinstance(pool, PoolOp)
+    if is_composed(m):
+        return ""
     constant = all(size == 1 for size in c.type.shape[-pool.rank :])
     conv = conv_below(m.graph, m["x"]) is not None and m.only_user("x")
     whole = pool.count_include_pad is False or is_plain(pool)
@@ -329,15 +286,8 @@ RULES = (
     Rule(
         "mean_pool(conv(x, w)) = conv(x, windows of w averaged) of the pooling's stride",
         op(PoolOp, CONV, fn="mean"),
-        _merge,
+        merge,
         Numerics.REASSOCIATES,
-        _merges,
-    ),
-    Rule(
-        "mean_pool(conv_transpose(x, w)) = conv_transpose(x, windows of w averaged) of stride s / t",
-        op(PoolOp, CONV, fn="mean"),
-        _merge_transposed,
-        Numerics.REASSOCIATES,
-        _merges_transposed,
+        lambda m: alone(m, fits),
     ),
 )
