@@ -99,6 +99,19 @@ EXPRESSIONS = st.recursive(
 )
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("(2*a - 5) // 4", "((a - 3) // 2)"),
+        ("(6*a + 4*b + 3) // 10", "((3*a + 2*b + 1) // 5)"),
+        ("(2*a + b) // 4", "((2*a + b) // 4)"),
+        ("(2*a*b - 5) // 4 + 1", "((a*b - 3) // 2) + 1"),
+    ],
+)
+def test_quotients_are_in_lowest_terms(text: str, size: str) -> None:
+    assert dims.canonical(dims.parse(text)) == size
+
+
 @given(EXPRESSIONS)
 def test_canonical_sizes_keep_their_value(text: str) -> None:
     try:

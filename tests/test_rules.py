@@ -42,7 +42,7 @@ from fusegen.ir import (
     TensorType,
 )
 from fusegen.passes import algebra, decompose, layouts, moments, positions, simplify, statistics
-from fusegen.passes.algebra import axes, channels, collapse, pooled_norms, pools, samples, slices
+from fusegen.passes.algebra import axes, channels, collapse, pooled_norms, pools, samples, slices, transposed_pools
 from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.spaces import convreduce
@@ -998,6 +998,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(channels, "_pays", lambda graph, conv: None)
     monkeypatch.setattr(samples, "_pays", lambda graph, conv: None)
     monkeypatch.setattr(pooled_norms, "_pays", lambda match, conv: None)
+    monkeypatch.setattr(transposed_pools, "_pays", lambda match: None)
     monkeypatch.setattr(pools, "cheaper", lambda merged, direct: True)
     monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)
     monkeypatch.setattr(boxes, "unfit", lambda *_: None)

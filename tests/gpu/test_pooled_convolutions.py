@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusegen.ir import NormalizeOp, PoolOp, RegionOp
-from fusegen.passes.algebra import pooled_norms
+from fusegen.passes.algebra import pooled_norms, transposed_pools
 from tests.gpu.cases import agrees, built
 from tests.models import write
 
@@ -33,6 +33,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooled_norms, "_pays", lambda *_: None)
+    monkeypatch.setattr(transposed_pools, "_pays", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     module, body, shape = MODELS[name]
     rank = len(shape) - 1

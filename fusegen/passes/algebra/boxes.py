@@ -6,6 +6,7 @@ means of the input are needed at the places only that some tap meets. The kernel
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 from fusegen import dims, inference, ops
@@ -100,8 +101,7 @@ def _pays(m: Match, rates: Machine) -> str | None:
     other, label = _merged_seconds(m, rates), "an averaged kernel"
     if other == inf:
         label = "all results"
-        other = product_seconds(m.graph, m["conv"], rates)
-        other += 4 * dims.numel(m["conv"].type.shape, m.graph.sizes) / rates.bandwidth + rates.launch
+        other = all_results_seconds(m.graph, m["conv"], rates)
     reason = f"{here * 1e6:.0f} us with box means, {other * 1e6:.0f} us with {label}"
     return faster(f"{m.root.name} from", {"box means": (None, here), label: (reason, other)})
 
@@ -122,6 +122,22 @@ def lone_seconds(graph: Graph, conv: Node, x: Node, w: Node, rates: Machine) -> 
     """``product_seconds`` of a convolution of ``x`` and ``w``, which need not be those of ``graph``, as inputs."""
     x, w = (operand.replace(op=InputOp(position=i), inputs=()) for i, operand in enumerate((x, w)))
     return product_seconds(graph.replace(nodes=(x, w, conv), outputs=(conv.name,), updates=()), conv, rates)
+
+
+def built_seconds(m: Match, build: Callable[[Match], Node], rates: Machine) -> float:
+    """``product_seconds`` of the one convolution among what ``build`` makes in place of the match."""
+    trial = Match(m.graph, m.root, m.captures)
+    build(trial)
+    (product,) = (node for node in trial.built if isinstance(node.op, ConvOp))
+    by_name = {**m.graph.by_name, **{node.name: node for node in trial.built}}
+    x, w = (by_name[name] for name in product.inputs)
+    return lone_seconds(m.graph, product, x, w, rates)
+
+
+def all_results_seconds(graph: Graph, conv: Node, rates: Machine) -> float:
+    """Of a convolution, and of reading all of its results in a kernel of its own."""
+    read = 4 * dims.numel(conv.type.shape, graph.sizes) / rates.bandwidth
+    return product_seconds(graph, conv, rates) + read + rates.launch
 
 
 def _merged_seconds(m: Match, rates: Machine) -> float:

@@ -85,13 +85,8 @@ def _pools_a_conv(m: Match) -> str | None:
 def _pays(m: Match, conv: Node) -> str | None:
     """None where one more convolution is expected to take less than reading all results of the first one again."""
     rates = machine(DEFAULT_TARGET)
-    trial = Match(m.graph, m.root, m.captures)
-    merged = _merge(trial, conv)
-    product = next(node for node in reversed(trial.built) if isinstance(node.op, ConvOp))
-    by_name = {**m.graph.by_name, **{node.name: node for node in trial.built}}
-    x, w = (by_name[name] for name in product.inputs)
-    own = boxes.lone_seconds(m.graph, product, x, w, rates) + _LAUNCHES * rates.launch
-    own += 2 * 4 * dims.numel(merged.type.shape, m.graph.sizes) / rates.bandwidth
+    own = boxes.built_seconds(m, lambda trial: _merge(trial, conv), rates) + _LAUNCHES * rates.launch
+    own += 2 * 4 * dims.numel(m.root.type.shape, m.graph.sizes) / rates.bandwidth
     own += 4 * dims.numel(m.graph.node(conv.inputs[0]).type.shape, m.graph.sizes) / rates.bandwidth
     read = 4 * dims.numel(conv.type.shape, m.graph.sizes) / rates.bandwidth
     if own < read:

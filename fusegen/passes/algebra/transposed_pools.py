@@ -14,8 +14,12 @@ from typing import NamedTuple
 from fusegen import dims, inference
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp, FlipOp, Node, PadOp, PermuteOp, PoolOp, ReshapeOp, SliceOp
-from fusegen.passes.algebra import pools
+from fusegen.machines import DEFAULT_TARGET, machine
+from fusegen.passes.algebra import boxes, pools
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
+
+_LAUNCHES = 5
+"""Of weights that are averaged and turned about, in kernels and by torch, and of zeros behind the input."""
 
 
 class _Axis(NamedTuple):
@@ -160,7 +164,19 @@ def is_divided(m: Match) -> str | None:
         return ""
     if any(axis.first < 0 for axis in _axes(m, _multiplied)):
         return "it crops more than its kernel reaches"
-    return _refused(m, _multiplied)
+    if (reason := _refused(m, _multiplied)) is not None:
+        return reason
+    return _pays(m)
+
+
+def _pays(m: Match) -> str | None:
+    """None where what is left, with its weights, is expected to take less than the pooling of all results."""
+    rates = machine(DEFAULT_TARGET)
+    here = boxes.built_seconds(m, multiply, rates) + _LAUNCHES * rates.launch
+    other = boxes.all_results_seconds(m.graph, m["conv"], rates)
+    return (
+        None if here < other else f"{here * 1e6:.0f} us with an averaged kernel, {other * 1e6:.0f} us with all results"
+    )
 
 
 def multiply(m: Match) -> Node:
