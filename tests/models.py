@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+from fusegen.compiler import Compiled
+from fusegen.ir import Node, RegionOp
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
 
 HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
@@ -29,3 +31,9 @@ def traced(path: Path) -> TracedModel:
     loaded = load_model_file(path)
     model, inputs = instantiate(loaded)
     return trace(model, inputs, loaded.path)
+
+
+def all_nodes(compiled: Compiled) -> list[Node]:
+    """Of the program, and of what its kernels compute."""
+    nodes = compiled.program.after.nodes
+    return [*nodes, *(n for node in nodes if isinstance(node.op, RegionOp) for n in node.op.body.nodes)]

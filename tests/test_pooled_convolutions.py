@@ -8,7 +8,7 @@ import pytest
 
 from fusegen.compiler import Compiled, compile_file
 from fusegen.ir import ConvOp, Node, PoolOp, RegionOp
-from tests.models import write
+from tests.models import all_nodes, write
 
 INIT = """self.m, self.n = nn.ConvTranspose3d(3, 16, 3, 2, 1), nn.BatchNorm3d(16)
 self.k = nn.ConvTranspose3d(3, 16, 3, 2, 1, bias=False)"""
@@ -19,8 +19,7 @@ LARGE, SMALL = "torch.rand(64, 3, 32, 32, 32)", "torch.rand(2, 3, 6, 7, 8)"
 def _compiled(tmp_path: Path, body: str, drawn: str = LARGE) -> tuple[Compiled, list[Node]]:
     """The compilation of a model that returns ``body``, and all nodes of its program."""
     compiled = compile_file(write(tmp_path, body, INIT, drawn))
-    nodes = compiled.program.after.nodes
-    return compiled, [*nodes, *(n for node in nodes if isinstance(node.op, RegionOp) for n in node.op.body.nodes)]
+    return compiled, all_nodes(compiled)
 
 
 def _convolutions(nodes: list[Node]) -> list[ConvOp]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.ir import ConvOp, RegionOp
+from fusegen.ir import ConvOp
 from fusegen.passes.algebra import samples
 from tests.gpu.cases import agrees, built
-from tests.models import write
+from tests.models import all_nodes, write
 
 pytestmark = pytest.mark.gpu
 
@@ -42,9 +42,7 @@ def test_agrees(name: str, tf32: bool, tmp_path: Path, monkeypatch: pytest.Monke
     compiled, reference, generated = built(
         write(tmp_path, f"return {body}", init, f"torch.rand(8, {', '.join(map(str, shape))})")
     )
-    nodes = compiled.program.after.nodes
-    inside = [inner for node in nodes if isinstance(node.op, RegionOp) for inner in node.op.body.nodes]
-    convolutions = [node for node in (*nodes, *inside) if isinstance(node.op, ConvOp)]
+    convolutions = [node for node in all_nodes(compiled) if isinstance(node.op, ConvOp)]
     assert [node.type.shape[0] for node in convolutions] == [1]
     for batch, offset in ((8, 0.0), (1, 0.5), (3, 20.0), (300, 0.5)):
         agrees(reference, generated, torch.randn(batch, *shape, device="cuda") + offset)

@@ -15,7 +15,7 @@ from fusegen.costs.library import allows_tf32
 from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, ConvOp, DType, Graph, Node, ReduceOp, ReshapeOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import collapse
-from fusegen.passes.algebra.collapse import LINEAR, reduction
+from fusegen.passes.algebra.collapse import LINEAR, READ_ELSEWHERE, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 MAX_WINDOWS = 8
@@ -43,7 +43,7 @@ def obstacle(graph: Graph, conv: Node, axes: tuple[int, ...]) -> str | None:
     if set(axes) == spatial and windows.window_count(conv.op, kernel) <= collapse.MAX_WINDOWS:
         return ""
     if not graph.has_one_reader(conv.name):
-        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+        return READ_ELSEWHERE
     if x.type.dtype is not DType.FLOAT32:
         return f"{x.type.dtype.value} sums would lose accuracy"
     axis = _first(graph, conv, axes)

@@ -15,8 +15,8 @@ from fusegen.costs.tiling import TooLarge
 from fusegen.errors import GraphError
 from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, TensorType
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
-from fusegen.passes.algebra.collapse import LINEAR
-from fusegen.passes.algebra.pools import CONV, READ_ELSEWHERE, is_plain, merged_conv, merged_taps
+from fusegen.passes.algebra.collapse import LINEAR, READ_ELSEWHERE
+from fusegen.passes.algebra.pools import CONV, is_plain, merged_conv, merged_taps
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
 from fusegen.spaces.rowspace import NotFusable
 from fusegen.tuning import faster

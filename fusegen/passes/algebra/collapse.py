@@ -32,6 +32,7 @@ MAX_WINDOWS = 64
 """Distinct boxes that a kernel keeps sums for."""
 
 LINEAR = ("sum", "mean")
+READ_ELSEWHERE = "the convolution's output is read elsewhere too, so it must be computed anyway"
 _ALONG_ROWS = (NormalizeOp, ReduceOp, ScanOp, SoftmaxOp)
 
 
@@ -174,7 +175,7 @@ def unsummable(graph: Graph, conv: Node, axis: int) -> str | None:
     if conv.type.shape[axis] == 1 or len(conv.inputs) != 2 or isinstance(graph.node(conv.inputs[0]).op, WindowSumOp):
         return ""
     if not graph.has_one_reader(conv.name):
-        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+        return READ_ELSEWHERE
     if conv.type.dtype is not DType.FLOAT32:
         return f"{conv.type.dtype.value} sums would lose accuracy"
     return None
@@ -253,7 +254,7 @@ def _can_collapse(m: Match) -> str | None:
 def _collapse_obstacle(graph: Graph, conv: Node) -> str | None:
     """Why a convolution cannot collapse under a mean over all its spatial axes, or None."""
     if not graph.has_one_reader(conv.name):
-        return "the convolution's output is read elsewhere too, so it must be computed anyway"
+        return READ_ELSEWHERE
     return not_worth_window_sums(graph, conv)
 
 

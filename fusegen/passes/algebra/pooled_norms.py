@@ -10,7 +10,7 @@ from fusegen import dims
 from fusegen.ir import ConvOp, Node, NormalizeOp, PointwiseOp, PoolOp, ReduceOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import boxes, pools, transposed_pools
-from fusegen.passes.algebra.collapse import constant_along, not_worth_window_sums
+from fusegen.passes.algebra.collapse import READ_ELSEWHERE, constant_along, not_worth_window_sums
 from fusegen.passes.moments import reduced, scaled, variance
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
 
@@ -74,7 +74,7 @@ def _pools_a_conv(m: Match) -> str | None:
         return ""
     others = set(m.graph.users()[norm.inputs[0]]) - {norm.name}
     if norm.inputs[0] in m.graph.results or not all(_is_statistic(m, name) for name in others):
-        return pools.READ_ELSEWHERE
+        return READ_ELSEWHERE
     pooled = _pooled_conv(m, found)
     reasons = [fits(pooled) for fits, _ in _WAYS]
     if None not in reasons:
@@ -89,11 +89,8 @@ def _pays(m: Match, conv: Node) -> str | None:
     own += 2 * 4 * dims.numel(m.root.type.shape, m.graph.sizes) / rates.bandwidth
     own += 4 * dims.numel(m.graph.node(conv.inputs[0]).type.shape, m.graph.sizes) / rates.bandwidth
     read = 4 * dims.numel(conv.type.shape, m.graph.sizes) / rates.bandwidth
-    if own < read:
-        return None
-    return (
-        f"a convolution of averaged windows takes {own * 1e6:.0f} us, and reading what it replaces {read * 1e6:.0f} us"
-    )
+    reason = f"a convolution of averaged windows takes {own * 1e6:.0f} us, reading all results {read * 1e6:.0f} us"
+    return None if own < read else reason
 
 
 def _merge(m: Match, conv: Node) -> Node:

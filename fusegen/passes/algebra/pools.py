@@ -19,7 +19,7 @@ from fusegen.ir import (
     ReduceOp,
     TensorType,
 )
-from fusegen.passes.algebra.collapse import conv_below
+from fusegen.passes.algebra.collapse import READ_ELSEWHERE, conv_below
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 from fusegen.verdict.tf32 import in_tf32
 
@@ -115,9 +115,6 @@ _MAXIMA = (
 )
 
 # --- convolutions under a mean pooling ----------------------------------------------------------
-
-
-READ_ELSEWHERE = "the convolution's output is read elsewhere too, so it must be computed anyway"
 
 
 def pooled_weights(m: Match, before: tuple[int, ...], after: tuple[int, ...], stride: tuple[int, ...]) -> Node:

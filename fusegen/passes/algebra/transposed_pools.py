@@ -64,32 +64,26 @@ def _axes(m: Match, along: Callable[[ConvOp, PoolOp, int, int], _Axis]) -> list[
     return [along(conv, pool, kernel[axis], axis) for axis in range(conv.rank)]
 
 
-def _refused(m: Match, along: Callable[[ConvOp, PoolOp, int, int], _Axis]) -> str | None:
+def _refused(m: Match, axes: list[_Axis], phases: tuple[int, ...] = (), results: tuple[int, ...] = ()) -> str | None:
     """Why the weights of what is left cannot be made, or are too many; or None.
 
-    A result of a transposed convolution meets one of as many of its taps as its strides multiply to.
+    Where both are transposed, taps are compared with taps. A convolution has a product for each of its taps, where a
+    transposed one has it for one of its ``phases``, but for all ``results`` of a window.
     """
-    axes = _axes(m, along)
     if any(axis.taps < 1 or axis.before < 0 for axis in axes):
         return ""
-    pool, conv = m.root.op, m["conv"].op
-    assert isinstance(pool, PoolOp)
-    assert isinstance(conv, ConvOp)
-    kernel, phases = math.prod(inference.kernel_size(m["w"].type)), math.prod(conv.stride)
-    merged, results = math.prod(axis.taps for axis in axes), math.prod(pool.stride)
-    merged *= results if along is _divided else phases
-    if not pools.cheaper(merged, kernel * results):
-        return f"{merged} products, against {kernel * results} with all results"
-    return None
+    merged = math.prod((*(axis.taps for axis in axes), *phases))
+    direct = math.prod((*inference.kernel_size(m["w"].type), *results))
+    return None if pools.cheaper(merged, direct) else f"{merged} products, against {direct} with all results"
 
 
 def _weights(m: Match, axes: list[_Axis], stride: tuple[int, ...]) -> Node:
     return pools.pooled_weights(m, tuple(axis.before for axis in axes), tuple(axis.after for axis in axes), stride)
 
 
-def _is_transposed(m: Match) -> bool:
+def _pool_and_transposed(m: Match) -> tuple[PoolOp, ConvOp] | None:
     found = pools.pool_and_conv(m)
-    return found is not None and found[1].transposed
+    return found if found is not None and found[1].transposed else None
 
 
 # --- the pooling's stride divides the convolution's --------------------------------------------------
@@ -97,24 +91,27 @@ def _is_transposed(m: Match) -> bool:
 
 def divides(m: Match) -> str | None:
     """None where ``divide`` takes a pooling into a transposed convolution, and that pays."""
-    if not _is_transposed(m):
+    found = _pool_and_transposed(m)
+    if found is None:
         return ""
-    pool, conv = m.root.op, m["conv"].op
-    assert isinstance(pool, PoolOp)
-    assert isinstance(conv, ConvOp)
+    pool, conv = found
     strides = list(zip(conv.stride, pool.stride, pool.kernel, strict=True))
     if any(s % t or k < t for s, t, k in strides):
         return "" if _multiples(pool, conv) else "the pooling's stride does not divide the convolution's"
-    if (reason := _refused(m, _divided)) is not None:
+    axes = _axes(m, _divided)
+    if (reason := _refused(m, axes)) is not None:
         return reason
-    reach = zip(m["x"].type.shape[2:], _axes(m, _divided), pool.size, strict=True)
-    return None if all(_long_enough(*axis) for axis in reach) else "the pooling reaches past the last tap"
+    enough = all(isinstance(spare, int) and spare >= 0 for spare in _spare(m, axes, pool))
+    return None if enough else "the pooling reaches past the last tap"
 
 
-def _long_enough(size: Dim, axis: _Axis, results: Dim) -> bool:
-    """The uncropped convolution of an axis of `size` has every result."""
-    spare = dims.sub(dims.add(dims.mul(dims.sub(size, 1), axis.stride), axis.taps - axis.first), results)
-    return isinstance(spare, int) and spare >= 0
+def _spare(m: Match, axes: list[_Axis], pool: PoolOp) -> list[Dim]:
+    """What the uncropped convolution has beyond the pooling's last result, along every axis."""
+    reach = zip(m["x"].type.shape[2:], axes, pool.size, strict=True)
+    return [
+        dims.sub(dims.add(dims.mul(dims.sub(size, 1), axis.stride), axis.taps - axis.first), results)
+        for size, axis, results in reach
+    ]
 
 
 def divide(m: Match) -> Node:
@@ -124,10 +121,8 @@ def divide(m: Match) -> Node:
     assert isinstance(conv, ConvOp)
     weights = _weights(m, axes, pool.stride)
     # The convolution crops the same from both ends: as much as both can spare.
-    size = m["x"].type.shape[2:]
     crop = []
-    for axis, length, results in zip(axes, size, pool.size, strict=True):
-        spare = dims.sub(dims.add(dims.mul(dims.sub(length, 1), axis.stride), axis.taps - axis.first), results)
+    for axis, spare in zip(axes, _spare(m, axes, pool), strict=True):
         assert isinstance(spare, int)
         crop.append(min(axis.first, spare))
     stride = tuple(axis.stride for axis in axes)
@@ -155,18 +150,17 @@ def _multiples(pool: PoolOp, conv: ConvOp) -> bool:
 
 def is_divided(m: Match) -> str | None:
     """None where ``multiply`` takes a pooling into a transposed convolution, and that pays."""
-    if not _is_transposed(m):
+    found = _pool_and_transposed(m)
+    if found is None:
         return ""
-    pool, conv = m.root.op, m["conv"].op
-    assert isinstance(pool, PoolOp)
-    assert isinstance(conv, ConvOp)
+    pool, conv = found
     if not _multiples(pool, conv):
         return ""
-    if any(axis.first < 0 for axis in _axes(m, _multiplied)):
+    axes = _axes(m, _multiplied)
+    if any(axis.first < 0 for axis in axes):
         return "it crops more than its kernel reaches"
-    if (reason := _refused(m, _multiplied)) is not None:
-        return reason
-    return _pays(m)
+    reason = _refused(m, axes, conv.stride, pool.stride)
+    return _pays(m) if reason is None else reason
 
 
 def _pays(m: Match) -> str | None:
@@ -174,9 +168,8 @@ def _pays(m: Match) -> str | None:
     rates = machine(DEFAULT_TARGET)
     here = boxes.built_seconds(m, multiply, rates) + _LAUNCHES * rates.launch
     other = boxes.all_results_seconds(m.graph, m["conv"], rates)
-    return (
-        None if here < other else f"{here * 1e6:.0f} us with an averaged kernel, {other * 1e6:.0f} us with all results"
-    )
+    reason = f"{here * 1e6:.0f} us with an averaged kernel, {other * 1e6:.0f} us with all results"
+    return None if here < other else reason
 
 
 def multiply(m: Match) -> Node:
