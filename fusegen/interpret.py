@@ -32,8 +32,11 @@ def python_lines(graph: Graph, param: Callable[[str], str] = lambda path: f"para
     They read the inputs ``x0, x1, ...`` and the sizes that ``size_lines`` defines.
     """
     lines = []
+    numbers = {node.name for node in graph.nodes if isinstance(node.op, ir.ConstOp)}
     for node in graph.nodes:
         operands = [f"v_{name}" for name in node.inputs]
+        if isinstance(node.op, ir.PointwiseOp) and numbers.issuperset(node.inputs):  # torch's functions take tensors
+            operands = [f"torch.tensor({operand}, dtype=torch.float64)" for operand in operands]
         match node.op:
             case ParamOp(path=path):
                 text = param(path)
@@ -88,6 +91,15 @@ def run(
     """
     found = {size: inputs[position].shape[axis] for size, (position, axis) in bound_sizes(graph).items()}
     return _compile(graph)(inputs, params, {**found, **(sizes or {})})
+
+
+def of_numbers(op: ir.PointwiseOp, numbers: Sequence[float]) -> float:
+    """The function of numbers, in float64."""
+    names = [f"x{i}" for i in range(len(numbers))]
+    type_ = ir.TensorType(dtype=ir.DType.FLOAT64, shape=())
+    inputs = (ir.Node(name=name, op=ir.InputOp(position=i), type=type_) for i, name in enumerate(names))
+    graph = Graph(nodes=(*inputs, ir.Node(name="y", op=op, inputs=tuple(names), type=type_)), outputs=("y",))
+    return float(run(graph, [torch.tensor(number, dtype=torch.float64) for number in numbers], {})[0])
 
 
 def is_random(op: ir.Op) -> bool:

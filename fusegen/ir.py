@@ -83,10 +83,11 @@ class ParamOp(Frozen):
 
 
 class ConstOp(Frozen):
-    """A rank-0 scalar: a number, or (as text) a size expression known at call time."""
+    """A rank-0 scalar: a number, or (as text) a size expression known at call time, ``times`` a number."""
 
     kind: Literal["const"] = "const"
     value: float | str
+    times: float = 1.0
 
 
 class PointwiseOp(Frozen):

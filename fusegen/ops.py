@@ -78,7 +78,7 @@ def _torch_adaptive_pool(op: AdaptivePoolOp, args: Sequence[str]) -> str:
 
 def _torch_const(op: ConstOp, args: Sequence[str]) -> str:
     if isinstance(op.value, str):
-        return f"({op.value})"
+        return f"({op.value})" if op.times == 1 else f"({python_float(op.times)} * ({op.value}))"
     return python_float(op.value)
 
 

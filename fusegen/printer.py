@@ -59,8 +59,8 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "input", [str(position)]
         case ParamOp(path=path, buffer=buffer):
             return "buffer" if buffer else "param", [repr(path)]
-        case ConstOp(value=value):
-            return "const", [str(value)]
+        case ConstOp(value=value, times=times):
+            return "const", [str(value) if times == 1 else f"{times} * ({value})"]
         case PointwiseOp(fn=fn):
             return fn, []
         case ReduceOp(fn=fn, axes=axes, keepdim=keepdim):

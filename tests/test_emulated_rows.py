@@ -112,6 +112,27 @@ def test_an_operand_along_strided_rows(tmp_path: Path) -> None:
         torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-4)
 
 
+def test_sums_of_few_elements_are_rounded_once(tmp_path: Path) -> None:
+    """What is left of one is small; at run time there may be many, in several blocks."""
+    compiled = compile_file(
+        write(
+            tmp_path,
+            "return ((x - 0.75) * a).mean((0, 1)) / 3",
+            inputs="torch.rand(5, 1), torch.rand(5, 9)",
+            arguments="a, x",
+        )
+    )
+    (plan,) = steps(compiled, RowStreamPlan)
+    assert isinstance(plan.detail, RowStreamPlan)
+    assert plan.detail.double
+    kernel = Kernel(compiled, plan, tmp_path)
+    for rows in (1, 5, 40, 3000, 20000):
+        x, a = torch.rand(rows, 9) + 0.25, torch.randn(rows, 1)
+        operands = [{"x": x, "a": a}[arg.node] for arg in plan.args]
+        (y,), (r,) = kernel(operands), interpret.run(kernel.body, [operand.double() for operand in operands], {})
+        assert torch.allclose(y.double(), r, rtol=1e-7, atol=0), rows
+
+
 FLAGGED = {
     "causal": ("torch.softmax(x.masked_fill(flags, -1e4), -1)", (1, 1, 7, 20)),
     "padding": ("torch.softmax(torch.where(flags, x, -9.0), -1)", (6, 1, 1, 20)),

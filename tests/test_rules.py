@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fusegen import inference, ops, windows
+from fusegen.compiler import compile_file
 from fusegen.costs import boxes, direct
 from fusegen.interpret import run
 from fusegen.ir import (
@@ -36,6 +37,7 @@ from fusegen.ir import (
     PointwiseOp,
     PoolOp,
     ReduceOp,
+    RegionOp,
     ReshapeOp,
     ScanOp,
     SliceOp,
@@ -48,7 +50,7 @@ from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.spaces import convreduce
 from fusegen.verify import verify
 from tests import modular
-from tests.models import traced, write
+from tests.models import all_nodes, traced, write
 
 CONFIGURATIONS = 10_000
 """Random structures for each rule."""
@@ -378,6 +380,39 @@ def _summed_padding(draw: Draw) -> Node:
     before, after = ([draw.rng.randint(0, 2) for _ in shape] for _ in range(2))
     padded = draw.add(PadOp(before=tuple(before), after=tuple(after)), draw.leaf(*shape))
     return draw.reduce(padded)
+
+
+def _padded(draw: Draw, axes: tuple[int, ...]) -> Node:
+    """Padded along other axes than ``axes``, with any number."""
+    shape = draw.shape(2)
+    before, after = ([0 if axis in axes else draw.rng.randint(0, 2) for axis in range(len(shape))] for _ in range(2))
+    pad = PadOp(before=tuple(before), after=tuple(after), value=float(draw.rng.randint(0, 9)))
+    return draw.add(pad, draw.leaf(*shape))
+
+
+def _reduced_padding(draw: Draw, numbers: int | None = None) -> Node:
+    """``numbers``: operands beside the data of a function before the reduction, if there is one."""
+    padded = _padded(draw, axes := draw.axes(2))
+    if numbers == 0:
+        padded = draw.add(PointwiseOp(fn=draw.rng.choice(["neg", "square"])), padded)
+    elif numbers == 1:
+        operands = [padded, draw.const()][:: draw.rng.choice([1, -1])]
+        padded = draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul", "maximum"])), *operands)
+    return draw.reduce(padded, axes, draw.rng.choice(["sum", "mean", "var"] + ["max"] * (numbers is None)))
+
+
+def _negated_sum(draw: Draw, fn: str) -> Node:
+    """A sum or a mean, or a pooling, of a number, parameter or residual less a product, or of a negated product."""
+    product = draw.conv() if draw.rng.random() < 0.5 else _matmul(draw)
+    shape = product.type.shape
+    spread = [1 if draw.rng.random() < 0.5 else int(size) for size in shape]
+    c = draw.const() if draw.rng.random() < 0.5 else draw.leaf(*spread)
+    y = draw.add(PointwiseOp(fn=fn), *([product] if fn == "neg" else [c, product]))
+    if draw.rng.random() < 0.5:
+        y = draw.add(PointwiseOp(fn="mul"), y, draw.const())
+    if draw.rng.random() < 0.3 and isinstance(product.op, ConvOp):
+        return _pooling(draw, y, "mean")
+    return draw.reduce(y)
 
 
 def _reshaped(draw: Draw, twice: bool) -> Node:
@@ -933,6 +968,18 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "x / 1 = x": lambda d: _one(d, "div"),
     "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros": _summed_padding,
     "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
+    "reduce(pad(x)) = pad(reduce(x)) over axes that are not padded": _reduced_padding,
+    **{
+        f"{text} = pad of it,  a, b numbers,  up to a reduction over axes that are not padded": partial(
+            _reduced_padding, numbers=numbers
+        )
+        for numbers, text in enumerate(("f(pad(x))", "f(pad(x), a)"))
+    },
+    "c - x = (-1) x + c,  x a product that is summed": lambda d: _negated_sum(d, "sub"),
+    "-x = (-1) x,  x a product that is summed": lambda d: _negated_sum(d, "neg"),
+    "f(a, b) = c,  a and b numbers": lambda d: d.add(
+        PointwiseOp(fn=d.rng.choice(["add", "sub", "mul", "div", "maximum"])), d.const(), d.const()
+    ),
 }
 ELEMENTWISE: dict[str, tuple[str, ...]] = {
     "max(x, c) = x,  x never below c;  min(x, c) = x,  x never above c": (
@@ -966,6 +1013,8 @@ TRANSCENDENTAL = {
     "normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b",
     "x tanh(softplus(x)) = mish(x)",
     "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
+    "a n = a times n,  a a number,  n a size",
+    "f(pad(x), a, b) = pad of it,  a, b numbers,  up to a reduction over axes that are not padded",
     *ELEMENTWISE,
     *MONOTONE,
 }
@@ -1084,6 +1133,13 @@ def test_sums_that_get_no_further_come_to_rest(body: str, tmp_path: Path) -> Non
         "return self.linear(x).transpose(2, 3).mean(-1)",
         "return ((self.linear(x) - 0.5) * self.t).sum(-1)",
         "return torch.bmm(x.flatten(0, 1), x.flatten(0, 1).mT).sum(1)",
+        "return (0.5 - self.conv(x)).mean((2, 3))",
+        "return (self.s - self.conv(x) * 2).sum((2, 3))",
+        "return (1 - (x - self.conv(x))).mean((2, 3))",
+        "return (-self.transposed(x) / 3).flatten(2).mean(-1)",
+        "return (1 - self.linear(x)).mean(-1)",
+        "return torch.rsub(self.linear(x), self.t).sum((2, 3))",
+        "return (2 - F.pad(self.conv(x), (1, 2, 0, 1))).mean((2, 3))",
     ],
 )
 def test_however_a_sum_is_spelt(body: str, tmp_path: Path) -> None:
@@ -1229,3 +1285,59 @@ def test_modular_convolution_agrees_with_torch() -> None:
         small = {name: value % 7 for name, value in draw.values.items()}
         expected = run(graph, [small[n.name].double() for n in graph.inputs], {})[0]
         assert torch.equal(modular.evaluate(graph, small)[0], expected.long() % modular.PRIME)
+
+
+NUMBERS = {
+    "of_a_size": "return (torch.sigmoid(self.conv(x)) + 0.5).sum(3) - x.shape[2] * 0.25",
+    "of_positions": "return ((0.5 - torch.tanh(self.conv(x))).sum(3) * 3).amax(1)",
+    "of_tensors": "return self.conv(x) * torch.sqrt(torch.tensor(2.0)) + torch.exp(torch.tensor(0.5))",
+    "of_a_pad": "return F.softplus(F.pad(self.conv(x), (1, 2), value=0.5), 2.0, 5.0).sum(1)",
+}
+"""By name: a forward with arithmetic on numbers and sizes alone."""
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_functions_of_numbers_and_sizes_are_constants(name: str, tmp_path: Path) -> None:
+    """A kernel of them would have no operand; the proof, which compiling makes, says that they are right."""
+    path = write(tmp_path, NUMBERS[name], "self.conv = nn.Conv2d(16, 32, 3)", "torch.rand(16, 16, 50, 46)")
+    compiled = compile_file(path)
+    constants = {node.name for node in all_nodes(compiled) if isinstance(node.op, ConstOp)}
+    for node in all_nodes(compiled):
+        assert not (isinstance(node.op, PointwiseOp) and constants.issuperset(node.inputs)), node
+        assert node.inputs or not isinstance(node.op, RegionOp), node
+
+
+def test_a_size_times_a_number_is_taken_at_the_call(tmp_path: Path) -> None:
+    path = write(tmp_path, "return (F.relu(x) + 0.5).sum(3)", inputs="torch.rand(4, 3, 6, 5)")
+    graph = compile_file(path).program.after
+    (scaled,) = {
+        n.op.times
+        for node in graph.nodes
+        if isinstance(node.op, RegionOp)
+        for n in node.op.body.nodes
+        if isinstance(n.op, ConstOp)
+    } - {1.0}
+    assert scaled == 0.5
+    for width in (1, 7):
+        x = torch.randn(2, 3, 6, width)
+        (found,) = run(graph, [x.double()], {})
+        torch.testing.assert_close(found, (x.double().relu() + 0.5).sum(3))
+
+
+@pytest.mark.parametrize(
+    ("body", "moves"),
+    [
+        ("return (F.pad(self.conv(x), (1, 2), value=0.5) + 0.1).var(1)", True),
+        ("return F.hardtanh(F.pad(self.conv(x), (1, 2)), -0.2, 0.4).amax(1)", True),
+        ("return (F.pad(self.conv(x), (1, 2)) + 0.1).prod(1)", True),
+        ("return torch.exp(F.pad(self.conv(x), (1, 2))).var(3)", False),
+        ("return F.pad(self.conv(x), (1, 2)) * self.conv.bias.view(-1, 1, 1)", False),
+        ("return torch.log(F.pad(self.conv(x).exp(), (1, 2))).amax(1)", False),
+        ("y = F.pad(self.conv(x), (1, 2))\nreturn y.amax(1), y", False),
+    ],
+)
+def test_padding_comes_after_reductions_along_other_axes(body: str, moves: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, body, "self.conv = nn.Conv2d(3, 8, 3)", "torch.rand(4, 3, 16, 15)")
+    after = algebra.run(decompose.run(traced(path).graph).graph).graph
+    (pad,) = (node for node in after.nodes if isinstance(node.op, PadOp))
+    assert (pad.type.shape[1] == 1) == moves

@@ -125,6 +125,8 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1) ->
     return parts, max(1, 128 // parts)
 
 
+_FEW_SUMMED = 1 << 12
+"""Elements, of all rows together, that a launch adds up in no time."""
 _FEW_WEIGHTS = 1 << 20
 """Elements of a parameter that are read in the time of a launch, so that arithmetic on them is no limit."""
 
@@ -147,6 +149,24 @@ def _is_statistic(graph: Graph, name: str) -> bool:
     )
 
 
+def _is_arithmetic(body: Graph, reductions: tuple[str, ...]) -> bool:
+    """Whether ``body`` is made of what there is in double, of these reductions alone."""
+    return all(
+        isinstance(node.op, (InputOp, ConstOp, ReshapeOp))
+        or (isinstance(node.op, PointwiseOp) and node.op.fn in DOUBLE)
+        or (isinstance(node.op, ReduceOp) and node.op.fn in reductions)
+        for node in body.nodes
+    )
+
+
+def _sums_few(region: Region) -> bool:
+    """Whether ``region`` adds up few elements, and writes nothing else: what is left of such a sum may be small."""
+    space = region.space
+    rows, _ = space.traced(region.body.sizes)
+    sums = _is_arithmetic(region.body, ("sum", "mean")) and not any(map(space.is_element, region.body.outputs))
+    return sums and not region.pooled and rows * space.length <= _FEW_SUMMED
+
+
 def _in_double(region: Region) -> bool:
     """Whether ``region`` is arithmetic on statistics, or sums of parameters: double costs nothing where these are few.
 
@@ -154,12 +174,7 @@ def _in_double(region: Region) -> bool:
     roundings of as many products average out.
     """
     data = [arg.node for arg in region.args.values() if not isinstance(region.graph.node(arg.node).op, ParamOp)]
-    arithmetic = all(
-        isinstance(node.op, (InputOp, ConstOp, ReshapeOp))
-        or (isinstance(node.op, PointwiseOp) and node.op.fn in DOUBLE)
-        or (isinstance(node.op, ReduceOp) and node.op.fn in ("sum", "mean", "var"))
-        for node in region.body.nodes
-    )
+    arithmetic = _is_arithmetic(region.body, ("sum", "mean", "var"))
     if not data:
         return arithmetic and all(
             dims.numel(arg.type.shape, region.body.sizes) <= _FEW_WEIGHTS for arg in region.args.values()
@@ -169,7 +184,7 @@ def _in_double(region: Region) -> bool:
 
 def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
     inner = region.product(space.inner_axes)
-    strided, double = inner != 1, _in_double(region)
+    strided, double = inner != 1, _in_double(region) or _sums_few(region)
     taken = prod(region.pooled.op.kernel) if region.pooled else 1
     rows, _ = space.traced(region.body.sizes)
     splits = [_split(space.length, rows, strided, wide, taken) for wide in (False, True)]
@@ -254,7 +269,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "conv_reduce": contraction.plan,
     "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
-    "row_stream": stream.plan,
+    "row_stream": lambda region, name: stream.plan(region, name, _sums_few(region)),
     "scan": scan.plan,
     "pointwise": _pointwise,
 }

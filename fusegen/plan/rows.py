@@ -134,8 +134,9 @@ class RowLowering(RowIndices):
 
     def constant(self, node: Node) -> Value:
         assert isinstance(node.op, ConstOp)
-        value = node.op.value
+        value, times = node.op.value, node.op.times
         text = f"static_cast<float>({self.text(value)})" if isinstance(value, str) else hex_float(value)
+        text = text if times == 1 else f"({hex_float(times)} * {text})"
         return Value(text, False, 0, literal=text)
 
     def resolve(self, node: Node, reader: Node, axes: AxisMap) -> Value:

@@ -73,7 +73,7 @@ def at_any_size(region: Node) -> Node:
         value = node.op.value
         text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
         count = counts.get(text, 0)
-        return node.replace(op=ConstOp(value=count)) if isinstance(count, str) else node
+        return node.replace(op=node.op.replace(value=count)) if isinstance(count, str) else node
 
     general = general.replace(nodes=tuple(map(counted, general.nodes)))
     result = general.node(general.outputs[0]).type

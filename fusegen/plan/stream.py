@@ -199,10 +199,14 @@ def _held(count: int, length: int, operands: int, kept: bool, stored: bool) -> H
     return HeldRows(vec=vec, parts=parts, slots=slots, rows=1 if stored else max(2, _SUMMED // (slots * vec)))
 
 
-def plan(region: Region, name: str) -> KernelPlan:
-    """One operator for rows of any length; its launcher chooses, by length and number of rows, how it runs."""
+def plan(region: Region, name: str, double: bool) -> KernelPlan:
+    """One operator for rows of any length; its launcher chooses, by length and number of rows, how it runs.
+
+    ``double``: what it computes is rounded once, at the store; sums and means alone are.
+    """
     space = region.space
-    rows = region.lower(space, Style("{}", "row.{}[i]", moves_rows=True), "v", StreamLowering)
+    style = Style("{}", "row.{}[i]", moves_rows=True, double=double)
+    rows = region.lower(space, style, "v", StreamLowering)
     middle = region.product(space.middle_axes)
     split = 0 if middle == 1 else space.middle_axes[0]  # an only channel leaves runs of a row side by side
     before = tuple(axis for axis in space.row_axes if axis < split)
@@ -213,7 +217,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     kept = tuple(o.name for o in rows.operands if o.vector == "source" and o.name in again)
     operands = sum(operand.vector == "source" for operand in rows.operands)
     stored = any(store.per_element for store in rows.stores)
-    contiguous = inner == middle == 1 and not region.pooled
+    contiguous = inner == middle == 1 and not region.pooled and not double
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),
@@ -224,6 +228,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         kept=kept,
         unroll=(8, 4),
         held=_held(*space.traced(region.body.sizes), operands, bool(kept), stored) if contiguous else None,
+        double=double,
         rows=rows,
     )
     return region.plan(f"{name}_row_stream", detail, workspace=True)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 
 from fusegen import dims, inference, ops, windows
-from fusegen.costs.contractions import SPLIT
-from fusegen.costs.library import allows_tf32
 from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, ConvOp, DType, Graph, Node, ReduceOp, ReshapeOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import collapse
+from fusegen.passes.algebra.boxes import product_seconds
 from fusegen.passes.algebra.collapse import LINEAR, READ_ELSEWHERE, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
@@ -62,8 +61,7 @@ def _pays(graph: Graph, conv: Node, axis: int, count: int) -> str | None:
     rates = machine(DEFAULT_TARGET)
     x, w, y = (graph.shape(name) for name in (*conv.inputs[:2], conv.name))
     flops = ops.flops(graph, conv)
-    products = 1 if allows_tf32(graph, conv) else SPLIT
-    direct = products * flops / rates.tensor_flops + 2 * 4 * math.prod(y) / rates.bandwidth
+    direct = product_seconds(graph, conv, rates) + 4 * math.prod(y) / rates.bandwidth
     lines = (x if conv.op.transposed else y)[2 + axis]
     left = flops * count / (lines * w[2 + axis]) / rates.flops
     sums = math.prod(x) * count / x[2 + axis]  # written and read again

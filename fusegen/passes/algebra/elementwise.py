@@ -4,14 +4,47 @@ from __future__ import annotations
 
 import math
 
-from fusegen import inference
-from fusegen.ir import ConstOp, ConvOp, Node, PointwiseOp, ReshapeOp
+from fusegen import inference, interpret
+from fusegen.ir import ConstOp, ConvOp, DType, Node, PointwiseOp, ReshapeOp
 from fusegen.passes.algebra import ranges
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 
 def _operand(m: Match) -> Node:
     return m["x"]
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+
+def _values(m: Match) -> list[float]:
+    """Of the operands, as far as they are numbers known now."""
+    ops = [m.graph.node(name).op for name in m.root.inputs]
+    return [op.value for op in ops if isinstance(op, ConstOp) and isinstance(op.value, float)]
+
+
+def _all_numbers(m: Match) -> str | None:
+    known = len(_values(m)) == len(m.root.inputs) and m.root.type.dtype is DType.FLOAT32
+    return None if known else ""
+
+
+def _function_of_numbers(m: Match) -> Node:
+    assert isinstance(m.root.op, PointwiseOp)
+    return m.const(interpret.of_numbers(m.root.op, _values(m)))
+
+
+def _is_size(m: Match) -> str | None:
+    size, number = m["n"].op, _number(m["a"])
+    assert isinstance(size, ConstOp)
+    return None if isinstance(size.value, str) and number is not None and m.root.type.dtype is DType.FLOAT32 else ""
+
+
+def _times_size(m: Match) -> Node:
+    """A kernel has such a constant for nothing; a function of numbers alone would be a kernel without operands."""
+    size, number = m["n"].op, _number(m["a"])
+    assert isinstance(size, ConstOp)
+    assert number is not None
+    return m.add(size.replace(times=size.times * number))
 
 
 def _same_type(m: Match) -> str | None:
@@ -146,6 +179,20 @@ def _scaled(m: Match) -> Node:
 
 
 RULES = (
+    Rule(
+        "f(a, b) = c,  a and b numbers",
+        op(PointwiseOp),
+        _function_of_numbers,
+        Numerics.REASSOCIATES,
+        _all_numbers,
+    ),
+    Rule(
+        "a n = a times n,  a a number,  n a size",
+        op(PointwiseOp, op(ConstOp, name="a"), op(ConstOp, name="n"), fn="mul", commutative=True),
+        _times_size,
+        Numerics.REASSOCIATES,
+        _is_size,
+    ),
     Rule(
         "max(x, c) = x,  x never below c;  min(x, c) = x,  x never above c",
         op(PointwiseOp, anything("x"), op(ConstOp, name="c"), fn=("maximum", "minimum")),

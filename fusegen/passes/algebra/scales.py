@@ -6,6 +6,7 @@ import math
 
 from fusegen import dims
 from fusegen.ir import (
+    CatOp,
     ConstOp,
     ConvOp,
     ExpandOp,
@@ -13,6 +14,7 @@ from fusegen.ir import (
     MatmulOp,
     Node,
     NormalizeOp,
+    PadOp,
     ParamOp,
     PermuteOp,
     PointwiseOp,
@@ -23,6 +25,7 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
 )
+from fusegen.passes.algebra.collapse import conv_below, product_below
 from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, anything, op
 
 _TAKES_IT_ALONG = (NormalizeOp, PointwiseOp, PoolOp, ReduceOp, SoftmaxOp)
@@ -76,6 +79,42 @@ def _follows(m: Match) -> str | None:
     return None if result <= own else f"nothing that follows takes it along, and {result} results are more than {own}"
 
 
+# --- signs --------------------------------------------------------------------------------------
+
+_LINEAR = ("add", "sub", "mul", "div", "neg")
+_VIEWS = (PadOp, PermuteOp, ReshapeOp)
+
+
+def _is_summed(graph: Graph, node: Node) -> bool:
+    """Whether all that follows, through what sums pass through, is a sum or a mean."""
+    while graph.has_one_reader(node.name):
+        node = graph.node(graph.users()[node.name][0])
+        if isinstance(node.op, (PoolOp, ReduceOp)):
+            return node.op.fn in ("sum", "mean")
+        if not isinstance(node.op, (CatOp, *_VIEWS)) and not (
+            isinstance(node.op, PointwiseOp) and node.op.fn in _LINEAR
+        ):
+            return False
+    return False
+
+
+def _sums_a_product(m: Match) -> str | None:
+    x = m["x"]
+    if x.type != m.root.type or not _is_summed(m.graph, m.root):
+        return ""
+    while isinstance(x.op, _VIEWS) and m.graph.has_one_reader(x.name):
+        x = m.graph.node(x.inputs[0])
+    return None if conv_below(m.graph, x) is not None or product_below(m.graph, x) else ""
+
+
+def _negated(m: Match) -> Node:
+    return m.add(PointwiseOp(fn="mul"), m["x"], m.const(-1.0))
+
+
+def _plus_negated(m: Match) -> Node:
+    return m.add(PointwiseOp(fn="add"), _negated(m), m["c"])
+
+
 _SCALED = op(PointwiseOp, anything("plain"), anything("c"), name="scaled", fn="mul", commutative=True)
 
 
@@ -90,6 +129,20 @@ def _moves(name: str, kind: type[ConvOp] | type[MatmulOp], operands: str, *patte
 
 
 RULES = (
+    Rule(
+        "c - x = (-1) x + c,  x a product that is summed",
+        op(PointwiseOp, anything("c"), anything("x"), fn="sub"),
+        _plus_negated,
+        Numerics.EXACT,
+        _sums_a_product,
+    ),
+    Rule(
+        "-x = (-1) x,  x a product that is summed",
+        op(PointwiseOp, anything("x"), fn="neg"),
+        _negated,
+        Numerics.EXACT,
+        _sums_a_product,
+    ),
     Rule(
         "(x a) b = x (a b),  a and b numbers",
         op(

@@ -1,4 +1,4 @@
-"""Reductions move before reshapes, permutes, joins, padding: they meet what they may share a kernel with, or collapse.
+"""Reductions move before reshapes, permutes, joins: they meet what they may share a kernel with, or collapse.
 
 Elementwise functions move before permutes that leave the graph, or that reductions end: data is computed where it lies.
 """
@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from fusegen import dims
 from fusegen.dims import Dims
-from fusegen.ir import CatOp, Graph, InputOp, Node, PadOp, ParamOp, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp
+from fusegen.ir import CatOp, Graph, InputOp, Node, ParamOp, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp
 from fusegen.passes.algebra.channels import collapses
 from fusegen.passes.algebra.collapse import LINEAR, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
@@ -144,28 +144,6 @@ def _before_join(m: Match) -> Node:
     return m.add(ReshapeOp(shape=m.root.type.shape), m.add(join, *parts))
 
 
-def _around_zeros(m: Match) -> str | None:
-    pad = m["view"].op
-    assert isinstance(pad, PadOp)
-    return None if pad.value == 0 and min(pad.before + pad.after) >= 0 and m.only_user("view") else ""
-
-
-def _before_padding(m: Match) -> Node:
-    """Zeros add nothing to a sum; a mean counts them."""
-    reduce, pad = reduction(m), m["view"].op
-    assert isinstance(pad, PadOp)
-    counts = reduce.fn == "mean" and any(pad.before[axis] + pad.after[axis] for axis in reduce.axes)
-    y = m.add(ReduceOp(fn="sum" if counts else reduce.fn, axes=reduce.axes, keepdim=True), m["x"])
-    if counts:
-        count = dims.product(m["view"].type.shape[axis] for axis in reduce.axes)
-        y = m.add(PointwiseOp(fn="div"), y, m.const(count))
-    sides = (pad.before, pad.after)
-    before, after = (tuple(0 if axis in reduce.axes else n for axis, n in enumerate(side)) for side in sides)
-    if any((*before, *after)):
-        y = m.add(PadOp(before=before, after=after), y)
-    return m.add(ReshapeOp(shape=m.root.type.shape), y)
-
-
 RULES = (
     Rule(
         "reduce(reshape(x)) = reshape(reduce(x)),  the reshape mixes no axes with others",
@@ -194,12 +172,5 @@ RULES = (
         _before_join,
         Numerics.REASSOCIATES,
         _joined,
-    ),
-    Rule(
-        "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros",
-        op(ReduceOp, op(PadOp, anything("x"), name="view"), fn=LINEAR),
-        _before_padding,
-        Numerics.REASSOCIATES,
-        _around_zeros,
     ),
 )

@@ -196,6 +196,8 @@ class RowStreamPlan(Frozen):
     """Accesses in flight per thread, scalar and of 16 bytes."""
     held: HeldRows | None
     """How rows of about the length as traced are computed, where they are many."""
+    double: bool
+    """Values are computed in double."""
     rows: RowProgram
 
 

@@ -1,0 +1,142 @@
+"""Reductions move before padding, and so do the functions between: both meet what they may share a kernel with."""
+
+from __future__ import annotations
+
+import math
+
+from fusegen import dims, interpret
+from fusegen.ir import ConstOp, Graph, Node, PadOp, PointwiseOp, ReduceOp, ReshapeOp
+from fusegen.passes.algebra.collapse import LINEAR, reduction
+from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
+
+
+def _padding(m: Match) -> PadOp:
+    assert isinstance(m["pad"].op, PadOp)
+    return m["pad"].op
+
+
+def _padded(pad: PadOp) -> set[int]:
+    """The axes that have padding; negative padding would drop elements."""
+    return {axis for axis, sides in enumerate(zip(pad.before, pad.after, strict=True)) if any(sides)}
+
+
+def _grows(m: Match) -> bool:
+    pad = _padding(m)
+    return min(pad.before + pad.after) >= 0 and m.only_user("pad")
+
+
+def _around_zeros(m: Match) -> str | None:
+    return None if _padding(m).value == 0 and _grows(m) else ""
+
+
+def _sum_before_padding(m: Match) -> Node:
+    """Zeros add nothing to a sum; a mean counts them."""
+    reduce, pad = reduction(m), _padding(m)
+    counts = reduce.fn == "mean" and not _padded(pad).isdisjoint(reduce.axes)
+    y = m.add(ReduceOp(fn="sum" if counts else reduce.fn, axes=reduce.axes, keepdim=True), m["x"])
+    if counts:
+        count = dims.product(m["pad"].type.shape[axis] for axis in reduce.axes)
+        y = m.add(PointwiseOp(fn="div"), y, m.const(count))
+    sides = (pad.before, pad.after)
+    before, after = (tuple(0 if axis in reduce.axes else n for axis, n in enumerate(side)) for side in sides)
+    if any((*before, *after)):
+        y = m.add(PadOp(before=before, after=after), y)
+    return m.add(ReshapeOp(shape=m.root.type.shape), y)
+
+
+def _reduced_value(m: Match) -> float | None:
+    """What a reduction makes of equal elements; None where that depends on a size that varies, or is not finite."""
+    reduce, value = reduction(m), _padding(m).value
+    count = dims.product(m["pad"].type.shape[axis] for axis in reduce.axes)
+    if (
+        reduce.fn in ("mean", "max", "min")
+        or (reduce.fn == "sum" and value == 0)
+        or (reduce.fn == "prod" and value == 1)
+    ):
+        return value
+    if reduce.fn == "var":
+        return 0.0
+    if reduce.fn not in ("sum", "prod") or not isinstance(count, int):
+        return None
+    found = value * count if reduce.fn == "sum" else math.copysign(abs(value) ** count, value if count % 2 else 1.0)
+    return found if abs(found) < 1e30 else None
+
+
+def _along_others(m: Match) -> str | None:
+    pad = _padding(m)
+    apart = _padded(pad).isdisjoint(reduction(m).axes) and _grows(m) and math.isfinite(pad.value)
+    return None if apart and _reduced_value(m) is not None else ""
+
+
+def _before_padding(m: Match) -> Node:
+    value = _reduced_value(m)
+    assert value is not None
+    y = m.add(reduction(m).replace(keepdim=True), m["x"])
+    return m.add(ReshapeOp(shape=m.root.type.shape), m.add(_padding(m).replace(value=value), y))
+
+
+def _with_numbers(graph: Graph, node: Node, data: str) -> bool:
+    """Whether ``node`` is a function of ``data``, an element at a time, and of numbers that are known now."""
+    if not isinstance(node.op, PointwiseOp) or node.inputs.count(data) != 1:
+        return False
+    others = (graph.node(name).op for name in node.inputs if name != data)
+    return all(isinstance(other, ConstOp) and isinstance(other.value, float) for other in others)
+
+
+def _up_to_a_reduction(m: Match) -> str | None:
+    """What follows is such functions alone, up to a reduction along axes that have no padding."""
+    node, data = m.root, m["pad"]
+    if not _grows(m) or node.type != data.type:
+        return ""
+    while _with_numbers(m.graph, node, data.name) and m.graph.has_one_reader(node.name):
+        node, data = m.graph.node(m.graph.users()[node.name][0]), node
+    reduces = isinstance(node.op, ReduceOp) and _padded(_padding(m)).isdisjoint(node.op.axes)
+    return None if data is not m["pad"] and reduces and math.isfinite(_value_of_function(m)) else ""
+
+
+def _value_of_function(m: Match) -> float:
+    """Of the padding's value."""
+    assert isinstance(m.root.op, PointwiseOp)
+    operands = (m.graph.node(name).op for name in m.root.inputs)
+    numbers = [op.value if isinstance(op, ConstOp) else _padding(m).value for op in operands]
+    return interpret.of_numbers(m.root.op, [float(number) for number in numbers])
+
+
+def _function_before_padding(m: Match) -> Node:
+    operands = (m["x"] if name == m["pad"].name else m.graph.node(name) for name in m.root.inputs)
+    return m.add(_padding(m).replace(value=_value_of_function(m)), m.add(m.root.op, *operands))
+
+
+_PAD = op(PadOp, anything("x"), name="pad")
+_NUMBER = op(ConstOp)
+
+RULES = (
+    Rule(
+        "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros",
+        op(ReduceOp, _PAD, fn=LINEAR),
+        _sum_before_padding,
+        Numerics.REASSOCIATES,
+        _around_zeros,
+    ),
+    Rule(
+        "reduce(pad(x)) = pad(reduce(x)) over axes that are not padded",
+        op(ReduceOp, _PAD),
+        _before_padding,
+        Numerics.REASSOCIATES,
+        _along_others,
+    ),
+    *(
+        Rule(
+            f"{text} = pad of it,  a, b numbers,  up to a reduction over axes that are not padded",
+            op(PointwiseOp, _PAD, *numbers, commutative=len(numbers) == 1),
+            _function_before_padding,
+            Numerics.EXACT,
+            _up_to_a_reduction,
+        )
+        for text, numbers in (
+            ("f(pad(x))", ()),
+            ("f(pad(x), a)", (_NUMBER,)),
+            ("f(pad(x), a, b)", (_NUMBER, _NUMBER)),
+        )
+    ),
+)
