@@ -80,6 +80,26 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("name", ["rows", "steps", "steps_of_three", "dilated"])
+def test_short_rows_have_a_thread_each(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lengths in which a block has as many rows as threads, or half of them, and the last block fewer."""
+    monkeypatch.setattr(axes, "_pays", lambda *_: None)
+    module, body, shape = MODELS[name]
+    found, path = compiled(body, module, shape, tmp_path)
+    torch.manual_seed(0)
+    kernel = OnTheCPU(found, AxisSumPlan, path)
+    for lines, length in ((301, 7), (300, 16), (150, 65), (151, 127)):
+        x = torch.randn(3, shape[0], lines, length) + 0.5
+        for y, r in kernel.both(x):
+            assert (y - r).abs().max() <= 1e-6 * r.abs().max(), length
+        x[0, 1, 5, length // 2], x[2, 0, lines - 1, length - 1] = torch.nan, torch.inf
+        for y, r in kernel.both(x):
+            assert torch.equal(y.isnan(), r.isnan())
+            assert torch.equal(y.isinf(), r.isinf())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize("name", [*(name for name, model in MODELS.items() if "mean" in model[1]), "wide"])
 def test_what_is_left_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(axes, "_pays", lambda *_: None)

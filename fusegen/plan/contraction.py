@@ -22,7 +22,7 @@ from fusegen.plan.details import (
     PositionResult,
     StatisticsPlan,
 )
-from fusegen.plan.region import Region
+from fusegen.plan.region import Region, is_arithmetic
 from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.types import KernelPlan
@@ -187,6 +187,7 @@ def _plain(region: Region, name: str, node: Node, axes: tuple[ContractionAxis, .
     x, w = (region.body.node(operand) for operand in node.inputs)
     inputs, outputs = inference.conv_channels(node.op, x.type, w.type)
     first, second, third = [*[ABSENT_AXIS] * (3 - node.op.rank), *axes]
+    double = is_arithmetic(region.body, but=(ConvOp,))
     detail = PlainConvPlan(
         transposed=node.op.transposed,
         axes=(first, second, third),
@@ -196,7 +197,8 @@ def _plain(region: Region, name: str, node: Node, axes: tuple[ContractionAxis, .
         outputs=outputs,
         source=region.args[x.name].name,
         weight=region.args[w.name].name,
-        rows=region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}", "{}"), "v"),
+        double=double,
+        rows=region.lower(with_rows(region.space, (feature_axis(node),)), Style("{}", "{}", double=double), "v"),
     )
     return region.plan(f"{name}_conv_plain", detail)
 

@@ -8,17 +8,13 @@ from math import prod
 from fusegen import dims, inference, windows
 from fusegen.ir import (
     HALVES,
-    ConstOp,
     ConvOp,
     GetItemOp,
     Graph,
     InputOp,
     Node,
     ParamOp,
-    PointwiseOp,
-    ReduceOp,
     RegionOp,
-    ReshapeOp,
     WindowSumOp,
 )
 from fusegen.plan import (
@@ -35,11 +31,10 @@ from fusegen.plan import (
 )
 from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
-from fusegen.plan.region import Region
+from fusegen.plan.region import Region, is_arithmetic
 from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rowprogram import Operand
 from fusegen.plan.types import KernelPlan
-from fusegen.pointwise import DOUBLE
 from fusegen.spaces import viewspace
 from fusegen.spaces.rowspace import RowSpace, with_rows
 
@@ -149,21 +144,11 @@ def _is_statistic(graph: Graph, name: str) -> bool:
     )
 
 
-def _is_arithmetic(body: Graph, reductions: tuple[str, ...]) -> bool:
-    """Whether ``body`` is made of what there is in double, of these reductions alone."""
-    return all(
-        isinstance(node.op, (InputOp, ConstOp, ReshapeOp))
-        or (isinstance(node.op, PointwiseOp) and node.op.fn in DOUBLE)
-        or (isinstance(node.op, ReduceOp) and node.op.fn in reductions)
-        for node in body.nodes
-    )
-
-
 def _sums_few(region: Region) -> bool:
     """Whether ``region`` adds up few elements, and writes nothing else: what is left of such a sum may be small."""
     space = region.space
     rows, _ = space.traced(region.body.sizes)
-    sums = _is_arithmetic(region.body, ("sum", "mean")) and not any(map(space.is_element, region.body.outputs))
+    sums = is_arithmetic(region.body, ("sum", "mean")) and not any(map(space.is_element, region.body.outputs))
     return sums and not region.pooled and rows * space.length <= _FEW_SUMMED
 
 
@@ -174,7 +159,7 @@ def _in_double(region: Region) -> bool:
     roundings of as many products average out.
     """
     data = [arg.node for arg in region.args.values() if not isinstance(region.graph.node(arg.node).op, ParamOp)]
-    arithmetic = _is_arithmetic(region.body, ("sum", "mean", "var"))
+    arithmetic = is_arithmetic(region.body, ("sum", "mean", "var"))
     if not data:
         return arithmetic and all(
             dims.numel(arg.type.shape, region.body.sizes) <= _FEW_WEIGHTS for arg in region.args.values()

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.dims import Dim
-from fusegen.ir import ConstOp, Graph, InputOp, Node, ParamOp, RegionOp
+from fusegen.ir import ConstOp, Graph, InputOp, Node, Op, ParamOp, PointwiseOp, ReduceOp, RegionOp, ReshapeOp
 from fusegen.plan import pooled
 from fusegen.plan.details import Detail
 from fusegen.plan.rowdraft import Style
@@ -14,12 +14,23 @@ from fusegen.plan.rowprogram import OutputArg, RowProgram, TensorArg
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.sizes import Sizes
 from fusegen.plan.types import KernelPlan
+from fusegen.pointwise import DOUBLE
 from fusegen.printer import format_node
 from fusegen.spaces import channels, convreduce, poolrows, prologue
 from fusegen.spaces.rowspace import RowSpace, analyze
 
 _KEEPS_SIZES = ("contraction", "pointwise", "row_reduce", "row_stream")
 """Templates all of whose sizes are those of their operands, or of views of these."""
+
+
+def is_arithmetic(body: Graph, reductions: tuple[str, ...] = (), but: tuple[type[Op], ...] = ()) -> bool:
+    """Whether ``body`` is made of what there is in double, of these reductions alone; ``but``: beside such ops."""
+    return all(
+        isinstance(node.op, (InputOp, ConstOp, ReshapeOp, *but))
+        or (isinstance(node.op, PointwiseOp) and node.op.fn in DOUBLE)
+        or (isinstance(node.op, ReduceOp) and node.op.fn in reductions)
+        for node in body.nodes
+    )
 
 
 class Region:

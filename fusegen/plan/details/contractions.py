@@ -175,6 +175,8 @@ class PlainConvPlan(Frozen):
     outputs: int
     source: str
     weight: str
+    double: bool
+    """What follows is arithmetic, in double: what it takes away may be most of a result."""
     rows: RowProgram
 
 
