@@ -281,6 +281,19 @@ def _function_of_permuted(draw: Draw) -> Node:
     return draw.reduce(draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul"])), *operands), fn="sum")
 
 
+def _norm_of_permuted(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape())
+    order = tuple(draw.rng.sample(range(x.type.rank), x.type.rank))
+    view = draw.add(PermuteOp(order=order), x)
+    axis = draw.rng.randrange(x.type.rank)
+    affine = [
+        draw.leaf(*[size if at == axis else 1 for at, size in enumerate(view.type.shape)][axis:])
+        for _ in range(draw.rng.randint(0, 2))
+    ]
+    norm = NormalizeOp(axes=draw.axes(x.type.rank), eps=1e-5, center=draw.rng.random() < 0.7)
+    return draw.reduce(draw.add(norm, view, *affine), fn="sum")
+
+
 def _summed_join(draw: Draw) -> Node:
     """A product joined to something of its shape, along an axis that is not summed."""
     x = _matmul(draw, batched=draw.rng.random() < 0.3)
@@ -846,6 +859,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "reduce(reshape(x)) = reshape(reduce(x)),  the reshape mixes no axes with others": _reduced_reshape,
     "reduce(permute(x)) = permute(reduce(x))": _reduced_permute,
     "f(permute(x)) = permute(f(x)),  f elementwise,  up to results and reductions": _function_of_permuted,
+    "normalize(permute(x)) = permute(normalize(x)),  up to results and reductions": _norm_of_permuted,
     "sum(cat(x, y)) = cat(sum(x), sum(y)) over other axes,  mean likewise,  above a product": _summed_join,
     "var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise": (_statistics_of_statistics),
     "flip(scan(flip(x))) = scan(x) from the other end": _flipped_scan,
@@ -1014,6 +1028,7 @@ TRANSCENDENTAL = {
     "x tanh(softplus(x)) = mish(x)",
     "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
     "a n = a times n,  a a number,  n a size",
+    "softmax(permute(x)) = permute(softmax(x)),  up to results and reductions",
     "f(pad(x), a, b) = pad of it,  a, b numbers,  up to a reduction over axes that are not padded",
     *ELEMENTWISE,
     *MONOTONE,
@@ -1341,3 +1356,21 @@ def test_padding_comes_after_reductions_along_other_axes(body: str, moves: bool,
     after = algebra.run(decompose.run(traced(path).graph).graph).graph
     (pad,) = (node for node in after.nodes if isinstance(node.op, PadOp))
     assert (pad.type.shape[1] == 1) == moves
+
+
+@pytest.mark.parametrize(
+    ("body", "permutes"),
+    [
+        ("return F.gelu(self.n(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)) * 2", 0),
+        ("return self.conv(x).permute(0, 2, 3, 1).softmax(-1).permute(0, 3, 1, 2) + x[:, :1]", 0),
+        ("return (self.conv(x).permute(0, 2, 3, 1).softmax(1) * 2).amax(2)", 1),  # of what is left
+        ("return self.n(self.conv(x).permute(0, 2, 3, 1)).contiguous()", 1),
+        ("return self.l(self.n(self.conv(x).permute(0, 2, 3, 1)))", 1),
+    ],
+)
+def test_norms_and_softmaxes_of_permuted_values(body: str, permutes: int, tmp_path: Path) -> None:
+    """Data is normalised where it lies, unless what follows needs it otherwise."""
+    init = "self.conv, self.n, self.l = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8), nn.Linear(8, 4)"
+    compiled = compile_file(write(tmp_path, body, init, "torch.rand(4, 3, 16, 15)"))
+    found = [node for node in all_nodes(compiled) if isinstance(node.op, PermuteOp)]
+    assert len(found) == permutes

@@ -158,6 +158,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             candidates.append(group.plus(more))
         for candidate in candidates:
             reason = _refusal(grouping, candidate, machine) or _left_behind(grouping, candidate, unit, free, machine)
+            reason = reason or _computed_once(grouping, candidate, node, free, machine)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:
@@ -188,12 +189,58 @@ def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str
             if isinstance(grouping.by_name[name].op, ConvOp):
                 if _refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
                     return f"the kernel of {name} takes it"
-            elif isinstance(grouping.by_name[name].op, heads):
+            elif isinstance(grouping.by_name[name].op, heads) and not _is_spread(grouping, name):
                 return f"the kernel of {name} takes it"
             if isinstance(grouping.by_name[name].op, (PointwiseOp, ReshapeOp)):
                 seen.add(name)
                 pending.append(name)
     return None
+
+
+def _is_spread(grouping: Grouping, name: str) -> bool:
+    """Whether a row's value meets data of the rows: who reads that data anyway need not have it written once more."""
+    node = grouping.by_name[name]
+    if not isinstance(node.op, ReduceOp):
+        return False
+    data = grouping.by_name[node.inputs[0]].type.shape
+    chain, pending = {name}, [name]
+    while pending:
+        for user in grouping.users[pending.pop()]:
+            after = grouping.by_name[user]
+            if after.type.shape == data:
+                return True
+            if isinstance(after.op, (PointwiseOp, ReshapeOp)) and user not in chain:
+                chain.add(user)
+                pending.append(user)
+    return False
+
+
+def _computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
+    """Why elementwise work stays out of a kernel that would be one of several to compute it, or whose rows are read
+    several times, or None: the kernel of the product before it computes it once, and knows a channel without dividing.
+    """
+    if not isinstance(node.op, PointwiseOp):
+        return None
+    chain, pending, head = {node.name}, [node], None
+    while pending:
+        for name in pending.pop().inputs:
+            source = grouping.by_name[name]
+            if name in chain or name not in free or source.type != node.type or not set(grouping.users[name]) <= chain:
+                continue
+            if isinstance(source.op, (ConvOp, MatmulOp)) and head in (None, name):
+                head = name
+            elif isinstance(source.op, PointwiseOp):
+                chain.add(name)
+                pending.append(source)
+    if head is None or not set(grouping.users[head]) <= chain:
+        return None
+    if node.name not in group.copies:
+        body, _ = grouping.body(group)
+        space = poolrows.rows(body) if _template(body) == "row_stream" else None
+        if space is None or not any(space.is_element(name) for name in body.outputs):
+            return None
+    taken = _refusal(grouping, Group(frozenset(chain | {head})), machine) is None
+    return f"the kernel of {head} computes it once" if taken else None
 
 
 def _before_windows(grouping: Grouping, pool: Node, free: set[str], machine: Machine) -> tuple[set[str], set[str]]:

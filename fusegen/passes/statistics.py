@@ -1,21 +1,25 @@
-"""Norms into statistics and what is done with them; equal values computed once."""
+"""Norms, and softmaxes that are only reduced, into statistics and what is done with them; equal values once."""
 
 from __future__ import annotations
 
+from fusegen import dims
 from fusegen.ir import (
+    ConvOp,
     EagerOp,
     GetItemOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     NormalizeOp,
     PointwiseOp,
     ReduceOp,
     RuleApplied,
     RuleRefused,
+    SoftmaxOp,
 )
 from fusegen.passes import moments, positions, simplify
-from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, op, rewrite
+from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
 
 def _apply(m: Match) -> Node:
@@ -31,7 +35,49 @@ def _apply(m: Match) -> Node:
     return moments.scaled(m, norm, distance, power, affine)
 
 
+def _in_parts(m: Match) -> Node:
+    softmax, x = m.root.op, m["x"]
+    assert isinstance(softmax, SoftmaxOp)
+    peak = m.add(ReduceOp(fn="max", axes=(softmax.axis,), keepdim=True), x)
+    shifted = m.add(PointwiseOp(fn="sub"), x, peak)
+    power = m.add(PointwiseOp(fn="exp"), shifted)
+    total = m.add(ReduceOp(fn="sum", axes=(softmax.axis,), keepdim=True), power)
+    if softmax.log:
+        return m.add(PointwiseOp(fn="sub"), shifted, m.add(PointwiseOp(fn="log"), total))
+    return m.add(PointwiseOp(fn="div"), power, total)
+
+
+def _is_reduced_elsewhere(m: Match) -> str | None:
+    """What follows is a reduction along other axes: it computes elements again, and none is written.
+
+    Along the channels of a convolution or the features of a product, softmaxes belong to those.
+    """
+    softmax, source, node = m.root.op, m["x"], m.root
+    assert isinstance(softmax, SoftmaxOp)
+    while isinstance(source.op, PointwiseOp):
+        source = m.graph.node(
+            max(source.inputs, key=lambda name: dims.numel(m.graph.node(name).type.shape, m.graph.sizes))
+        )
+    last = softmax.axis == m.root.type.rank - 1
+    if (isinstance(source.op, ConvOp) and softmax.axis == 1) or (isinstance(source.op, MatmulOp) and last):
+        return ""
+    while m.graph.has_one_reader(node.name):
+        node = m.graph.node(m.graph.users()[node.name][0])
+        if isinstance(node.op, ReduceOp):
+            return None if softmax.axis not in node.op.axes else ""
+        if not isinstance(node.op, PointwiseOp) or node.type.shape != m.root.type.shape:
+            return ""
+    return ""
+
+
 RULES = (
+    Rule(
+        "softmax(x) = exp(x - max(x)) / its sum,  below a reduction along other axes",
+        op(SoftmaxOp, anything("x")),
+        _in_parts,
+        Numerics.REASSOCIATES,
+        _is_reduced_elsewhere,
+    ),
     Rule(
         "normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b",
         op(NormalizeOp),

@@ -44,6 +44,8 @@ _FEW = 32
 """Elements of the data for each of a statistic."""
 _MANY = 1 << 21
 """Elements that fill the GPU's threads with 16 of them each."""
+_FEW_ELEMENTS = 1 << 14
+"""Elements of all rows that are no work for the GPU: a kernel of them takes as long as its text."""
 _ABSENT_AXIS = WindowAxis(
     kernel=1, step=1, windows=(WindowBounds(start=0, stop=1),), tap_window=(0,), full=True, size=1, least=1
 )
@@ -102,13 +104,20 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1) ->
     rows) and 512 threads with 128 registers each; fewer rows side by side, or more threads with fewer
     registers, were slower on sm_90. Contiguous rows: 8 to 15 values a thread, 8 where they are read one by one;
     16 to 32 of rows that take a block. Threads with fewer cost more than they hide, unless they would not fill the GPU.
+    Of few elements altogether a thread has one or two: text for more is fetched from memory, and nothing hides that.
     """
     many = rows * length >= _MANY
+    few = rows * length <= _FEW_ELEMENTS
     if strided:
+        if few:
+            parts = min(length, 32)
+            return parts, min(32, 512 // parts)
         least = -(-length // 4) if many else length
         parts = max(-(-length // 16), min(8, least)) if wide else -(-length // max(16, 64 // taken))
         return parts, max(8, min(max(32, 128 // parts) if wide else 128, 512 // parts))
-    if taken > 1 or not many or (length <= 1024 and not wide):
+    if few:
+        values = 2
+    elif taken > 1 or not many or (length <= 1024 and not wide):
         values = 8
     elif length <= 1024:
         values = 15

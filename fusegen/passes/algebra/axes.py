@@ -55,7 +55,7 @@ def obstacle(graph: Graph, conv: Node, axes: tuple[int, ...]) -> str | None:
 def _pays(graph: Graph, conv: Node, axis: int, count: int) -> str | None:
     """None when the window sums and what is left of the convolution take less time than all of it and its sums.
 
-    Either way there are a convolution and a kernel of sums: one launch is what the gain should be worth.
+    Either way there are a convolution and a kernel of sums: a launch each, where the direct one's is expected with it.
     """
     assert isinstance(conv.op, ConvOp)
     rates = machine(DEFAULT_TARGET)
@@ -65,7 +65,7 @@ def _pays(graph: Graph, conv: Node, axis: int, count: int) -> str | None:
     lines = (x if conv.op.transposed else y)[2 + axis]
     left = flops * count / (lines * w[2 + axis]) / rates.flops
     sums = math.prod(x) * count / x[2 + axis]  # written and read again
-    collapsed = 4 * (math.prod(x) + 2 * sums) / rates.bandwidth + rates.launch + left
+    collapsed = 4 * (math.prod(x) + 2 * sums) / rates.bandwidth + 2 * rates.launch + left
     return None if collapsed < direct else f"{collapsed * 1e6:.0f} us collapsed, {direct * 1e6:.0f} us direct"
 
 

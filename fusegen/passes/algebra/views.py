@@ -1,6 +1,7 @@
 """Reductions move before reshapes, permutes, joins: they meet what they may share a kernel with, or collapse.
 
-Elementwise functions move before permutes that leave the graph, or that reductions end: data is computed where it lies.
+Elementwise functions, norms and softmaxes move before permutes that leave the graph, that others undo or that
+reductions end: data is computed where it lies.
 """
 
 from __future__ import annotations
@@ -10,7 +11,19 @@ from typing import TypeAlias
 
 from fusegen import dims
 from fusegen.dims import Dims
-from fusegen.ir import CatOp, Graph, InputOp, Node, ParamOp, PermuteOp, PointwiseOp, ReduceOp, ReshapeOp
+from fusegen.ir import (
+    CatOp,
+    Graph,
+    InputOp,
+    Node,
+    NormalizeOp,
+    ParamOp,
+    PermuteOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    SoftmaxOp,
+)
 from fusegen.passes.algebra.channels import collapses
 from fusegen.passes.algebra.collapse import LINEAR, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
@@ -44,6 +57,7 @@ def _before_reshape(m: Match) -> Node:
 
 
 Order: TypeAlias = tuple[int, ...]
+_ALONG_AXES = (NormalizeOp, SoftmaxOp)
 
 
 def _order(view: Node) -> Order:
@@ -67,17 +81,17 @@ def _may_be_unpermuted(node: Node, order: Order, shape: Dims) -> bool:
 
 
 def _moves_on(graph: Graph, view: Node) -> bool:
-    """Whether all work on a permuted value may be done before it is permuted, up to reductions and results.
+    """Whether all work on a permuted value may be done before it is permuted, up to reductions, permutes and results.
 
     A result that eager lays out row by row is written so, by the kernel that computes it.
     """
     permuted, order, shape = {view.name}, _order(view), view.type.shape
     for node in graph.nodes:
-        if isinstance(node.op, ReduceOp) or permuted.isdisjoint(node.inputs):
+        if isinstance(node.op, (PermuteOp, ReduceOp)) or permuted.isdisjoint(node.inputs):
             continue
         others = (graph.node(name) for name in node.inputs if name not in permuted)
-        elementwise = isinstance(node.op, PointwiseOp) and node.type.shape == shape
-        if not elementwise or not all(_may_be_unpermuted(other, order, shape) for other in others):
+        alike = isinstance(node.op, (PointwiseOp, *_ALONG_AXES)) and node.type.shape == shape
+        if not alike or not all(_may_be_unpermuted(other, order, shape) for other in others):
             return False
         permuted.add(node.name)
     return permuted.isdisjoint((*graph.by_rows, *(name for _, name in graph.updates)))
@@ -88,9 +102,10 @@ def _operands(m: Match) -> list[Node]:
 
 
 def _permuted(m: Match) -> Node | None:
-    """The first operand of an elementwise function that is a permuted value of its shape."""
-    shape = m.root.type.shape
-    return next((x for x in _operands(m) if isinstance(x.op, PermuteOp) and x.type.shape == shape), None)
+    """The first operand of a function, or the data of a norm or softmax, that is a permuted value of its shape."""
+    shape, operands = m.root.type.shape, _operands(m)
+    data = operands[:1] if isinstance(m.root.op, _ALONG_AXES) else operands
+    return next((x for x in data if isinstance(x.op, PermuteOp) and x.type.shape == shape), None)
 
 
 def _may_come_first(m: Match) -> str | None:
@@ -112,7 +127,12 @@ def _function_first(m: Match) -> Node:
         assert shape is not None
         return m.add(ReshapeOp(shape=shape), node) if node.type.rank else node
 
-    return m.add(view.op, m.add(m.root.op, *map(before, _operands(m))))
+    own = m.root.op
+    if isinstance(own, NormalizeOp):
+        own = own.replace(axes=tuple(sorted(_order(view)[axis] for axis in own.axes)))
+    elif isinstance(own, SoftmaxOp):
+        own = own.replace(axis=_order(view)[own.axis])
+    return m.add(view.op, m.add(own, *map(before, _operands(m))))
 
 
 def _before_permute(m: Match) -> Node:
@@ -165,6 +185,16 @@ RULES = (
         _function_first,
         Numerics.EXACT,
         _may_come_first,
+    ),
+    *(
+        Rule(
+            f"{name}(permute(x)) = permute({name}(x)),  up to results and reductions",
+            op(kind),
+            _function_first,
+            Numerics.REASSOCIATES,
+            _may_come_first,
+        )
+        for name, kind in (("normalize", NormalizeOp), ("softmax", SoftmaxOp))
     ),
     Rule(
         "sum(cat(x, y)) = cat(sum(x), sum(y)) over other axes,  mean likewise,  above a product",
