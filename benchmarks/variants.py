@@ -86,7 +86,10 @@ def main() -> int:
             for process in [subprocess.Popen(command) for command in batch]:
                 process.wait()
         for model, generated in jobs:
-            found[generated.stem] = measured(model, generated)
+            try:
+                found[generated.stem] = measured(model, generated)
+            except Exception as error:  # of one variant: the others are measured all the same
+                found[generated.stem] = {"error": f"{type(error).__name__}: {error}", "passed": False}
             print(generated.stem, found[generated.stem], flush=True)
             facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "variants": found}
             Path(out).write_text(json.dumps(facts, indent=1) + "\n")

@@ -1665,8 +1665,8 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 4 : 4;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 16 : 16;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 8 : 8;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
     static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
@@ -2068,7 +2068,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3281ef29ee3c5b61, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_232e2c723c743646, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -2076,7 +2076,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3281ef29ee3c5b61, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3281ef29ee3c5b61, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_232e2c723c743646, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2085,7 +2085,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_3281ef29ee3c5b61, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3281ef29ee3c5b61"
+_fusegen_NAMESPACE = "fusegen_232e2c723c743646"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -33,20 +33,20 @@
 #   %p_norm_weight: float32[32] = param('norm.weight')
 #   %p_norm_bias: float32[32] = param('norm.bias')
 #   %x: float32[x0_0, 4, x0_2, x0_3, x0_4] = input(0)
-#   %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = region.contraction(%x, %p_conv_weight)
-#       %x: float32[x0_0, 4, x0_2, x0_3, x0_4] = input(0)
-#       %p_conv_weight: float32[32, 4, 3, 3, 3] = input(1)
-#       %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = conv3d(%x, %p_conv_weight)
-#       return %conv3d_r2
-#   %gelu: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = region.row_stream(%p_conv_bias, %conv3d_r2, %p_norm_weight, %p_norm_bias)
+#   %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = region.contraction(%p_conv_bias, %x, %p_conv_weight)
 #       %p_conv_bias: float32[32] = input(0)
-#       %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = input(1)
-#       %p_norm_weight: float32[32] = input(2)
-#       %p_norm_bias: float32[32] = input(3)
+#       %x: float32[x0_0, 4, x0_2, x0_3, x0_4] = input(1)
+#       %p_conv_weight: float32[32, 4, 3, 3, 3] = input(2)
+#       %conv3d_r1: float32[32, 1, 1, 1] = reshape(%p_conv_bias, [32, 1, 1, 1])
+#       %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = conv3d(%x, %p_conv_weight)
+#       %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
+#       return %conv3d
+#   %gelu: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = region.row_stream(%p_norm_weight, %p_norm_bias, %conv3d)
+#       %p_norm_weight: float32[32] = input(0)
+#       %p_norm_bias: float32[32] = input(1)
+#       %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = input(2)
 #       %instance_norm_2_r4: float32[] = const(1e-05)
 #       %div_r1: float32[] = const(0.6666666666666666)
-#       %conv3d_r1: float32[32, 1, 1, 1] = reshape(%p_conv_bias, [32, 1, 1, 1])
-#       %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
 #       %instance_norm: float32[32, 1, 1, 1] = reshape(%p_norm_weight, [32, 1, 1, 1])
 #       %instance_norm_1: float32[32, 1, 1, 1] = reshape(%p_norm_bias, [32, 1, 1, 1])
 #       %instance_norm_2_r1: float32[x0_0, 32, 1, 1, 1] = reduce.mean(%conv3d, axes=(2, 3, 4), keepdim=True)
@@ -67,8 +67,8 @@
 #   where 4*x0_2 + 4*x0_3 + 4*x0_4 - 2*x0_2*x0_3 - 2*x0_2*x0_4 - 2*x0_3*x0_4 + x0_2*x0_3*x0_4 - 8 != 1
 #
 # Steps:
-#   k0_contraction: generated contraction kernel, 77.5 MB, 3.62 GFLOP
-#   k1_row_stream: generated row_stream kernel, 134 MB, 520 MFLOP
+#   k0_contraction: generated contraction kernel, 77.5 MB, 3.64 GFLOP
+#   k1_row_stream: generated row_stream kernel, 134 MB, 503 MFLOP
 #
 # Memory traffic: 480 MB before, 212 MB after.
 # Arithmetic: 4.11 GFLOP before, 4.14 GFLOP after.
@@ -339,7 +339,9 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction
+//   %conv3d_r1: float32[32, 1, 1, 1] = reshape(%p_conv_bias, [32, 1, 1, 1])
 //   %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = conv3d(%x, %p_conv_weight)
+//   %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
 
 namespace k0_contraction_kernel {
 
@@ -444,6 +446,7 @@ struct Args {
     const float* x;
     const float* w;
     float* packed;
+    const float* p0;
     float* y0;
     int64_t depth;
     int64_t height;
@@ -899,7 +902,9 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 [[maybe_unused]] const int64_t inner = at[j];
                 float v[LANE_COLUMNS];
                 v[j] = staged[channel * PITCH + j * WARP + lane];
-                store_where(in[j], to[j], v[j]);
+                const float v_p0 = __ldg(args.p0 + l);   // %conv3d_r1: float32[32, 1, 1, 1]
+                const float t0 = v[j] + v_p0;   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
+                store_where(in[j], to[j], t0);
                 advance(to[j], out_plane * int64_t(sizeof(float)));
             }
         }
@@ -966,7 +971,7 @@ int64_t workspace_bytes() {
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
-int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+int compute(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t samples = batch;
     const int64_t in[3] = {depth, height, width};
     const int64_t out[3] = {depth - 2, height - 2, width - 2};
@@ -974,8 +979,9 @@ int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_
     if (in[0] * in[1] * in[2] > INT32_MAX || out[0] * out[1] * out[2] > INT32_MAX) return cudaErrorInvalidValue;
     Args args = {};
     args.x = x0;
-    args.w = p0;
+    args.w = p1;
     args.packed = static_cast<float*>(workspace);
+    args.p0 = p0;
     args.y0 = y0;
     args.depth = depth;
     args.height = height;
@@ -989,8 +995,8 @@ extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_
     return workspace_bytes();
 }
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    return compute(x0, p0, y0, workspace, batch, depth, height, width, tf32, stream);
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    return compute(p0, x0, p1, y0, workspace, batch, depth, height, width, tf32, stream);
 }
 
 }  // namespace k0_contraction_kernel
@@ -999,8 +1005,6 @@ extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void*
 // k1_row_stream
 //   %instance_norm_2_r4: float32[] = const(1e-05)
 //   %div_r1: float32[] = const(0.6666666666666666)
-//   %conv3d_r1: float32[32, 1, 1, 1] = reshape(%p_conv_bias, [32, 1, 1, 1])
-//   %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
 //   %instance_norm: float32[32, 1, 1, 1] = reshape(%p_norm_weight, [32, 1, 1, 1])
 //   %instance_norm_1: float32[32, 1, 1, 1] = reshape(%p_norm_bias, [32, 1, 1, 1])
 //   %instance_norm_2_r1: float32[x0_0, 32, 1, 1, 1] = reduce.mean(%conv3d, axes=(2, 3, 4), keepdim=True)
@@ -1042,7 +1046,6 @@ struct Args {
     const float* x0;
     const float* p0;
     const float* p1;
-    const float* p2;
     float* y0;
     int64_t depth;
     int64_t height;
@@ -1132,13 +1135,12 @@ struct Place {
 // Values of a thread's rows.
 template <int ROWS>
 struct Row {
-    float v_p0[ROWS];   // %conv3d_r1: float32[32, 1, 1, 1]
-    float v_p1[ROWS];   // %instance_norm: float32[32, 1, 1, 1]
-    float v_p2[ROWS];   // %instance_norm_1: float32[32, 1, 1, 1]
-    float r1[ROWS];   // %instance_norm_2_r1: float32[x0_0, 32, 1, 1, 1] = reduce.mean(%conv3d, axes=(2, 3, 4), keepdim=True)
-    float r1s[ROWS];
-    float t3[ROWS];   // %instance_norm_2_r5: float32[x0_0, 32, 1, 1, 1] = add(%instance_norm_2_r3, %instance_norm_2_r4)
-    float t4[ROWS];   // %instance_norm_2_r6: float32[x0_0, 32, 1, 1, 1] = rsqrt(%instance_norm_2_r5)
+    float v_p0[ROWS];   // %instance_norm: float32[32, 1, 1, 1]
+    float v_p1[ROWS];   // %instance_norm_1: float32[32, 1, 1, 1]
+    float r0[ROWS];   // %instance_norm_2_r1: float32[x0_0, 32, 1, 1, 1] = reduce.mean(%conv3d, axes=(2, 3, 4), keepdim=True)
+    float r0s[ROWS];
+    float t2[ROWS];   // %instance_norm_2_r5: float32[x0_0, 32, 1, 1, 1] = add(%instance_norm_2_r3, %instance_norm_2_r4)
+    float t3[ROWS];   // %instance_norm_2_r6: float32[x0_0, 32, 1, 1, 1] = rsqrt(%instance_norm_2_r5)
 };
 
 // Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
@@ -1156,28 +1158,27 @@ __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PAR
         [[maybe_unused]] const int64_t inner = at.inner + i;
         row.v_p0[i] = __ldg(args.p0 + (outer % 32));
         row.v_p1[i] = __ldg(args.p1 + (outer % 32));
-        row.v_p2[i] = __ldg(args.p2 + (outer % 32));
     }
 }
 
 // Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
 struct State0 {
     float count = 0.0f;
-    float r1_mean = 0.0f, r1 = 0.0f;   // of what is counted: mean, squared distances from it
+    float r0_mean = 0.0f, r0 = 0.0f;   // of what is counted: mean, squared distances from it
 
     __device__ __forceinline__ void join(const State0& o) {
         // The other's share, to the last place: a mean is off by what this is, times what the means differ by.
         const float n = count + o.count, inverse = __fdividef(1.0f, n), about = o.count * inverse;
         const float share = count > 0.0f ? fmaf(fmaf(-about, n, o.count), inverse, about) : 1.0f;
-        const float r1_apart = o.r1_mean - r1_mean;
-        r1 += o.r1 + r1_apart * (r1_apart * (count * share));
-        r1_mean += r1_apart * share;
+        const float r0_apart = o.r0_mean - r0_mean;
+        r0 += o.r0 + r0_apart * (r0_apart * (count * share));
+        r0_mean += r0_apart * share;
         count = n;
     }
     template <int ROWS>
     __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
-        row.r1[i] = r1 / count;
-        row.r1s[i] = r1_mean;
+        row.r0[i] = r0 / count;
+        row.r0s[i] = r0_mean;
     }
 };
 
@@ -1312,7 +1313,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             fetch(k + AHEAD * PARTS * UNROLL);
             copies_arrived<AHEAD>();
         }
-        float v_x0_at[COUNT][P::WIDTH];   // %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2]
+        float v_x0_at[COUNT][P::WIDTH];   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2]
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
@@ -1323,7 +1324,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
         }
         State0 part[P::ROWS];
-        float r1_at[COUNT][P::WIDTH];
+        float r0_at[COUNT][P::WIDTH];
         [[maybe_unused]] unsigned int present = 0;   // elements that exist, a bit each
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
@@ -1335,8 +1336,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
                 if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
-                const float t0 = v_x0 + row.v_p0[i];   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
-                r1_at[u][e] = t0;
+                r0_at[u][e] = v_x0;
                 if constexpr (CHECKED) present |= 1u << (u * P::WIDTH + e);
             }
         }
@@ -1348,20 +1348,20 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
                     if ((!STRIDED || n % P::WIDTH == i) && (!CHECKED || (present >> n & 1))) visit(n / P::WIDTH, n % P::WIDTH);
             };
             each([&](int, int) { part[i].count += 1.0f; });
-            float r1_center;   // its mean
+            float r0_center;   // its mean
             if constexpr (CHECKED) {   // about one of them, so that equal ones have their own value for a mean, to the last bit
                 float origin = 0.0f, sum = 0.0f;
-                each([&](int u, int e) { origin = r1_at[u][e]; });
-                each([&](int u, int e) { sum += r1_at[u][e] -= origin; });
-                r1_center = part[i].count > 0.0f ? __fdividef(sum, part[i].count) : 0.0f;
-                part[i].r1_mean = origin + r1_center;
+                each([&](int u, int e) { origin = r0_at[u][e]; });
+                each([&](int u, int e) { sum += r0_at[u][e] -= origin; });
+                r0_center = part[i].count > 0.0f ? __fdividef(sum, part[i].count) : 0.0f;
+                part[i].r0_mean = origin + r0_center;
             } else {   // a power of two of them, added up in pairs: the same
                 constexpr int N = STRIDED ? COUNT : COUNT * P::WIDTH;
-                r1_center = part[i].r1_mean = sum_in_pairs<N, STRIDED ? P::WIDTH : 1>(&r1_at[0][i]) * (1.0f / N);
+                r0_center = part[i].r0_mean = sum_in_pairs<N, STRIDED ? P::WIDTH : 1>(&r0_at[0][i]) * (1.0f / N);
             }
             each([&](int u, int e) {
-                const float apart = r1_at[u][e] - r1_center;
-                part[i].r1 += apart * apart;
+                const float apart = r0_at[u][e] - r0_center;
+                part[i].r0 += apart * apart;
             });
             s[i].join(part[i]);
         }
@@ -1401,7 +1401,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
         constexpr int COUNT = decltype(count)::value;
-        float v_x0_at[COUNT][P::WIDTH];   // %conv3d_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2]
+        float v_x0_at[COUNT][P::WIDTH];   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2]
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
@@ -1422,14 +1422,13 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
                 if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 const float v_x0 = v_x0_at[u][e];
-                const float t0 = v_x0 + row.v_p0[i];   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
-                const float t2 = t0 - row.r1s[i];   // %instance_norm_2_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = sub(%conv3d, %instance_norm_2_r1)
-                const float t5 = t2 * row.t4[i];   // %instance_norm_2_r7: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = mul(%instance_norm_2_r2, %instance_norm_2_r6)
-                const float t6 = t5 * row.v_p1[i];   // %instance_norm_2_r8: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = mul(%instance_norm_2_r7, %instance_norm)
-                const float t7 = t6 + row.v_p2[i];   // %instance_norm_2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%instance_norm_2_r8, %instance_norm_1)
-                const float t8 = t7 * 0x1.555556p-1f;   // %div: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = mul(%instance_norm_2, %div_r1)
-                const float t9 = (0.5f * t8 * (1.0f + erff(t8 * 0x1.6a09e6p-1f)));   // %gelu: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = gelu(%div)
-                y0_at[e] = t9;
+                const float t1 = v_x0 - row.r0s[i];   // %instance_norm_2_r2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = sub(%conv3d, %instance_norm_2_r1)
+                const float t4 = t1 * row.t3[i];   // %instance_norm_2_r7: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = mul(%instance_norm_2_r2, %instance_norm_2_r6)
+                const float t5 = t4 * row.v_p0[i];   // %instance_norm_2_r8: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = mul(%instance_norm_2_r7, %instance_norm)
+                const float t6 = t5 + row.v_p1[i];   // %instance_norm_2: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%instance_norm_2_r8, %instance_norm_1)
+                const float t7 = t6 * 0x1.555556p-1f;   // %div: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = mul(%instance_norm_2, %div_r1)
+                const float t8 = (0.5f * t7 * (1.0f + erff(t7 * 0x1.6a09e6p-1f)));   // %gelu: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = gelu(%div)
+                y0_at[e] = t8;
             }
             write_slot(args.y0 + slot.offset, y0_at, slot, !CHECKED || P::whole(args, slot));
         }
@@ -1460,8 +1459,8 @@ __device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
     [[maybe_unused]] const int64_t width = args.width;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        row.t3[i] = row.r1[i] + 0x1.4f8b58p-17f;
-        row.t4[i] = rsqrtf(row.t3[i]);
+        row.t2[i] = row.r0[i] + 0x1.4f8b58p-17f;
+        row.t3[i] = rsqrtf(row.t2[i]);
     }
 }
 
@@ -1670,14 +1669,13 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t
     return wide > narrow ? wide : narrow;
 }
 
-extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int k1_row_stream(const float* p0, const float* p1, const float* x0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, depth, height, width);
     if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
     args.x0 = x0;
     args.p0 = p0;
     args.p1 = p1;
-    args.p2 = p2;
     args.y0 = y0;
     args.depth = depth;
     args.height = height;
@@ -1722,9 +1720,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
-extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k1_row_stream(const float* p0, const float* p1, const float* x0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
 extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
 
 namespace {
@@ -1792,74 +1790,74 @@ struct Scratch {
 };
 
 Tensor call_k0_contraction(
-    const Tensor& x0_given,
     const Tensor& p0_given,
+    const Tensor& x0_given,
+    const Tensor& p1_given,
     int64_t tf32
 ) {
-    const int32_t device = x0_given.get_device_index();
+    const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
     const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
-    require(x0.size(1) == 4, "k0_contraction", "x0 has another size on axis 1 than compiled for");
     require(p0.size(0) == 32, "k0_contraction", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 4, "k0_contraction", "p0 has another size on axis 1 than compiled for");
-    require(p0.size(2) == 3, "k0_contraction", "p0 has another size on axis 2 than compiled for");
-    require(p0.size(3) == 3, "k0_contraction", "p0 has another size on axis 3 than compiled for");
-    require(p0.size(4) == 3, "k0_contraction", "p0 has another size on axis 4 than compiled for");
+    require(x0.size(1) == 4, "k0_contraction", "x0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 32, "k0_contraction", "p1 has another size on axis 0 than compiled for");
+    require(p1.size(1) == 4, "k0_contraction", "p1 has another size on axis 1 than compiled for");
+    require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
+    require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
+    require(p1.size(4) == 3, "k0_contraction", "p1 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({batch, 32, depth - 2, height - 2, width - 2}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k0_contraction_workspace(batch, depth, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_contraction");
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_contraction");
     return y0;
 }
 
 Tensor call_k1_row_stream(
     const Tensor& p0_given,
-    const Tensor& x0_given,
     const Tensor& p1_given,
-    const Tensor& p2_given
+    const Tensor& x0_given
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
     const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 5);
     const Tensor p1 = operand(p1_given, "k1_row_stream: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k1_row_stream: p2", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
     require(p0.size(0) == 32, "k1_row_stream", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 32, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
     require(p1.size(0) == 32, "k1_row_stream", "p1 has another size on axis 0 than compiled for");
-    require(p2.size(0) == 32, "k1_row_stream", "p2 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 32, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
     const Tensor y0 = allocate({batch, 32, depth, height, width}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k1_row_stream_workspace(batch, depth, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), memory.workspace(), batch, depth, height, width, stream), "k1_row_stream");
+    check(k1_row_stream(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<float>(y0), memory.workspace(), batch, depth, height, width, stream), "k1_row_stream");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_839139720dd688af, m) {
-    m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f7c0534bafa06f55, m) {
+    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
+    m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_839139720dd688af, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f7c0534bafa06f55, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_839139720dd688af"
+_fusegen_NAMESPACE = "fusegen_f7c0534bafa06f55"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -1982,15 +1980,15 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_contraction(x0, p0, tf32):
+def _fusegen_fake_k0_contraction(p0, x0, p1, tf32):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
     width = x0.shape[4]
-    return x0.new_empty([batch, 32, depth - 2, height - 2, width - 2], dtype=_fusegen_torch.float32)
+    return p0.new_empty([batch, 32, depth - 2, height - 2, width - 2], dtype=_fusegen_torch.float32)
 
 
-def _fusegen_fake_k1_row_stream(p0, x0, p1, p2):
+def _fusegen_fake_k1_row_stream(p0, p1, x0):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
@@ -2009,8 +2007,8 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_conv3d_r2 = ops[0](v_x, v_p_conv_weight, 0)
-    v_gelu = ops[1](v_p_conv_bias, v_conv3d_r2, v_p_norm_weight, v_p_norm_bias)
+    v_conv3d = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, 0)
+    v_gelu = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv3d)
     return v_gelu
 
 

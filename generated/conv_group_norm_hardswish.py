@@ -32,21 +32,21 @@
 #   %p_norm_weight: float32[64] = param('norm.weight')
 #   %p_norm_bias: float32[64] = param('norm.bias')
 #   %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
-#   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = region.contraction(%x, %p_conv_weight)
-#       %x: float32[x0_0, 16, x0_2, x0_3] = input(0)
-#       %p_conv_weight: float32[64, 16, 3, 3] = input(1)
-#       %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
-#       return %conv2d_r2
-#   %add: float32[x0_0, 64, x0_2, x0_3] = region.row_stream(%p_conv_bias, %conv2d_r2, %p_norm_weight, %p_norm_bias)
+#   %conv2d: float32[x0_0, 64, x0_2, x0_3] = region.contraction(%p_conv_bias, %x, %p_conv_weight)
 #       %p_conv_bias: float32[64] = input(0)
-#       %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = input(1)
-#       %p_norm_weight: float32[64] = input(2)
-#       %p_norm_bias: float32[64] = input(3)
+#       %x: float32[x0_0, 16, x0_2, x0_3] = input(1)
+#       %p_conv_weight: float32[64, 16, 3, 3] = input(2)
+#       %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
+#       %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
+#       %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+#       return %conv2d
+#   %add: float32[x0_0, 64, x0_2, x0_3] = region.row_stream(%conv2d, %p_norm_weight, %p_norm_bias)
+#       %conv2d: float32[x0_0, 64, x0_2, x0_3] = input(0)
+#       %p_norm_weight: float32[64] = input(1)
+#       %p_norm_bias: float32[64] = input(2)
 #       %group_norm_3_r4: float32[] = const(1e-05)
 #       %scalar: float32[] = const(0.5)
 #       %scalar_5: float32[] = const(1.0)
-#       %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
-#       %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
 #       %group_norm: float32[x0_0, 8, 8, x0_2, x0_3] = reshape(%conv2d, [x0_0, 8, 8, x0_2, x0_3])
 #       %group_norm_1: float32[8, 8, 1, 1] = reshape(%p_norm_weight, [8, 8, 1, 1])
 #       %group_norm_2: float32[8, 8, 1, 1] = reshape(%p_norm_bias, [8, 8, 1, 1])
@@ -66,8 +66,8 @@
 #   return %add
 #
 # Steps:
-#   k0_contraction: generated contraction kernel, 168 MB, 9.66 GFLOP
-#   k1_row_stream: generated row_stream kernel, 268 MB, 604 MFLOP
+#   k0_contraction: generated contraction kernel, 168 MB, 9.7 GFLOP
+#   k1_row_stream: generated row_stream kernel, 268 MB, 570 MFLOP
 #
 # Memory traffic: 1.24 GB before, 436 MB after.
 # Arithmetic: 10.2 GFLOP before, 10.3 GFLOP after.
@@ -352,7 +352,9 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_in_place
+//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
+//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
 
 namespace k0_contraction_in_place_kernel {
 
@@ -421,13 +423,14 @@ constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_
 constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 0 * ROW_FLOATS * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 1 * ROW_FLOATS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
 static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
 
 struct Args {
     const float *x, *w;
+    const float* p0;
     float* y0;
     float *weights;        // workspace
     CUtensorMap map;              // of x: [samples and groups][channels][z][y][x]
@@ -569,6 +572,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv2d_r1: float32[64, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();
 
@@ -734,11 +739,14 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             }
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
+                const int l = first_channel + position(j);
+                const float v_p0 = v_p0_row[l];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                 [[maybe_unused]] const int64_t outer = outers[i];
                 [[maybe_unused]] const int64_t inner = inners[i];
-                    v[i][j] = v[i][j];
+                    const float t0 = v[i][j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+                    v[i][j] = t0;
                 }
             }
             {
@@ -901,12 +909,13 @@ extern "C" int64_t k0_contraction_in_place_workspace(int64_t batch, int64_t heig
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k0_contraction_in_place(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction_in_place(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {1, height, width};
     const int64_t out[3] = {1, height, width};
     if (!tf32 || in[2] % 4 != 0 || reinterpret_cast<uintptr_t>(x0) % 16 != 0 || !fits(batch, in, out)) return cudaErrorNotSupported;
     Args args = {};
-    args.x = x0, args.w = p0;
+    args.x = x0, args.w = p1;
+    args.p0 = p0;
     args.y0 = y0;
     return launch(args, batch, in, out, workspace, stream);
 }
@@ -915,7 +924,9 @@ extern "C" int k0_contraction_in_place(const float* x0, const float* p0, float* 
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_sm90
+//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
+//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
 
 namespace k0_contraction_sm90_kernel {
 
@@ -985,13 +996,14 @@ constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_
 constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 0 * ROW_FLOATS * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 1 * ROW_FLOATS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
 static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
 
 struct Args {
     const float *x, *w;
+    const float* p0;
     float* y0;
     float *weights, *grid;        // workspace
     int64_t plane;                // slots of a channel quad
@@ -1176,6 +1188,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv2d_r1: float32[64, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();
 
@@ -1374,11 +1388,14 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             }
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
+                const int l = first_channel + position(j);
+                const float v_p0 = v_p0_row[l];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                 [[maybe_unused]] const int64_t outer = outers[i];
                 [[maybe_unused]] const int64_t inner = inners[i];
-                    v[i][j] = v[i][j];
+                    const float t0 = v[i][j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+                    v[i][j] = t0;
                 }
             }
             {
@@ -1548,12 +1565,13 @@ extern "C" int64_t k0_contraction_sm90_workspace(int64_t batch, int64_t height, 
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k0_contraction_sm90(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {1, height, width};
     const int64_t out[3] = {1, height, width};
     if (!tf32 || !fits(batch, in, out)) return cudaErrorNotSupported;
     Args args = {};
-    args.x = x0, args.w = p0;
+    args.x = x0, args.w = p1;
+    args.p0 = p0;
     args.y0 = y0;
     return launch(args, batch, in, out, workspace, stream);
 }
@@ -1562,7 +1580,9 @@ extern "C" int k0_contraction_sm90(const float* x0, const float* p0, float* y0, 
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_fp32
+//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
+//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
 
 namespace k0_contraction_fp32_kernel {
 
@@ -1641,13 +1661,14 @@ constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_
 constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 1 * ROW_FLOATS * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 2 * ROW_FLOATS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
 static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
 
 struct Args {
     const float *x, *w;
+    const float* p0;
     float* y0;
     float *weights, *grid;        // workspace
     unsigned int* peaks;          // bits of the largest magnitudes, of every output channel's weights and every sample
@@ -1946,9 +1967,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    float* inverse_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // one over the scales of the weights
+    float* inverse_row = reinterpret_cast<float*>(shared + AT_ROWS) + 1 * ROW_FLOATS;   // one over the scales of the weights
     for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) inverse_row[l] = l < GROUPS * OUT ? half_inverse(__ldg(args.peaks + WEIGHT_PEAKS + l)) : 0.0f;
     const bool suspect = __ldg(args.peaks);
+    float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv2d_r1: float32[64, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();
 
@@ -2172,11 +2195,14 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             }
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
+                const int l = first_channel + position(j);
+                const float v_p0 = v_p0_row[l];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                 [[maybe_unused]] const int64_t outer = outers[i];
                 [[maybe_unused]] const int64_t inner = inners[i];
-                    v[i][j] = v[i][j];
+                    const float t0 = v[i][j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+                    v[i][j] = t0;
                 }
             }
             {
@@ -2351,12 +2377,13 @@ extern "C" int64_t k0_contraction_fp32_workspace(int64_t batch, int64_t height, 
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k0_contraction_fp32(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction_fp32(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {1, height, width};
     const int64_t out[3] = {1, height, width};
     if (!fits(batch, in, out)) return cudaErrorNotSupported;
     Args args = {};
-    args.x = x0, args.w = p0;
+    args.x = x0, args.w = p1;
+    args.p0 = p0;
     args.y0 = y0;
     return launch(args, batch, in, out, workspace, stream);
 }
@@ -2365,7 +2392,9 @@ extern "C" int k0_contraction_fp32(const float* x0, const float* p0, float* y0, 
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_sm80
+//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
 //   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1))
+//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
 
 namespace k0_contraction_sm80_kernel {
 
@@ -2470,6 +2499,7 @@ struct Args {
     const float* x;
     const float* w;
     float* packed;
+    const float* p0;
     float* y0;
     int64_t height;
     int64_t width;
@@ -2923,7 +2953,9 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 [[maybe_unused]] const int64_t inner = at[j];
                 float v[LANE_COLUMNS];
                 v[j] = staged[channel * PITCH + j * WARP + lane];
-                store_where(in[j], to[j], v[j]);
+                const float v_p0 = __ldg(args.p0 + l);   // %conv2d_r1: float32[64, 1, 1]
+                const float t0 = v[j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+                store_where(in[j], to[j], t0);
                 advance(to[j], out_plane * int64_t(sizeof(float)));
             }
         }
@@ -2991,7 +3023,7 @@ int64_t workspace_bytes() {
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
-int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+int compute(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t samples = batch;
     const int64_t in[3] = {1, height, width};
     const int64_t out[3] = {1, height, width};
@@ -2999,8 +3031,9 @@ int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_
     if (in[0] * in[1] * in[2] > INT32_MAX || out[0] * out[1] * out[2] > INT32_MAX) return cudaErrorInvalidValue;
     Args args = {};
     args.x = x0;
-    args.w = p0;
+    args.w = p1;
     args.packed = static_cast<float*>(workspace);
+    args.p0 = p0;
     args.y0 = y0;
     args.height = height;
     args.width = width;
@@ -3013,8 +3046,8 @@ extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t height, 
     return workspace_bytes();
 }
 
-extern "C" int k0_contraction_sm80(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
-    return compute(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    return compute(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
 }
 
 }  // namespace k0_contraction_sm80_kernel
@@ -3024,8 +3057,6 @@ extern "C" int k0_contraction_sm80(const float* x0, const float* p0, float* y0, 
 //   %group_norm_3_r4: float32[] = const(1e-05)
 //   %scalar: float32[] = const(0.5)
 //   %scalar_5: float32[] = const(1.0)
-//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
-//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
 //   %group_norm: float32[x0_0, 8, 8, x0_2, x0_3] = reshape(%conv2d, [x0_0, 8, 8, x0_2, x0_3])
 //   %group_norm_1: float32[8, 8, 1, 1] = reshape(%p_norm_weight, [8, 8, 1, 1])
 //   %group_norm_2: float32[8, 8, 1, 1] = reshape(%p_norm_bias, [8, 8, 1, 1])
@@ -3070,7 +3101,6 @@ struct Args {
     const float* x0;
     const float* p0;
     const float* p1;
-    const float* p2;
     float* y0;
     int64_t height;
     int64_t width;
@@ -3160,10 +3190,10 @@ struct Place {
 // Values of a thread's rows.
 template <int ROWS>
 struct Row {
-    float r1[ROWS];   // %group_norm_3_r1: float32[x0_0, 8, 1, 1, 1] = reduce.mean(%group_norm, axes=(2, 3, 4), keepdim=True)
-    float r1s[ROWS];
-    float t3[ROWS];   // %group_norm_3_r5: float32[x0_0, 8, 1, 1, 1] = add(%group_norm_3_r3, %group_norm_3_r4)
-    float t4[ROWS];   // %group_norm_3_r6: float32[x0_0, 8, 1, 1, 1] = rsqrt(%group_norm_3_r5)
+    float r0[ROWS];   // %group_norm_3_r1: float32[x0_0, 8, 1, 1, 1] = reduce.mean(%group_norm, axes=(2, 3, 4), keepdim=True)
+    float r0s[ROWS];
+    float t2[ROWS];   // %group_norm_3_r5: float32[x0_0, 8, 1, 1, 1] = add(%group_norm_3_r3, %group_norm_3_r4)
+    float t3[ROWS];   // %group_norm_3_r6: float32[x0_0, 8, 1, 1, 1] = rsqrt(%group_norm_3_r5)
 };
 
 // Blocks that a multiprocessor's registers are left for: two where a thread's rows alone would take those of three.
@@ -3177,21 +3207,21 @@ __device__ __forceinline__ void begin_row(const Args& args, const Place<VEC, PAR
 // Running reductions of part of a row, in sweep 0. Floats only: threads and blocks exchange it as such.
 struct State0 {
     float count = 0.0f;
-    float r1_mean = 0.0f, r1 = 0.0f;   // of what is counted: mean, squared distances from it
+    float r0_mean = 0.0f, r0 = 0.0f;   // of what is counted: mean, squared distances from it
 
     __device__ __forceinline__ void join(const State0& o) {
         // The other's share, to the last place: a mean is off by what this is, times what the means differ by.
         const float n = count + o.count, inverse = __fdividef(1.0f, n), about = o.count * inverse;
         const float share = count > 0.0f ? fmaf(fmaf(-about, n, o.count), inverse, about) : 1.0f;
-        const float r1_apart = o.r1_mean - r1_mean;
-        r1 += o.r1 + r1_apart * (r1_apart * (count * share));
-        r1_mean += r1_apart * share;
+        const float r0_apart = o.r0_mean - r0_mean;
+        r0 += o.r0 + r0_apart * (r0_apart * (count * share));
+        r0_mean += r0_apart * share;
         count = n;
     }
     template <int ROWS>
     __device__ __forceinline__ void end(Row<ROWS>& row, int i) const {
-        row.r1[i] = r1 / count;
-        row.r1s[i] = r1_mean;
+        row.r0[i] = r0 / count;
+        row.r0s[i] = r0_mean;
     }
 };
 
@@ -3325,7 +3355,7 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             fetch(k + AHEAD * PARTS * UNROLL);
             copies_arrived<AHEAD>();
         }
-        float v_x0_at[COUNT][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
+        float v_x0_at[COUNT][P::WIDTH];   // %conv2d: float32[x0_0, 64, x0_2, x0_3]
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
@@ -3336,24 +3366,20 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
             else load_vector<P::WIDTH>(v_x0_at[u], copy + 0 * args.kept_stride);
         }
         State0 part[P::ROWS];
-        float r1_at[COUNT][P::WIDTH];
+        float r0_at[COUNT][P::WIDTH];
         [[maybe_unused]] unsigned int present = 0;   // elements that exist, a bit each
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            int64_t q0 = P::RAGGED ? 0 : args.by_q0.quotient(static_cast<unsigned int>(slot.l));
 #pragma unroll
             for (int e = 0; e < P::WIDTH; ++e) {
                 if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 [[maybe_unused]] const int64_t l = STRIDED ? slot.l : slot.l + e;
-                if constexpr (P::RAGGED) q0 = args.by_q0.quotient(static_cast<unsigned int>(l));
                 const float v_x0 = v_x0_at[u][e];
-                const float v_p0 = __ldg(args.p0 + (outer % 8) * 8 + (q0));   // %conv2d_r1: float32[64, 1, 1]
-                const float t0 = v_x0 + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-                r1_at[u][e] = t0;
+                r0_at[u][e] = v_x0;
                 if constexpr (CHECKED) present |= 1u << (u * P::WIDTH + e);
             }
         }
@@ -3365,20 +3391,20 @@ __device__ __forceinline__ void sweep_0(const Args& args, const Place<VEC, PARTS
                     if ((!STRIDED || n % P::WIDTH == i) && (!CHECKED || (present >> n & 1))) visit(n / P::WIDTH, n % P::WIDTH);
             };
             each([&](int, int) { part[i].count += 1.0f; });
-            float r1_center;   // its mean
+            float r0_center;   // its mean
             if constexpr (CHECKED) {   // about one of them, so that equal ones have their own value for a mean, to the last bit
                 float origin = 0.0f, sum = 0.0f;
-                each([&](int u, int e) { origin = r1_at[u][e]; });
-                each([&](int u, int e) { sum += r1_at[u][e] -= origin; });
-                r1_center = part[i].count > 0.0f ? __fdividef(sum, part[i].count) : 0.0f;
-                part[i].r1_mean = origin + r1_center;
+                each([&](int u, int e) { origin = r0_at[u][e]; });
+                each([&](int u, int e) { sum += r0_at[u][e] -= origin; });
+                r0_center = part[i].count > 0.0f ? __fdividef(sum, part[i].count) : 0.0f;
+                part[i].r0_mean = origin + r0_center;
             } else {   // a power of two of them, added up in pairs: the same
                 constexpr int N = STRIDED ? COUNT : COUNT * P::WIDTH;
-                r1_center = part[i].r1_mean = sum_in_pairs<N, STRIDED ? P::WIDTH : 1>(&r1_at[0][i]) * (1.0f / N);
+                r0_center = part[i].r0_mean = sum_in_pairs<N, STRIDED ? P::WIDTH : 1>(&r0_at[0][i]) * (1.0f / N);
             }
             each([&](int u, int e) {
-                const float apart = r1_at[u][e] - r1_center;
-                part[i].r1 += apart * apart;
+                const float apart = r0_at[u][e] - r0_center;
+                part[i].r0 += apart * apart;
             });
             s[i].join(part[i]);
         }
@@ -3417,7 +3443,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
     auto take = [&](auto checked, auto count, Position k) {
         constexpr bool CHECKED = decltype(checked)::value;
         constexpr int COUNT = decltype(count)::value;
-        float v_x0_at[COUNT][P::WIDTH];   // %conv2d_r2: float32[x0_0, 64, x0_2, x0_3]
+        float v_x0_at[COUNT][P::WIDTH];   // %conv2d: float32[x0_0, 64, x0_2, x0_3]
 #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
             const Position step = k + u * PARTS;
@@ -3441,18 +3467,16 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
                 [[maybe_unused]] const int64_t l = STRIDED ? slot.l : slot.l + e;
                 if constexpr (P::RAGGED) q0 = args.by_q0.quotient(static_cast<unsigned int>(l));
                 const float v_x0 = v_x0_at[u][e];
-                const float v_p0 = __ldg(args.p0 + (outer % 8) * 8 + (q0));   // %conv2d_r1: float32[64, 1, 1]
-                const float v_p1 = __ldg(args.p1 + (outer % 8) * 8 + (q0));   // %group_norm_1: float32[8, 8, 1, 1]
-                const float v_p2 = __ldg(args.p2 + (outer % 8) * 8 + (q0));   // %group_norm_2: float32[8, 8, 1, 1]
-                const float t0 = v_x0 + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
-                const float t2 = t0 - row.r1s[i];   // %group_norm_3_r2: float32[x0_0, 8, 8, x0_2, x0_3] = sub(%group_norm, %group_norm_3_r1)
-                const float t5 = t2 * row.t4[i];   // %group_norm_3_r7: float32[x0_0, 8, 8, x0_2, x0_3] = mul(%group_norm_3_r2, %group_norm_3_r6)
-                const float t6 = t5 * v_p1;   // %group_norm_3_r8: float32[x0_0, 8, 8, x0_2, x0_3] = mul(%group_norm_3_r7, %group_norm_1)
-                const float t7 = t6 + v_p2;   // %group_norm_3: float32[x0_0, 8, 8, x0_2, x0_3] = add(%group_norm_3_r8, %group_norm_2)
-                const float t8 = (t7 * nan_min(nan_max(t7 + 3.0f, 0.0f), 6.0f) * 0x1.555556p-3f);   // %hardswish: float32[x0_0, 64, x0_2, x0_3] = hardswish(%group_norm_4)
-                const float t9 = t8 * 0x1p-1f;   // %mul_3: float32[x0_0, 64, x0_2, x0_3] = mul(%hardswish, %scalar)
-                const float t10 = t9 + 1.0f;   // %add: float32[x0_0, 64, x0_2, x0_3] = add(%mul_3, %scalar_5)
-                y0_at[e] = t10;
+                const float v_p0 = __ldg(args.p0 + (outer % 8) * 8 + (q0));   // %group_norm_1: float32[8, 8, 1, 1]
+                const float v_p1 = __ldg(args.p1 + (outer % 8) * 8 + (q0));   // %group_norm_2: float32[8, 8, 1, 1]
+                const float t1 = v_x0 - row.r0s[i];   // %group_norm_3_r2: float32[x0_0, 8, 8, x0_2, x0_3] = sub(%group_norm, %group_norm_3_r1)
+                const float t4 = t1 * row.t3[i];   // %group_norm_3_r7: float32[x0_0, 8, 8, x0_2, x0_3] = mul(%group_norm_3_r2, %group_norm_3_r6)
+                const float t5 = t4 * v_p0;   // %group_norm_3_r8: float32[x0_0, 8, 8, x0_2, x0_3] = mul(%group_norm_3_r7, %group_norm_1)
+                const float t6 = t5 + v_p1;   // %group_norm_3: float32[x0_0, 8, 8, x0_2, x0_3] = add(%group_norm_3_r8, %group_norm_2)
+                const float t7 = (t6 * nan_min(nan_max(t6 + 3.0f, 0.0f), 6.0f) * 0x1.555556p-3f);   // %hardswish: float32[x0_0, 64, x0_2, x0_3] = hardswish(%group_norm_4)
+                const float t8 = t7 * 0x1p-1f;   // %mul_3: float32[x0_0, 64, x0_2, x0_3] = mul(%hardswish, %scalar)
+                const float t9 = t8 + 1.0f;   // %add: float32[x0_0, 64, x0_2, x0_3] = add(%mul_3, %scalar_5)
+                y0_at[e] = t9;
             }
             write_slot(args.y0 + slot.offset, y0_at, slot, !CHECKED || P::whole(args, slot));
         }
@@ -3482,8 +3506,8 @@ __device__ __forceinline__ void scalars_0(const Args& args, Row<ROWS>& row) {
     [[maybe_unused]] const int64_t width = args.width;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        row.t3[i] = row.r1[i] + 0x1.4f8b58p-17f;
-        row.t4[i] = rsqrtf(row.t3[i]);
+        row.t2[i] = row.r0[i] + 0x1.4f8b58p-17f;
+        row.t3[i] = rsqrtf(row.t2[i]);
     }
 }
 
@@ -3692,14 +3716,13 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_
     return wide > narrow ? wide : narrow;
 }
 
-extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int k1_row_stream(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Extent all = extent(batch, height, width);
     if (all.row_count * all.before * all.run == 0) return cudaSuccess;
     Args args = {};
     args.x0 = x0;
     args.p0 = p0;
     args.p1 = p1;
-    args.p2 = p2;
     args.y0 = y0;
     args.height = height;
     args.width = width;
@@ -3739,16 +3762,16 @@ extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64
     return most;
 }
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        int status = k0_contraction_in_place_kernel::k0_contraction_in_place(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+        int status = k0_contraction_in_place_kernel::k0_contraction_in_place(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
-        status = k0_contraction_sm90_kernel::k0_contraction_sm90(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+        status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
-        status = k0_contraction_fp32_kernel::k0_contraction_fp32(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+        status = k0_contraction_fp32_kernel::k0_contraction_fp32(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
     }
-    return k0_contraction_sm80_kernel::k0_contraction_sm80(x0, p0, y0, workspace, batch, height, width, tf32, stream);
+    return k0_contraction_sm80_kernel::k0_contraction_sm80(p0, x0, p1, y0, workspace, batch, height, width, tf32, stream);
 }
 """
 
@@ -3769,9 +3792,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width);
-extern "C" int k1_row_stream(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k1_row_stream(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
 extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_t width);
 
 namespace {
@@ -3839,71 +3862,71 @@ struct Scratch {
 };
 
 Tensor call_k0_contraction(
-    const Tensor& x0_given,
     const Tensor& p0_given,
+    const Tensor& x0_given,
+    const Tensor& p1_given,
     int64_t tf32
 ) {
-    const int32_t device = x0_given.get_device_index();
+    const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
     const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
-    require(x0.size(1) == 16, "k0_contraction", "x0 has another size on axis 1 than compiled for");
     require(p0.size(0) == 64, "k0_contraction", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 16, "k0_contraction", "p0 has another size on axis 1 than compiled for");
-    require(p0.size(2) == 3, "k0_contraction", "p0 has another size on axis 2 than compiled for");
-    require(p0.size(3) == 3, "k0_contraction", "p0 has another size on axis 3 than compiled for");
+    require(x0.size(1) == 16, "k0_contraction", "x0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 64, "k0_contraction", "p1 has another size on axis 0 than compiled for");
+    require(p1.size(1) == 16, "k0_contraction", "p1 has another size on axis 1 than compiled for");
+    require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
+    require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
     const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k0_contraction_workspace(batch, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
     return y0;
 }
 
 Tensor call_k1_row_stream(
-    const Tensor& p0_given,
     const Tensor& x0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given
+    const Tensor& p0_given,
+    const Tensor& p1_given
 ) {
-    const int32_t device = p0_given.get_device_index();
+    const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
     const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
     const Tensor p1 = operand(p1_given, "k1_row_stream: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k1_row_stream: p2", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
-    require(p0.size(0) == 64, "k1_row_stream", "p0 has another size on axis 0 than compiled for");
     require(x0.size(1) == 64, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 64, "k1_row_stream", "p0 has another size on axis 0 than compiled for");
     require(p1.size(0) == 64, "k1_row_stream", "p1 has another size on axis 0 than compiled for");
-    require(p2.size(0) == 64, "k1_row_stream", "p2 has another size on axis 0 than compiled for");
     const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k1_row_stream_workspace(batch, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), memory.workspace(), batch, height, width, stream), "k1_row_stream");
+    check(k1_row_stream(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, stream), "k1_row_stream");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd6528fb15940fdb, m) {
-    m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_stream(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8d114574e84ac15b, m) {
+    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
+    m.def("k1_row_stream(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_cd6528fb15940fdb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_8d114574e84ac15b, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_cd6528fb15940fdb"
+_fusegen_NAMESPACE = "fusegen_8d114574e84ac15b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -4026,18 +4049,18 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_contraction(x0, p0, tf32):
-    batch = x0.shape[0]
-    height = x0.shape[2]
-    width = x0.shape[3]
-    return x0.new_empty([batch, 64, height, width], dtype=_fusegen_torch.float32)
-
-
-def _fusegen_fake_k1_row_stream(p0, x0, p1, p2):
+def _fusegen_fake_k0_contraction(p0, x0, p1, tf32):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
     return p0.new_empty([batch, 64, height, width], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k1_row_stream(x0, p0, p1):
+    batch = x0.shape[0]
+    height = x0.shape[2]
+    width = x0.shape[3]
+    return x0.new_empty([batch, 64, height, width], dtype=_fusegen_torch.float32)
 
 
 _fusegen_fakes = {
@@ -4087,8 +4110,8 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_conv2d_r2 = ops[0](v_x, v_p_conv_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
-    v_add = ops[1](v_p_conv_bias, v_conv2d_r2, v_p_norm_weight, v_p_norm_bias)
+    v_conv2d = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
+    v_add = ops[1](v_conv2d, v_p_norm_weight, v_p_norm_bias)
     return v_add
 
 

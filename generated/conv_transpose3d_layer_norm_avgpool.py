@@ -28,35 +28,30 @@
 #   %p_norm_weight: float32[48] = param('norm.weight')
 #   %p_norm_bias: float32[48] = param('norm.bias')
 #   %x: float32[x0_0, 32, x0_2, x0_3, 24] = input(0)
-#   %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = region.contraction(%x, %p_conv_weight)
-#       %x: float32[x0_0, 32, x0_2, x0_3, 24] = input(0)
-#       %p_conv_weight: float32[32, 48, 3, 3, 3] = input(1)
-#       %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))
-#       return %conv_transpose3d_r2
-#   %layer_norm_r3_kernel: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = region.row_reduce(%p_conv_bias, %conv_transpose3d_r2, %p_shift)
+#   %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = region.contraction(%p_conv_bias, %x, %p_conv_weight, %p_shift)
 #       %p_conv_bias: float32[48] = input(0)
-#       %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = input(1)
-#       %p_shift: float32[] = input(2)
+#       %x: float32[x0_0, 32, x0_2, x0_3, 24] = input(1)
+#       %p_conv_weight: float32[32, 48, 3, 3, 3] = input(2)
+#       %p_shift: float32[] = input(3)
 #       %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
+#       %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))
 #       %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
 #       %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
+#       return %add
+#   %layer_norm_r3_kernel: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = region.row_reduce(%add)
+#       %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = input(0)
 #       %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.mean(%add, axes=(4,), keepdim=True)
 #       %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.var(%add, axes=(4,), keepdim=True)
 #       return %layer_norm_r1, %layer_norm_r3
 #   %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = getitem(%layer_norm_r3_kernel, 0)
 #   %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = getitem(%layer_norm_r3_kernel, 1)
-#   %silu: float32[x0_0, 48, x0_2, x0_3, 24] = region.pool(%p_conv_bias, %conv_transpose3d_r2, %p_shift, %layer_norm_r1, %layer_norm_r3, %p_norm_weight, %p_norm_bias)
-#       %p_conv_bias: float32[48] = input(0)
-#       %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = input(1)
-#       %p_shift: float32[] = input(2)
-#       %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = input(3)
-#       %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = input(4)
-#       %p_norm_weight: float32[48] = input(5)
-#       %p_norm_bias: float32[48] = input(6)
+#   %silu: float32[x0_0, 48, x0_2, x0_3, 24] = region.pool(%add, %layer_norm_r1, %layer_norm_r3, %p_norm_weight, %p_norm_bias)
+#       %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = input(0)
+#       %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = input(1)
+#       %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = input(2)
+#       %p_norm_weight: float32[48] = input(3)
+#       %p_norm_bias: float32[48] = input(4)
 #       %layer_norm_r4: float32[] = const(1e-05)
-#       %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
-#       %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-#       %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
 #       %layer_norm_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = sub(%add, %layer_norm_r1)
 #       %layer_norm_r5: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = add(%layer_norm_r3, %layer_norm_r4)
 #       %layer_norm_r6: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = rsqrt(%layer_norm_r5)
@@ -69,12 +64,12 @@
 #   return %silu
 #
 # Steps:
-#   k0_contraction: generated contraction kernel, 161 MB, 8.03 GFLOP
-#   k1_row_reduce: generated row_reduce kernel, 155 MB, 260 MFLOP
-#   k2_pool: generated pool kernel, 173 MB, 294 MFLOP
+#   k0_contraction: generated contraction kernel, 161 MB, 8.1 GFLOP
+#   k1_row_reduce: generated row_reduce kernel, 155 MB, 186 MFLOP
+#   k2_pool: generated pool kernel, 173 MB, 220 MFLOP
 #
 # Memory traffic: 960 MB before, 489 MB after.
-# Arithmetic: 8.43 GFLOP before, 8.58 GFLOP after.
+# Arithmetic: 8.43 GFLOP before, 8.51 GFLOP after.
 
 import contextlib as _fusegen_contextlib
 import hashlib as _fusegen_hashlib
@@ -330,7 +325,10 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_sm90
+//   %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
 //   %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))
+//   %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
+//   %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
 
 namespace k0_contraction_sm90_kernel {
 
@@ -401,13 +399,15 @@ constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_
 constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 0 * ROW_FLOATS * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 1 * ROW_FLOATS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
 static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
 
 struct Args {
     const float *x, *w;
+    const float* p0;
+    const float* p2;
     float* y0;
     float *weights, *grid;        // workspace
     int64_t plane;                // slots of a channel quad
@@ -636,6 +636,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv_transpose3d_r1: float32[48, 1, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();
 
@@ -814,13 +816,24 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 outers[i] = args.first_sample + p.sample;
                 inners[i] = (int64_t(z) * args.out[1] + y) * args.out[2] + x;
             }
+            float v_p2[2];   // %p_shift: float32[]
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                [[maybe_unused]] const int64_t outer = outers[i];
+                [[maybe_unused]] const int64_t inner = inners[i];
+                v_p2[i] = in[i] ? __ldg(args.p2 + 0) : 0.0f;
+            }
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
+                const int l = first_channel + position(j);
+                const float v_p0 = v_p0_row[l];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                 [[maybe_unused]] const int64_t outer = outers[i];
                 [[maybe_unused]] const int64_t inner = inners[i];
-                    v[i][j] = v[i][j];
+                    const float t0 = v[i][j] + v_p0;   // %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
+                    const float t1 = t0 + v_p2[i];   // %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
+                    v[i][j] = t1;
                 }
             }
             {
@@ -987,12 +1000,14 @@ extern "C" int64_t k0_contraction_sm90_workspace(int64_t batch, int64_t depth, i
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k0_contraction_sm90(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {depth, height, 24};
     const int64_t out[3] = {2*depth, 2*height, 48};
     if (!tf32 || !fits(batch, in, out)) return cudaErrorNotSupported;
     Args args = {};
-    args.x = x0, args.w = p0;
+    args.x = x0, args.w = p1;
+    args.p0 = p0;
+    args.p2 = p2;
     args.y0 = y0;
     return launch(args, batch, in, out, workspace, stream);
 }
@@ -1001,7 +1016,10 @@ extern "C" int k0_contraction_sm90(const float* x0, const float* p0, float* y0, 
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_fp32
+//   %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
 //   %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))
+//   %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
+//   %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
 
 namespace k0_contraction_fp32_kernel {
 
@@ -1080,13 +1098,15 @@ constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_
 constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 1 * ROW_FLOATS * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 2 * ROW_FLOATS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
 static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
 
 struct Args {
     const float *x, *w;
+    const float* p0;
+    const float* p2;
     float* y0;
     float *weights, *grid;        // workspace
     unsigned int* peaks;          // bits of the largest magnitudes, of every output channel's weights and every sample
@@ -1386,9 +1406,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    float* inverse_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // one over the scales of the weights
+    float* inverse_row = reinterpret_cast<float*>(shared + AT_ROWS) + 1 * ROW_FLOATS;   // one over the scales of the weights
     for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) inverse_row[l] = l < GROUPS * OUT ? half_inverse(__ldg(args.peaks + WEIGHT_PEAKS + l)) : 0.0f;
     const bool suspect = __ldg(args.peaks);
+    float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv_transpose3d_r1: float32[48, 1, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();
 
@@ -1579,13 +1601,24 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 outers[i] = args.first_sample + p.sample;
                 inners[i] = (int64_t(z) * args.out[1] + y) * args.out[2] + x;
             }
+            float v_p2[2];   // %p_shift: float32[]
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                [[maybe_unused]] const int64_t outer = outers[i];
+                [[maybe_unused]] const int64_t inner = inners[i];
+                v_p2[i] = in[i] ? __ldg(args.p2 + 0) : 0.0f;
+            }
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
+                const int l = first_channel + position(j);
+                const float v_p0 = v_p0_row[l];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                 [[maybe_unused]] const int64_t outer = outers[i];
                 [[maybe_unused]] const int64_t inner = inners[i];
-                    v[i][j] = v[i][j];
+                    const float t0 = v[i][j] + v_p0;   // %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
+                    const float t1 = t0 + v_p2[i];   // %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
+                    v[i][j] = t1;
                 }
             }
             {
@@ -1757,12 +1790,14 @@ extern "C" int64_t k0_contraction_fp32_workspace(int64_t batch, int64_t depth, i
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k0_contraction_fp32(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction_fp32(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {depth, height, 24};
     const int64_t out[3] = {2*depth, 2*height, 48};
     if (!fits(batch, in, out)) return cudaErrorNotSupported;
     Args args = {};
-    args.x = x0, args.w = p0;
+    args.x = x0, args.w = p1;
+    args.p0 = p0;
+    args.p2 = p2;
     args.y0 = y0;
     return launch(args, batch, in, out, workspace, stream);
 }
@@ -1771,7 +1806,10 @@ extern "C" int k0_contraction_fp32(const float* x0, const float* p0, float* y0, 
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction_sm80
+//   %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
 //   %conv_transpose3d_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = conv_transpose3d(%x, %p_conv_weight, stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))
+//   %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
+//   %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
 
 namespace k0_contraction_sm80_kernel {
 
@@ -1877,6 +1915,8 @@ struct Args {
     const float* x;
     const float* w;
     float* packed;
+    const float* p0;
+    const float* p2;
     float* y0;
     int64_t depth;
     int64_t height;
@@ -2304,9 +2344,12 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     float* const staged = weights + warp * 16 * PITCH;
     int64_t at[LANE_COLUMNS];
     bool in[LANE_COLUMNS];
+    float v_p2_of[LANE_COLUMNS];   // %p_shift: float32[]
 #pragma unroll
     for (int j = 0; j < LANE_COLUMNS; ++j) {
         in[j] = output_at(warp_p * WARP_COLUMNS + j * WARP + lane, at[j]) && j * WARP + lane < WARP_COLUMNS;
+        [[maybe_unused]] const int64_t inner = at[j];
+        v_p2_of[j] = in[j] ? __ldg(args.p2 + 0) : 0.0f;
     }
 #pragma unroll
     for (int o = 0; o < TILES_O; ++o) {
@@ -2330,7 +2373,11 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 [[maybe_unused]] const int64_t inner = at[j];
                 float v[LANE_COLUMNS];
                 v[j] = staged[channel * PITCH + j * WARP + lane];
-                store_where(in[j], to[j], v[j]);
+                const float v_p0 = __ldg(args.p0 + l);   // %conv_transpose3d_r1: float32[48, 1, 1, 1]
+                const float v_p2 = v_p2_of[j];
+                const float t0 = v[j] + v_p0;   // %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
+                const float t1 = t0 + v_p2;   // %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
+                store_where(in[j], to[j], t1);
                 advance(to[j], out_plane * int64_t(sizeof(float)));
             }
         }
@@ -2398,7 +2445,7 @@ int64_t workspace_bytes() {
     return int64_t(GROUPS) * OUTPUT_TILES * WORDS * int64_t(sizeof(float));
 }
 
-int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
+int compute(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
     const int64_t samples = batch;
     const int64_t in[3] = {depth, height, 24};
     const int64_t out[3] = {2*depth, 2*height, 48};
@@ -2406,8 +2453,10 @@ int compute(const float* x0, const float* p0, float* y0, void* workspace, int64_
     if (in[0] * in[1] * in[2] > INT32_MAX || out[0] * out[1] * out[2] > INT32_MAX) return cudaErrorInvalidValue;
     Args args = {};
     args.x = x0;
-    args.w = p0;
+    args.w = p1;
     args.packed = static_cast<float*>(workspace);
+    args.p0 = p0;
+    args.p2 = p2;
     args.y0 = y0;
     args.depth = depth;
     args.height = height;
@@ -2420,17 +2469,14 @@ extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t depth, i
     return workspace_bytes();
 }
 
-extern "C" int k0_contraction_sm80(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
-    return compute(x0, p0, y0, workspace, batch, depth, height, tf32, stream);
+extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
+    return compute(p0, x0, p1, p2, y0, workspace, batch, depth, height, tf32, stream);
 }
 
 }  // namespace k0_contraction_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
 // k1_row_reduce
-//   %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
-//   %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-//   %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
 //   %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.mean(%add, axes=(4,), keepdim=True)
 //   %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.var(%add, axes=(4,), keepdim=True)
 
@@ -2466,12 +2512,8 @@ struct Shape {
 
 struct Args {
     const float* x;
-    const float* p0;
-    const float* p1;
     float* y0;
     float* y1;
-    int64_t depth;
-    int64_t height;
     int64_t row_count, inner_count;   // row_count = outer * inner
     FastDivide by_inner;              // used while row_count < 2^31
 };
@@ -2522,8 +2564,6 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     const int64_t outer = !STRIDED ? row
         : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
                                       : row / args.inner_count;
-    const int64_t depth = args.depth;
-    const int64_t height = args.height;
 
     // The thread's first element, and the bytes from one of its vectors to the next.
     const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
@@ -2545,58 +2585,45 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
             if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
     }
-    float v_p0[S::ROWS];   // %conv_transpose3d_r1: float32[48, 1, 1, 1]
+    float r0[S::ROWS];   // %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.mean(%add, axes=(4,), keepdim=True)
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        v_p0[i] = in ? __ldg(args.p0 + (outer / (depth*height) % 48)) : 0.0f;
-    }
-    float v_p1[S::ROWS];   // %p_shift: float32[]
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        v_p1[i] = in ? __ldg(args.p1 + 0) : 0.0f;
-    }
-    float t1[S::ROWS][S::VALUES];
-    float r2[S::ROWS];   // %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.mean(%add, axes=(4,), keepdim=True)
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) r2[i] = 0.0f;
+    for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
-            const float t0 = v[i][j] + v_p0[i];   // %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-            t1[i][j] = t0 + v_p1[i];   // %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
-            if (live(j)) r2[i] += t1[i][j];
+            if (live(j)) r0[i] += v[i][j];
         }
     }
-    reduce_row<VEC>(r2, buffers[0], [](auto a, auto b) { return a + b; });
-    float t3[S::ROWS];   // %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.mean(%add, axes=(4,), keepdim=True)
+    reduce_row<VEC>(r0, buffers[0], [](auto a, auto b) { return a + b; });
+    float t1[S::ROWS];   // %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.mean(%add, axes=(4,), keepdim=True)
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t3[i] = r2[i] / 48.0f;
-    float t4[S::ROWS];   // %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.var(%add, axes=(4,), keepdim=True)
+    for (int i = 0; i < S::ROWS; ++i) t1[i] = r0[i] / 48.0f;
+    float t2[S::ROWS];   // %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.var(%add, axes=(4,), keepdim=True)
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t4[i] = r2[i] / 48.0f;
-    float r7[S::ROWS];   // %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.var(%add, axes=(4,), keepdim=True)
+    for (int i = 0; i < S::ROWS; ++i) t2[i] = r0[i] / 48.0f;
+    float r5[S::ROWS];   // %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.var(%add, axes=(4,), keepdim=True)
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) r7[i] = 0.0f;
+    for (int i = 0; i < S::ROWS; ++i) r5[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) {
 #pragma unroll
         for (int j = 0; j < S::VALUES; ++j) {
-            const float t5 = t1[i][j] - t4[i];   // distance from the mean
-            const float t6 = t5 * t5;   // its square
-            if (live(j)) r7[i] += t6;
+            const float t3 = v[i][j] - t2[i];   // distance from the mean
+            const float t4 = t3 * t3;   // its square
+            if (live(j)) r5[i] += t4;
         }
     }
-    reduce_row<VEC>(r7, buffers[1], [](auto a, auto b) { return a + b; });
-    float t8[S::ROWS];   // %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.var(%add, axes=(4,), keepdim=True)
+    reduce_row<VEC>(r5, buffers[1], [](auto a, auto b) { return a + b; });
+    float t6[S::ROWS];   // %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = reduce.var(%add, axes=(4,), keepdim=True)
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t8[i] = r7[i] / 48.0f;
+    for (int i = 0; i < S::ROWS; ++i) t6[i] = r5[i] / 48.0f;
 
     if (in && part == 0) {
 #pragma unroll
         for (int i = 0; i < S::ROWS; ++i) {
-            args.y0[outer] = t3[i];
-            args.y1[outer] = t8[i];
+            args.y0[outer] = t1[i];
+            args.y1[outer] = t6[i];
         }
     }
 }
@@ -2609,17 +2636,13 @@ int launch(const Args& args, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-extern "C" int k1_row_reduce(const float* p0, const float* x0, const float* p1, float* y0, float* y1, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream) {
+extern "C" int k1_row_reduce(const float* x0, float* y0, float* y1, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream) {
     const int64_t outer = 48*batch*depth*height, inner = 1;
     if (outer == 0 || inner == 0) return cudaSuccess;
     Args args = {};
     args.x = x0;
-    args.p0 = p0;
-    args.p1 = p1;
     args.y0 = y0;
     args.y1 = y1;
-    args.depth = depth;
-    args.height = height;
     args.row_count = outer * inner;
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
@@ -2632,9 +2655,6 @@ extern "C" int k1_row_reduce(const float* p0, const float* x0, const float* p1, 
 // ------------------------------------------------------------------------------------------------
 // k2_pool
 //   %layer_norm_r4: float32[] = const(1e-05)
-//   %conv_transpose3d_r1: float32[48, 1, 1, 1] = reshape(%p_conv_bias, [48, 1, 1, 1])
-//   %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-//   %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
 //   %layer_norm_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = sub(%add, %layer_norm_r1)
 //   %layer_norm_r5: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = add(%layer_norm_r3, %layer_norm_r4)
 //   %layer_norm_r6: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = rsqrt(%layer_norm_r5)
@@ -2693,13 +2713,11 @@ struct Tile {
 constexpr float NOTHING = 0.0f;   // what no element gives
 
 struct Args {
-    const float* p0;
     const float* x0;
-    const float* p1;
     const float* x1;
     const float* x2;
-    const float* p2;
-    const float* p3;
+    const float* p0;
+    const float* p1;
     float* y0;
     int64_t depth;
     int64_t height;
@@ -2728,8 +2746,6 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t depth = args.depth;
     const int64_t height = args.height;
     const int64_t plane = volume;
-    const float v_p0 = __ldg(args.p0 + (plane % 48));   // %conv_transpose3d_r1: float32[48, 1, 1, 1]
-    const float v_p1 = __ldg(args.p1 + 0);   // %p_shift: float32[]
 
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W - T::LEAD;
     const float* corner = args.x0 + ((volume * args.in_depth + front) * args.in_height + top) * args.in_width + left;
@@ -2737,14 +2753,14 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
     auto inside_row = [&](int c) { return true; };
-    float v_p2_at[T::SPAN] = {};   // %p_norm_weight: float32[48]
-    float v_p3_at[T::SPAN] = {};   // %p_norm_bias: float32[48]
+    float v_p0_at[T::SPAN] = {};   // %p_norm_weight: float32[48]
+    float v_p1_at[T::SPAN] = {};   // %p_norm_bias: float32[48]
 #pragma unroll
     for (int e = 0; e < T::SPAN; ++e) {
         const int64_t x = left + e;
         if (!T::reads(e) || !inside_row(left + e)) continue;
-        v_p2_at[e] = __ldg(args.p2 + x);
-        v_p3_at[e] = __ldg(args.p3 + x);
+        v_p0_at[e] = __ldg(args.p0 + x);
+        v_p1_at[e] = __ldg(args.p1 + x);
     }
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
@@ -2776,19 +2792,17 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
             // What is the same along the row.
             const float v_x1 = inside ? __ldg(args.x1 + plane * (depth*height) + z * height + y) : 0.0f;   // %layer_norm_r1: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1]
             const float v_x2 = inside ? __ldg(args.x2 + plane * (depth*height) + z * height + y) : 0.0f;   // %layer_norm_r3: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1]
-            const float t3 = v_x2 + 0x1.4f8b58p-17f;   // %layer_norm_r5: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = add(%layer_norm_r3, %layer_norm_r4)
-            const float t4 = rsqrtf(t3);   // %layer_norm_r6: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = rsqrt(%layer_norm_r5)
+            const float t1 = v_x2 + 0x1.4f8b58p-17f;   // %layer_norm_r5: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = add(%layer_norm_r3, %layer_norm_r4)
+            const float t2 = rsqrtf(t1);   // %layer_norm_r6: float32[x0_0, 48, 2*x0_2, 2*x0_3, 1] = rsqrt(%layer_norm_r5)
             // What the window gets of element v at position (z, y, x) of the volume.
             auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x, int e) {
-                const float v_p2 = v_p2_at[e];   // %p_norm_weight: float32[48]
-                const float v_p3 = v_p3_at[e];   // %p_norm_bias: float32[48]
-                const float t0 = v + v_p0;   // %conv_transpose3d: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d_r2, %conv_transpose3d_r1)
-                const float t1 = t0 + v_p1;   // %add: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%conv_transpose3d, %p_shift)
-                const float t2 = t1 - v_x1;   // %layer_norm_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = sub(%add, %layer_norm_r1)
-                const float t5 = t2 * t4;   // %layer_norm_r7: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = mul(%layer_norm_r2, %layer_norm_r6)
-                const float t6 = t5 * v_p2;   // %layer_norm_r8: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = mul(%layer_norm_r7, %p_norm_weight)
-                const float t7 = t6 + v_p3;   // %layer_norm: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%layer_norm_r8, %p_norm_bias)
-                return t7;
+                const float v_p0 = v_p0_at[e];   // %p_norm_weight: float32[48]
+                const float v_p1 = v_p1_at[e];   // %p_norm_bias: float32[48]
+                const float t0 = v - v_x1;   // %layer_norm_r2: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = sub(%add, %layer_norm_r1)
+                const float t3 = t0 * t2;   // %layer_norm_r7: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = mul(%layer_norm_r2, %layer_norm_r6)
+                const float t4 = t3 * v_p0;   // %layer_norm_r8: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = mul(%layer_norm_r7, %p_norm_weight)
+                const float t5 = t4 + v_p1;   // %layer_norm: float32[x0_0, 48, 2*x0_2, 2*x0_3, 48] = add(%layer_norm_r8, %p_norm_bias)
+                return t5;
             };
             float part[T::ACROSS];
 #pragma unroll
@@ -2845,20 +2859,18 @@ bool fits(const Args& args) {
     return multiple(args.x0, VEC) && args.in_width % VEC == 0 && multiple(args.y0, ACROSS) && args.out_width % ACROSS == 0;
 }
 
-extern "C" int k2_pool(const float* p0, const float* x0, const float* p1, const float* x1, const float* x2, const float* p2, const float* p3, float* y0, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream) {
+extern "C" int k2_pool(const float* x0, const float* x1, const float* x2, const float* p0, const float* p1, float* y0, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream) {
     const int64_t planes = 48*batch;
     const int64_t in_depth = depth, in_height = height, in_width = 48;
     const int64_t out_depth = (depth / 2), out_height = (height / 2), out_width = 24;
     if (planes * out_depth * out_height * out_width == 0) return cudaSuccess;
     if (in_depth > INT32_MAX || in_height > INT32_MAX || in_width > INT32_MAX) return cudaErrorInvalidValue;
     Args args = {};
-    args.p0 = p0;
     args.x0 = x0;
-    args.p1 = p1;
     args.x1 = x1;
     args.x2 = x2;
-    args.p2 = p2;
-    args.p3 = p3;
+    args.p0 = p0;
+    args.p1 = p1;
     args.y0 = y0;
     args.depth = depth;
     args.height = height;
@@ -2882,14 +2894,14 @@ extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_
     return most;
 }
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        int status = k0_contraction_sm90_kernel::k0_contraction_sm90(x0, p0, y0, workspace, batch, depth, height, tf32, stream);
+        int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, y0, workspace, batch, depth, height, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
-        status = k0_contraction_fp32_kernel::k0_contraction_fp32(x0, p0, y0, workspace, batch, depth, height, tf32, stream);
+        status = k0_contraction_fp32_kernel::k0_contraction_fp32(p0, x0, p1, p2, y0, workspace, batch, depth, height, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
     }
-    return k0_contraction_sm80_kernel::k0_contraction_sm80(x0, p0, y0, workspace, batch, depth, height, tf32, stream);
+    return k0_contraction_sm80_kernel::k0_contraction_sm80(p0, x0, p1, p2, y0, workspace, batch, depth, height, tf32, stream);
 }
 """
 
@@ -2910,10 +2922,10 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_contraction(const float* x0, const float* p0, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream);
+extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t depth, int64_t height);
-extern "C" int k1_row_reduce(const float* p0, const float* x0, const float* p1, float* y0, float* y1, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream);
-extern "C" int k2_pool(const float* p0, const float* x0, const float* p1, const float* x1, const float* x2, const float* p2, const float* p3, float* y0, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream);
+extern "C" int k1_row_reduce(const float* x0, float* y0, float* y1, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream);
+extern "C" int k2_pool(const float* x0, const float* x1, const float* x2, const float* p0, const float* p1, float* y0, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream);
 
 namespace {
 
@@ -2980,77 +2992,72 @@ struct Scratch {
 };
 
 Tensor call_k0_contraction(
-    const Tensor& x0_given,
     const Tensor& p0_given,
+    const Tensor& x0_given,
+    const Tensor& p1_given,
+    const Tensor& p2_given,
     int64_t tf32
 ) {
-    const int32_t device = x0_given.get_device_index();
+    const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
     const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p2 = operand(p2_given, "k0_contraction: p2", device, aoti_torch_dtype_float32(), 0);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
+    require(p0.size(0) == 48, "k0_contraction", "p0 has another size on axis 0 than compiled for");
     require(x0.size(1) == 32, "k0_contraction", "x0 has another size on axis 1 than compiled for");
     require(x0.size(4) == 24, "k0_contraction", "x0 has another size on axis 4 than compiled for");
-    require(p0.size(0) == 32, "k0_contraction", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 48, "k0_contraction", "p0 has another size on axis 1 than compiled for");
-    require(p0.size(2) == 3, "k0_contraction", "p0 has another size on axis 2 than compiled for");
-    require(p0.size(3) == 3, "k0_contraction", "p0 has another size on axis 3 than compiled for");
-    require(p0.size(4) == 3, "k0_contraction", "p0 has another size on axis 4 than compiled for");
+    require(p1.size(0) == 32, "k0_contraction", "p1 has another size on axis 0 than compiled for");
+    require(p1.size(1) == 48, "k0_contraction", "p1 has another size on axis 1 than compiled for");
+    require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
+    require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
+    require(p1.size(4) == 3, "k0_contraction", "p1 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({batch, 48, 2*depth, 2*height, 48}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
     const int64_t bytes = k0_contraction_workspace(batch, depth, height);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), batch, depth, height, tf32, stream), "k0_contraction");
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), memory.workspace(), batch, depth, height, tf32, stream), "k0_contraction");
     return y0;
 }
 
 std::tuple<Tensor, Tensor> call_k1_row_reduce(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given
+    const Tensor& x0_given
 ) {
-    const int32_t device = p0_given.get_device_index();
+    const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
     const Tensor x0 = operand(x0_given, "k1_row_reduce: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k1_row_reduce: p1", device, aoti_torch_dtype_float32(), 0);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
-    require(p0.size(0) == 48, "k1_row_reduce", "p0 has another size on axis 0 than compiled for");
     require(x0.size(1) == 48, "k1_row_reduce", "x0 has another size on axis 1 than compiled for");
     require(x0.size(4) == 48, "k1_row_reduce", "x0 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({batch, 48, depth, height, 1}, aoti_torch_dtype_float32(), device);
     const Tensor y1 = allocate({batch, 48, depth, height, 1}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k1_row_reduce(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), data<float>(y1), batch, depth, height, stream), "k1_row_reduce");
+    check(k1_row_reduce(data<const float>(x0), data<float>(y0), data<float>(y1), batch, depth, height, stream), "k1_row_reduce");
     return {y0, y1};
 }
 
 Tensor call_k2_pool(
-    const Tensor& p0_given,
     const Tensor& x0_given,
-    const Tensor& p1_given,
     const Tensor& x1_given,
     const Tensor& x2_given,
-    const Tensor& p2_given,
-    const Tensor& p3_given
+    const Tensor& p0_given,
+    const Tensor& p1_given
 ) {
-    const int32_t device = p0_given.get_device_index();
+    const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k2_pool: p0", device, aoti_torch_dtype_float32(), 1);
     const Tensor x0 = operand(x0_given, "k2_pool: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k2_pool: p1", device, aoti_torch_dtype_float32(), 0);
     const Tensor x1 = operand(x1_given, "k2_pool: x1", device, aoti_torch_dtype_float32(), 5);
     const Tensor x2 = operand(x2_given, "k2_pool: x2", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p2 = operand(p2_given, "k2_pool: p2", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p3 = operand(p3_given, "k2_pool: p3", device, aoti_torch_dtype_float32(), 1);
+    const Tensor p0 = operand(p0_given, "k2_pool: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor p1 = operand(p1_given, "k2_pool: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
-    require(p0.size(0) == 48, "k2_pool", "p0 has another size on axis 0 than compiled for");
     require(x0.size(1) == 48, "k2_pool", "x0 has another size on axis 1 than compiled for");
     require(x0.size(4) == 48, "k2_pool", "x0 has another size on axis 4 than compiled for");
     require(x1.size(0) == batch, "k2_pool", "x1 has another size on axis 0 than compiled for");
@@ -3063,30 +3070,30 @@ Tensor call_k2_pool(
     require(x2.size(2) == depth, "k2_pool", "x2 has another size on axis 2 than compiled for");
     require(x2.size(3) == height, "k2_pool", "x2 has another size on axis 3 than compiled for");
     require(x2.size(4) == 1, "k2_pool", "x2 has another size on axis 4 than compiled for");
-    require(p2.size(0) == 48, "k2_pool", "p2 has another size on axis 0 than compiled for");
-    require(p3.size(0) == 48, "k2_pool", "p3 has another size on axis 0 than compiled for");
+    require(p0.size(0) == 48, "k2_pool", "p0 has another size on axis 0 than compiled for");
+    require(p1.size(0) == 48, "k2_pool", "p1 has another size on axis 0 than compiled for");
     const Tensor y0 = allocate({batch, 48, (depth / 2), (height / 2), 24}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k2_pool(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(x1), data<const float>(x2), data<const float>(p2), data<const float>(p3), data<float>(y0), batch, depth, height, stream), "k2_pool");
+    check(k2_pool(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, depth, height, stream), "k2_pool");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5cc47fbff030f7f2, m) {
-    m.def("k0_contraction(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_reduce(Tensor p0, Tensor x0, Tensor p1) -> (Tensor, Tensor)");
-    m.def("k2_pool(Tensor p0, Tensor x0, Tensor p1, Tensor x1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_089d24c37fed69ab, m) {
+    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
+    m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
+    m.def("k2_pool(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5cc47fbff030f7f2, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_089d24c37fed69ab, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5cc47fbff030f7f2"
+_fusegen_NAMESPACE = "fusegen_089d24c37fed69ab"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -3209,25 +3216,25 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_contraction(x0, p0, tf32):
+def _fusegen_fake_k0_contraction(p0, x0, p1, p2, tf32):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
-    return x0.new_empty([batch, 48, 2*depth, 2*height, 48], dtype=_fusegen_torch.float32)
+    return p0.new_empty([batch, 48, 2*depth, 2*height, 48], dtype=_fusegen_torch.float32)
 
 
-def _fusegen_fake_k1_row_reduce(p0, x0, p1):
+def _fusegen_fake_k1_row_reduce(x0):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
-    return (p0.new_empty([batch, 48, depth, height, 1], dtype=_fusegen_torch.float32), p0.new_empty([batch, 48, depth, height, 1], dtype=_fusegen_torch.float32))
+    return (x0.new_empty([batch, 48, depth, height, 1], dtype=_fusegen_torch.float32), x0.new_empty([batch, 48, depth, height, 1], dtype=_fusegen_torch.float32))
 
 
-def _fusegen_fake_k2_pool(p0, x0, p1, x1, x2, p2, p3):
+def _fusegen_fake_k2_pool(x0, x1, x2, p0, p1):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
-    return p0.new_empty([batch, 48, (depth // 2), (height // 2), 24], dtype=_fusegen_torch.float32)
+    return x0.new_empty([batch, 48, (depth // 2), (height // 2), 24], dtype=_fusegen_torch.float32)
 
 
 _fusegen_fakes = {
@@ -3278,9 +3285,9 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_shift, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_conv_transpose3d_r2 = ops[0](v_x, v_p_conv_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1), 1))
-    v_layer_norm_r1, v_layer_norm_r3 = ops[1](v_p_conv_bias, v_conv_transpose3d_r2, v_p_shift)
-    v_silu = ops[2](v_p_conv_bias, v_conv_transpose3d_r2, v_p_shift, v_layer_norm_r1, v_layer_norm_r3, v_p_norm_weight, v_p_norm_bias)
+    v_add = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_p_shift, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1), 1))
+    v_layer_norm_r1, v_layer_norm_r3 = ops[1](v_add)
+    v_silu = ops[2](v_add, v_layer_norm_r1, v_layer_norm_r3, v_p_norm_weight, v_p_norm_bias)
     return v_silu
 
 

@@ -130,6 +130,25 @@ static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, s
     return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
 }
 
+// VEC neighbouring floats into shared memory, without waiting for them (compute capability 8.0). L2 may fetch their
+// neighbours along: such copies do not ask for whole lines, as loads through L1 do.
+template <int VEC>
+__device__ __forceinline__ void shared_copy(float* to, const float* from) {
+    const unsigned int address = static_cast<unsigned int>(__cvta_generic_to_shared(to));
+    if constexpr (VEC == 4) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(address), "l"(from) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(address), "l"(from) : "memory");
+    }
+}
+
+// What shared_copy was asked for since the last call is one group.
+__device__ __forceinline__ void copies_issued() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for this thread's copies, but for the last PENDING groups.
+template <int PENDING>
+__device__ __forceinline__ void copies_arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+
 // As load_once, for data that is not read again: past L1.
 template <int VEC>
 __device__ __forceinline__ void load_streaming(float* v, const float* p) {
@@ -199,6 +218,12 @@ constexpr int STEP = 1;     // of the positions in a window
 constexpr int WARP = 32;
 constexpr int CHAIN = 64;       // additions of a thread into one register, before those are added up
 constexpr int MIN_BLOCKS = WINDOWS <= 4 ? 4 : 2;
+// A thread has a row of up to so many elements, if they are read one by one or in accesses of 16 bytes.
+constexpr int SHORT = 128, SHORT_WIDE = 32;
+constexpr int STAGED = THREADS * (SHORT / 2 + 1);   // of a block, in shared memory
+// A row's elements there: an odd number, so that the threads of a warp find theirs in different banks.
+__host__ __device__ constexpr int staged_row(int length) { return length | 1; }
+__host__ __device__ constexpr int staged_rows(int length) { return THREADS * staged_row(length) <= STAGED ? THREADS : THREADS / 2; }
 
 struct Window {
     int start;
@@ -225,6 +250,69 @@ struct Args {
 // Quotients of 32 bits where that is enough.
 __device__ __forceinline__ int64_t divide(int64_t n, int64_t d) {
     return n <= UINT32_MAX && d <= UINT32_MAX ? static_cast<unsigned>(n) / static_cast<unsigned>(d) : n / d;
+}
+
+// A thread has a row: a block's are read together, in whole lines.
+__device__ __forceinline__ void sum_short_windows(const Args& a, int64_t block) {
+    extern __shared__ float staged[];
+    __shared__ unsigned int held_by[SHORT];   // a bit for each window that holds an element
+    const int lanes = staged_rows(a.length), stride = staged_row(a.length);
+    const int64_t first = block * lanes, row = first + threadIdx.x;
+    const int count = static_cast<int>(a.rows - first < lanes ? a.rows - first : lanes) * a.length;
+    const float* const p = a.x + first * a.length;
+    const int hop = THREADS / a.length, left = THREADS - hop * a.length;
+    int above = static_cast<int>(threadIdx.x) / a.length, place = static_cast<int>(threadIdx.x) - above * a.length;
+    for (int n = threadIdx.x; n < count; n += THREADS) {
+        shared_copy<1>(staged + above * stride + place, p + n);
+        above += hop, place += left;
+        if (place >= a.length) place -= a.length, ++above;
+    }
+    copies_issued();
+    if (threadIdx.x < a.length) {
+        unsigned int held = 0;
+#pragma unroll
+        for (int r = 0; r < WINDOWS; ++r) held |= a.window[r].holds(threadIdx.x) ? 1u << r : 0u;
+        held_by[threadIdx.x] = held;
+    }
+    copies_arrived<0>();
+    __syncthreads();
+    if (threadIdx.x >= lanes || row >= a.rows) return;
+    const float* const v = staged + threadIdx.x * stride;
+    float total[WINDOWS] = {};
+    for (int l = 0; l < a.length;) {
+        float own[WINDOWS] = {};
+        const int stop = a.length - l > CHAIN ? l + CHAIN : a.length;
+#pragma unroll 4
+        for (; l < stop; ++l) {
+            const float element = v[l];
+            const unsigned int held = held_by[l];
+#pragma unroll
+            for (int r = 0; r < WINDOWS; ++r)
+                if (held >> r & 1) own[r] += element;
+        }
+#pragma unroll
+        for (int r = 0; r < WINDOWS; ++r) total[r] += own[r];
+    }
+    const int64_t outer = divide(row, a.before), b = row - outer * a.before;
+    float* const y = a.y + outer * WINDOWS * a.before + b;
+#pragma unroll
+    for (int r = 0; r < WINDOWS; ++r) y[r * a.before] = total[r] / a.divisor;
+}
+
+__global__ void __launch_bounds__(THREADS) run_short(const __grid_constant__ Args a) {
+    await_previous();
+    if (blockIdx.x < TAP_BLOCKS) sum_taps(a.w, a.w_sums, blockIdx.x);
+    else sum_short_windows(a, blockIdx.x - TAP_BLOCKS);
+}
+
+int launch_short(const Args& a, int64_t tap_blocks, cudaStream_t stream) {
+    const int lanes = staged_rows(a.length);
+    const int64_t blocks = (a.rows + lanes - 1) / lanes + tap_blocks;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    const int bytes = lanes * staged_row(a.length) * int(sizeof(float));
+    cudaFuncSetAttribute(run_short, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    enqueue(run_short, static_cast<unsigned int>(blocks), THREADS, bytes, stream, a);
+    return cudaGetLastError();
 }
 
 // PARTS threads share a row, a run of elements.
@@ -315,6 +403,7 @@ int launch(Args& a, int64_t places, int64_t tap_blocks, cudaStream_t stream) {
     a.rows = places;
     // Few threads to a short row, as far as there are rows enough to fill the device.
     const int64_t filled = int64_t(multiprocessors()) * 512;
+    if (a.length <= (VEC == 4 ? SHORT_WIDE : SHORT) && a.rows >= filled / 2) return launch_short(a, tap_blocks, stream);
     if (VEC == 4 && a.length <= 512 && a.rows * 8 >= filled) return launch_parts<VEC, 8>(a, tap_blocks, stream);
     if (a.length <= 4096 && (a.rows * WARP >= filled || a.length <= WARP * VEC)) return launch_parts<VEC, WARP>(a, tap_blocks, stream);
     return launch_parts<VEC, THREADS>(a, tap_blocks, stream);
@@ -374,7 +463,7 @@ namespace k1_conv_plain_kernel {
 constexpr bool TRANSPOSED = true;
 constexpr int GROUPS = 1, INPUTS = 96, OUTPUTS = 64;   // channels of a group
 // SHARES of its threads take turns at the products, each with sums of its own, so that chains of additions stay short: what is
-// averaged before, or after, has little error of its own to hide ours.
+// averaged before, or after, has little error of its own to hide ours. These are joined in double.
 constexpr int SHARES = 4, SHARE = 128, THREADS = SHARES * SHARE;
 constexpr int OUT_TILE = OUTPUTS > 16 ? 32 : 16, AT_TILE = 2048 / OUT_TILE, RESULTS = OUT_TILE * AT_TILE;
 constexpr int OUTS = 4, ATS = 4;   // of a thread
@@ -546,8 +635,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t inner = (int64_t(to[0]) * args.out[1] + to[1]) * args.out[2] + to[2];
     for (int o = thread / AT_TILE; o < OUT_TILE && first_output + o < OUTPUTS; o += THREADS / AT_TILE) {
         const int l = group * OUTPUTS + first_output + o;
-        const auto part = [&](int share) { return shared[share * RESULTS + o * AT_TILE + column]; };
-        const float v = (part(0) + part(1)) + (part(2) + part(3));
+        const auto part = [&](int share) { return double(shared[share * RESULTS + o * AT_TILE + column]); };
+        const float v = static_cast<float>((part(0) + part(1)) + (part(2) + part(3)));
         const float v_p0 = __ldg(args.p0 + l);   // %mean_r1: float32[64, 1]
         const float t0 = v + v_p0;   // %mean: float32[x0_0, 64, 2*x0_2] = add(%mean_r2_r3, %mean_r1)
         const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 64, 2*x0_2] = relu(%mean)
@@ -706,18 +795,18 @@ Tensor call_k1_conv_plain(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8d9131bb9c4ba58d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b58e7f024fb35a4b, m) {
     m.def("k0_axis_sum(Tensor x0, Tensor p0) -> (Tensor, Tensor)");
     m.def("k1_conv_plain(Tensor p0, Tensor x0, Tensor x1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8d9131bb9c4ba58d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b58e7f024fb35a4b, CUDA, m) {
     m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
     m.impl("k1_conv_plain", TORCH_BOX(&call_k1_conv_plain));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8d9131bb9c4ba58d"
+_fusegen_NAMESPACE = "fusegen_b58e7f024fb35a4b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -22,7 +22,7 @@
 #   mean pooling of features = mean over a split axis,  above a product  at %avg_pool1d
 #   reshape(reshape(x)) = reshape(x)  at %avg_pool1d_r1  (exact)
 #   sum over a part of the features of (x + c): x and c split before,  mean likewise  at %avg_pool1d
-#   sum(x + c) = sum(x) + sum(c),  mean likewise,  x a product  at %avg_pool1d
+#   sum(x + c) = sum(x) + sum(c),  mean likewise,  x a product or a norm  at %avg_pool1d
 #   sum over a part of the features of matmul(x, w) = matmul(x, sum over that part of w),  mean likewise  at %avg_pool1d_r6
 #   a maximum or minimum of f(x, c) = f of it and c,  f increasing for the number c  at %max_1
 #
@@ -299,8 +299,8 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 4 : 4;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 8 : 8;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 16 : 16;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
     static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
@@ -1944,20 +1944,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_809b9958623831b5, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5e796ac8c7df5112, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_809b9958623831b5, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5e796ac8c7df5112, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_809b9958623831b5"
+_fusegen_NAMESPACE = "fusegen_5e796ac8c7df5112"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -25,7 +25,7 @@
 #   reshape(x, shape of x) = x  at %logsumexp  (exact)
 #   reduce(x) over size-1 axes = reshape(x)  at %logsumexp_1  (exact)
 #   reshape(x, shape of x) = x  at %logsumexp_1  (exact)
-#   sum(x + c) = sum(x) + sum(c),  mean likewise,  x a product  at %sum_1
+#   sum(x + c) = sum(x) + sum(c),  mean likewise,  x a product or a norm  at %sum_1
 #   sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise  at %sum_1_r2
 #   matmul(x, w) of one column = sum of x w over the last axis  at %sum_1_r2_r2
 #   reshape(x, shape of x) = x  at %sum_1_r2  (exact)

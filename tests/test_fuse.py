@@ -10,7 +10,7 @@ import pytest
 from fusegen import dims
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
-from fusegen.ir import DType, RegionOp, TensorType
+from fusegen.ir import DType, PointwiseOp, RegionOp, SoftmaxOp, TensorType
 from fusegen.plan import kernels, sharing, stream
 from fusegen.plan.details import ContractionPlan, DirectConvPlan, PoolPlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
@@ -250,6 +250,50 @@ def test_a_mean_that_others_are_subtracted_from_keeps_what_rounding_took(norm: s
     assert {store.value for store in first.rows.stores} == {
         f"row.{name}[i]" for name in (reduction.name, reduction.second, reduction.rest)
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "first"),
+    [
+        ("return self.n(F.silu(self.c(x)))", "silu"),  # whose rows are read twice
+        ("return F.avg_pool2d(self.n(torch.tanh(self.c(x))), 2)", "tanh"),  # statistics, and a pooling
+        ("return F.silu(self.c(x)).mean((1, 2))", None),  # once, by rows that are read once
+        ("return self.n(F.silu(self.c(x) + y))", None),  # beside data of every element
+        ("return self.n(F.silu(self.c(x).permute(0, 1, 3, 2)))", None),
+    ],
+)
+def test_a_product_computes_once_what_others_would_do_twice(body: str, first: str | None, tmp_path: Path) -> None:
+    init = "self.c, self.n = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)"
+    inputs = "torch.rand(8, 3, 96, 96), torch.rand(8, 16, 96, 96)"
+    found = program(tmp_path, body, init, inputs, "x, y")
+    products = [n for n in found.after.nodes if isinstance(n.op, RegionOp) and n.op.template.startswith("con")]
+    computed = {n.op.fn for n in products for n in n.op.body.nodes if isinstance(n.op, PointwiseOp)}
+    assert computed - {"add"} == ({first} if first else set())
+
+
+def test_a_norm_whose_parts_meet_is_not_written(tmp_path: Path) -> None:
+    body = "a, b = self.n(x).chunk(2, 1)\nreturn a * torch.sigmoid(b)"
+    found = program(tmp_path, body, "self.n = nn.GroupNorm(4, 16)", "torch.rand(8, 16, 90, 90)")
+    assert templates(found) == ["row_stream", "pointwise"]
+    (statistics, _) = (step.plan for step in found.steps if isinstance(step, KernelStep))
+    assert all(dims.product(output.shape) == dims.product(("batch", 4)) for output in statistics.outputs)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return torch.softmax(x, -1).sum((1, 2))", 0),
+        ("return (torch.log_softmax(x, 2) * 2).amax(1)", 0),
+        ("return torch.softmax(x, -1).sum((1, 3))", 1),  # along its own axis, too
+        ("y = torch.softmax(x, -1)\nreturn y, y.sum(1)", 1),
+        ("return torch.softmax(x[:2], -1).sum(1)", 1),  # few elements
+        ("return torch.softmax(self.c(x), 1).sum((2, 3))", 1),  # in the convolution's kernel
+    ],
+)
+def test_a_softmax_that_is_only_reduced_is_not_written(body: str, expected: int, tmp_path: Path) -> None:
+    found = program(tmp_path, body, "self.c = nn.Conv2d(8, 16, 3, padding=1)", "torch.rand(32, 8, 128, 128)")
+    regions = [node.op.body.nodes for node in found.after.nodes if isinstance(node.op, RegionOp)]
+    assert sum(isinstance(node.op, SoftmaxOp) for nodes in regions for node in nodes) == expected
 
 
 def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> None:

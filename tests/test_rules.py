@@ -920,7 +920,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "sum over features and other axes = sum over the others of the sum over features,  mean likewise": _product_summed,
     "matmul(x, w) of one column = sum of x w over the last axis": _column,
     **{
-        f"sum(x {sign} c) = sum(x) {sign} sum(c),  mean likewise,  x a product": partial(_product_and_term, fn=fn)
+        f"sum(x {sign} c) = sum(x) {sign} sum(c),  mean likewise,  x a product or a norm": partial(
+            _product_and_term, fn=fn
+        )
         for fn, sign in (("add", "+"), ("sub", "-"))
     },
     "sum over samples of conv(x, w) = conv(sum over samples of x, w),  mean likewise": _samples_summed,
@@ -1028,6 +1030,7 @@ TRANSCENDENTAL = {
     "x tanh(softplus(x)) = mish(x)",
     "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
     "a n = a times n,  a a number,  n a size",
+    "softmax(x) = exp(x - max(x)) / its sum,  below a reduction along other axes",
     "softmax(permute(x)) = permute(softmax(x)),  up to results and reductions",
     "f(pad(x), a, b) = pad of it,  a, b numbers,  up to a reduction over axes that are not padded",
     *ELEMENTWISE,

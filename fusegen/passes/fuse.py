@@ -216,8 +216,10 @@ def _is_spread(grouping: Grouping, name: str) -> bool:
 
 
 def _computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
-    """Why elementwise work stays out of a kernel that would be one of several to compute it, or whose rows are read
-    several times, or None: the kernel of the product before it computes it once, and knows a channel without dividing.
+    """Why elementwise work stays out of a kernel beside which others need it too, or whose rows are read several
+    times, or None: the kernel of the product before it computes it once, and knows a channel without dividing.
+
+    Further data of every element is read where it is needed.
     """
     if not isinstance(node.op, PointwiseOp):
         return None
@@ -225,16 +227,18 @@ def _computed_once(grouping: Grouping, group: Group, node: Node, free: set[str],
     while pending:
         for name in pending.pop().inputs:
             source = grouping.by_name[name]
-            if name in chain or name not in free or source.type != node.type or not set(grouping.users[name]) <= chain:
+            if name in chain or name == head or source.type.shape != node.type.shape:
                 continue
-            if isinstance(source.op, (ConvOp, MatmulOp)) and head in (None, name):
+            if isinstance(source.op, (ConvOp, MatmulOp)) and head is None and name in free:
                 head = name
-            elif isinstance(source.op, PointwiseOp):
+            elif isinstance(source.op, PointwiseOp) and name in free and set(grouping.users[name]) <= chain:
                 chain.add(name)
                 pending.append(source)
+            else:
+                return None
     if head is None or not set(grouping.users[head]) <= chain:
         return None
-    if node.name not in group.copies:
+    if set(grouping.users[node.name]) <= group.owned:
         body, _ = grouping.body(group)
         space = poolrows.rows(body) if _template(body) == "row_stream" else None
         if space is None or not any(space.is_element(name) for name in body.outputs):

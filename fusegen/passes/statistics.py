@@ -35,6 +35,10 @@ def _apply(m: Match) -> Node:
     return moments.scaled(m, norm, distance, power, affine)
 
 
+WORTH = 1 << 22
+"""Elements of a softmax that leave the L2 cache before they are read again."""
+
+
 def _in_parts(m: Match) -> Node:
     softmax, x = m.root.op, m["x"]
     assert isinstance(softmax, SoftmaxOp)
@@ -54,6 +58,8 @@ def _is_reduced_elsewhere(m: Match) -> str | None:
     """
     softmax, source, node = m.root.op, m["x"], m.root
     assert isinstance(softmax, SoftmaxOp)
+    if dims.numel(node.type.shape, m.graph.sizes) < WORTH:
+        return ""
     while isinstance(source.op, PointwiseOp):
         source = m.graph.node(
             max(source.inputs, key=lambda name: dims.numel(m.graph.node(name).type.shape, m.graph.sizes))

@@ -115,9 +115,7 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1) ->
         least = -(-length // 4) if many else length
         parts = max(-(-length // 16), min(8, least)) if wide else -(-length // max(16, 64 // taken))
         return parts, max(8, min(max(32, 128 // parts) if wide else 128, 512 // parts))
-    if few:
-        values = 2
-    elif taken > 1 or not many or (length <= 1024 and not wide):
+    if taken > 1 or not many or (length <= 1024 and not wide):
         values = 8
     elif length <= 1024:
         values = 15
@@ -125,6 +123,8 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1) ->
         values = 32 if 4096 < length <= 8192 else 16
     parts = 4
     while parts < 1024 and length > parts * values:
+        parts *= 2
+    while few and parts < 128 and length > 2 * parts:
         parts *= 2
     return parts, max(1, 128 // parts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fusegen import dims, inference
 from fusegen.dims import Dim
-from fusegen.ir import MatmulOp, Node, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
+from fusegen.ir import MatmulOp, Node, NormalizeOp, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
 from fusegen.passes.algebra.channels import collapses
 from fusegen.passes.algebra.collapse import (
     LINEAR,
@@ -90,7 +90,17 @@ def _varying_term(m: Match) -> str | None:
     spatial = spatial_first(m.graph, m["x"])
     if spatial is not None and set(spatial) <= set(axes) and constant_along(m["c"], inner, spatial):
         return ""  # it is added to less than that, once the spatial axes are gone
-    return None if collapses(m.graph, m["x"], axes) else ""
+    return None if collapses(m.graph, m["x"], axes) or _averages_a_norm(m) else ""
+
+
+def _averages_a_norm(m: Match) -> bool:
+    """Whether a smaller term stands between a norm and its mean, which is one of moments."""
+    x, axes = m["x"], reduction(m).axes
+    small = 2 * dims.numel(m["c"].type.shape, m.graph.sizes) <= dims.numel(x.type.shape, m.graph.sizes)
+    while isinstance(x.op, ReshapeOp) and m.graph.has_one_reader(x.name):
+        x = m.graph.node(x.inputs[0])
+    both = isinstance(x.op, NormalizeOp) and (x.type.shape != m["x"].type.shape or not set(axes).isdisjoint(x.op.axes))
+    return small and both and m.graph.has_one_reader(x.name)
 
 
 def _sum_term(m: Match) -> Node:
@@ -215,7 +225,7 @@ RULES = (
     ),
     *(
         Rule(
-            f"sum(x {sign} c) = sum(x) {sign} sum(c),  mean likewise,  x a product",
+            f"sum(x {sign} c) = sum(x) {sign} sum(c),  mean likewise,  x a product or a norm",
             op(
                 ReduceOp,
                 op(PointwiseOp, anything("x"), anything("c"), name="inner", fn=fn, commutative=fn == "add"),
