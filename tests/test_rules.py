@@ -428,6 +428,22 @@ def _negated_sum(draw: Draw, fn: str) -> Node:
     return draw.reduce(y)
 
 
+def _sums_of_a_part(draw: Draw) -> Node:
+    conv = draw.conv()
+    axis = draw.rng.choice([0, 1])
+    part = _part(draw, conv, axis)
+    return draw.reduce(part, tuple(range(2, conv.type.rank)))
+
+
+def _one_tap_after_another(draw: Draw) -> Node:
+    first = draw.conv()
+    ones, zeros = (1,) * (first.type.rank - 2), (0,) * (first.type.rank - 2)
+    transposed, outputs, inputs = draw.rng.random() < 0.5, draw.rng.randint(1, 3), int(first.type.shape[1])
+    op = ConvOp(transposed=transposed, stride=ones, padding=zeros, dilation=ones, output_padding=zeros, groups=1)
+    weight = draw.leaf(*([inputs, outputs] if transposed else [outputs, inputs]), *ones)
+    return draw.reduce(draw.add(op, draw.times_number(first), weight), tuple(range(2, first.type.rank)))
+
+
 def _reshaped(draw: Draw, twice: bool) -> Node:
     shape = draw.shape()
     x = draw.leaf(*shape)
@@ -984,6 +1000,10 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "x / 1 = x": lambda d: _one(d, "div"),
     "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros": _summed_padding,
     "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
+    "sum(slice(x)) = slice(sum(x)) over other axes,  mean likewise,  above a product that stays whole": _sums_of_a_part,
+    "mean(conv(x, w)) over all spatial axes = matmul(mean(x), w),  one tap,  x a product,  sum likewise": (
+        _one_tap_after_another
+    ),
     "reduce(pad(x)) = pad(reduce(x)) over axes that are not padded": _reduced_padding,
     **{
         f"{text} = pad of it,  a, b numbers,  up to a reduction over axes that are not padded": partial(
@@ -1067,6 +1087,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pooled_norms, "_pays", lambda match, conv: None)
     monkeypatch.setattr(transposed_pools, "_pays", lambda match: None)
     monkeypatch.setattr(pools, "cheaper", lambda merged, direct: True)
+    monkeypatch.setattr(pools, "_dear", lambda *_: None)
     monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)
     monkeypatch.setattr(boxes, "unfit", lambda *_: None)
     monkeypatch.setattr(collapse, "_pays", lambda graph, conv, count: None)
@@ -1157,6 +1178,8 @@ def test_sums_that_get_no_further_come_to_rest(body: str, tmp_path: Path) -> Non
         "return (-self.transposed(x) / 3).flatten(2).mean(-1)",
         "return (1 - self.linear(x)).mean(-1)",
         "return torch.rsub(self.linear(x), self.t).sum((2, 3))",
+        "return self.conv(x)[:, :8].mean((2, 3))",
+        "return self.point(self.conv(x)).mean((2, 3))",
         "return (2 - F.pad(self.conv(x), (1, 2, 0, 1))).mean((2, 3))",
     ],
 )
@@ -1165,7 +1188,8 @@ def test_however_a_sum_is_spelt(body: str, tmp_path: Path) -> None:
     init = (
         "self.conv, self.linear = nn.Conv2d(32, 32, 3, padding=1), nn.Linear(64, 128)\n"
         "self.transposed = nn.ConvTranspose2d(32, 32, 4, 2, 1)\n"
-        "self.s, self.t = nn.Parameter(torch.randn(32, 1, 1)), nn.Parameter(torch.randn(128))"
+        "self.s, self.t = nn.Parameter(torch.randn(32, 1, 1)), nn.Parameter(torch.randn(128))\n"
+        "self.point = nn.Conv2d(32, 64, 1)"
     )
     before = decompose.run(traced(write(tmp_path, body, init, "torch.rand(16, 32, 64, 64)")).graph).graph
     after = algebra.run(before).graph
@@ -1377,3 +1401,12 @@ def test_norms_and_softmaxes_of_permuted_values(body: str, permutes: int, tmp_pa
     compiled = compile_file(write(tmp_path, body, init, "torch.rand(4, 3, 16, 15)"))
     found = [node for node in all_nodes(compiled) if isinstance(node.op, PermuteOp)]
     assert len(found) == permutes
+
+
+@pytest.mark.parametrize("window", [16, 512])
+def test_kernels_are_averaged_where_that_is_little_work(window: int, tmp_path: Path) -> None:
+    body, init = f"return F.avg_pool1d(self.c(x), {window})", "self.c = nn.Conv1d(32, 32, 3)"
+    graph = traced(write(tmp_path, body, init, "torch.rand(16, 32, 1026)")).graph
+    after = algebra.run(decompose.run(graph).graph).graph
+    (pooled,) = (node for node in after.nodes if isinstance(node.op, PoolOp))
+    assert isinstance(pooled.type.shape[0], int) == (window == 16)

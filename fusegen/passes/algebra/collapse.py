@@ -238,6 +238,28 @@ def _collapse(m: Match) -> Node:
     return m.add(ReshapeOp(shape=m.root.type.shape), m.add(contraction, sums, weights))
 
 
+def _takes_means(m: Match) -> str | None:
+    """A result is of one position of a product, which collapses in its turn."""
+    conv = m["conv"]
+    assert isinstance(conv.op, ConvOp)
+    spatial = tuple(range(2, 2 + conv.op.rank))
+    single = inference.is_pointwise(conv.op, inference.kernel_size(m["w"].type)) and conv.op.groups == 1
+    below = conv_below(m.graph, m["x"])
+    if not single or reduction(m).axes != spatial or not m.only_user("conv") or below is None:
+        return ""
+    return None if _collapse_obstacle(m.graph, below) is None else ""
+
+
+def _of_means(m: Match) -> Node:
+    x, w = m["x"], m["w"]
+    means = m.add(reduction(m).replace(keepdim=False), x)
+    weights = m.add(ReshapeOp(shape=w.type.shape[:2]), w)
+    transposed = isinstance(m["conv"].op, ConvOp) and not m["conv"].op.transposed
+    return m.add(
+        ReshapeOp(shape=m.root.type.shape), m.add(MatmulOp(transposed=transposed, precise=True), means, weights)
+    )
+
+
 def _can_collapse(m: Match) -> str | None:
     reduce, conv = reduction(m), m["conv"].op
     assert isinstance(conv, ConvOp)
@@ -351,6 +373,13 @@ RULES = (
         positions_first,
         Numerics.REASSOCIATES,
         _more_than_spatial,
+    ),
+    Rule(
+        "mean(conv(x, w)) over all spatial axes = matmul(mean(x), w),  one tap,  x a product,  sum likewise",
+        op(ReduceOp, _CONV, fn=LINEAR),
+        _of_means,
+        Numerics.REASSOCIATES,
+        _takes_means,
     ),
     Rule(
         "mean(conv(x, w)) over all spatial axes = taps-summed w times window means of x,  sum likewise",

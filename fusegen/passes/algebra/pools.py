@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fusegen import inference, ops
+from fusegen import dims, inference, ops
 from fusegen.errors import GraphError
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -178,9 +178,22 @@ def merged_taps(m: Match) -> str | None:
     pool, _ = found
     kernel = inference.kernel_size(m["w"].type)
     merged = math.prod(k + n - 1 for k, n in zip(kernel, pool.kernel, strict=True))
+    if reason := _dear(m, merged, math.prod(pool.kernel)):
+        return reason
     if cheaper(merged, math.prod(kernel) * math.prod(pool.stride)):
         return None
     return f"{merged} taps for every result, against {math.prod(kernel)} for each of {math.prod(pool.kernel)}"
+
+
+def _dear(m: Match, merged: int, window: int) -> str | None:
+    """Why ``merged`` taps, averages of ``window`` weights each, are no less work than the results, or None."""
+    samples, _, *positions = m["conv"].type.shape
+    direct = math.prod(inference.kernel_size(m["w"].type)) * dims.numel((samples, *positions), m.graph.sizes)
+    return (
+        f"averages of {window} weights for each of {merged} taps are much work"
+        if 4 * merged * window > direct
+        else None
+    )
 
 
 def cheaper(merged: int, direct: int) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from fusegen import dims
 from fusegen.costs.library import allows_tf32
 from fusegen.ir import ConvOp, Graph, MatmulOp, Node, ParamOp, PointwiseOp, PoolOp, ReduceOp, ReshapeOp, SliceOp
-from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, op
+from fusegen.passes.algebra.channels import collapses
+from fusegen.passes.algebra.collapse import LINEAR, reduction
+from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, anything, op
 
 SMALL = 4
 """How many times larger a result is than an operand of which a part may be copied for it."""
@@ -91,6 +93,21 @@ def _slice_operands(m: Match) -> Node:
     return m.add(inner, *(parts[o.name] if i in axes else o for i, o in enumerate(operands)))
 
 
+def _part_of_sums(m: Match) -> str | None:
+    """A part that cannot be taken of the weights is one of the sums, where these need no product."""
+    part = m["part"]
+    assert isinstance(part.op, SliceOp)
+    if part.op.axis in reduction(m).axes or not m.only_user("part"):
+        return ""
+    stays = _reaches_a_product(Match(m.graph, part, {"x": m["x"]})) is not None
+    return None if stays and collapses(m.graph, m["x"], reduction(m).axes) else ""
+
+
+def _sums_first(m: Match) -> Node:
+    sums = m.add(reduction(m).replace(keepdim=True), m["x"])
+    return m.add(ReshapeOp(shape=m.root.type.shape), m.add(m["part"].op, sums))
+
+
 def _rule(identity: str, inner: Pattern) -> Rule:
     return Rule(identity, op(SliceOp, inner), _slice_operands, Numerics.EXACT, _reaches_a_product)
 
@@ -103,5 +120,12 @@ RULES = (
     _rule("slice(conv(x, w)) = conv(x, slice(w)) of channels,  conv(slice(x), w) of samples", op(ConvOp, name="x")),
     _rule(
         "slice(matmul(x, w)) = matmul(x, slice(w)) of features,  matmul(slice(x), w) of rows", op(MatmulOp, name="x")
+    ),
+    Rule(
+        "sum(slice(x)) = slice(sum(x)) over other axes,  mean likewise,  above a product that stays whole",
+        op(ReduceOp, op(SliceOp, anything("x"), name="part"), fn=LINEAR),
+        _sums_first,
+        Numerics.REASSOCIATES,
+        _part_of_sums,
     ),
 )
