@@ -1371,7 +1371,7 @@ def test_a_size_times_a_number_is_taken_at_the_call(tmp_path: Path) -> None:
     [
         ("return (F.pad(self.conv(x), (1, 2), value=0.5) + 0.1).var(1)", True),
         ("return F.hardtanh(F.pad(self.conv(x), (1, 2)), -0.2, 0.4).amax(1)", True),
-        ("return (F.pad(self.conv(x), (1, 2)) + 0.1).prod(1)", True),
+        ("return (F.pad(self.conv(x), (1, 2)) + 1).prod(1)", True),
         ("return torch.exp(F.pad(self.conv(x), (1, 2))).var(3)", False),
         ("return F.pad(self.conv(x), (1, 2)) * self.conv.bias.view(-1, 1, 1)", False),
         ("return torch.log(F.pad(self.conv(x).exp(), (1, 2))).amax(1)", False),

@@ -189,30 +189,12 @@ def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str
             if isinstance(grouping.by_name[name].op, ConvOp):
                 if _refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
                     return f"the kernel of {name} takes it"
-            elif isinstance(grouping.by_name[name].op, heads) and not _is_spread(grouping, name):
+            elif isinstance(grouping.by_name[name].op, heads) and not grouping.is_spread(name):
                 return f"the kernel of {name} takes it"
             if isinstance(grouping.by_name[name].op, (PointwiseOp, ReshapeOp)):
                 seen.add(name)
                 pending.append(name)
     return None
-
-
-def _is_spread(grouping: Grouping, name: str) -> bool:
-    """Whether a row's value meets data of the rows: who reads that data anyway need not have it written once more."""
-    node = grouping.by_name[name]
-    if not isinstance(node.op, ReduceOp):
-        return False
-    data = grouping.by_name[node.inputs[0]].type.shape
-    chain, pending = {name}, [name]
-    while pending:
-        for user in grouping.users[pending.pop()]:
-            after = grouping.by_name[user]
-            if after.type.shape == data:
-                return True
-            if isinstance(after.op, (PointwiseOp, ReshapeOp)) and user not in chain:
-                chain.add(user)
-                pending.append(user)
-    return False
 
 
 def _computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:

@@ -118,6 +118,21 @@ class Grouping:
                 pending.extend(reads(kernel) if kernel else self.by_name[name].inputs)
         return False
 
+    def is_spread(self, name: str) -> bool:
+        """True for a row's value that meets data of its rows: who reads that data anyway needs no result of both."""
+        node = self.by_name[name]
+        if not isinstance(node.op, ReduceOp):
+            return False
+        data, chain, pending = self.by_name[node.inputs[0]].type.shape, {name}, [name]
+        while pending:
+            for user in map(self.by_name.__getitem__, self.users[pending.pop()]):
+                if user.type.shape == data:
+                    return True
+                if isinstance(user.op, (PointwiseOp, ReshapeOp)) and user.name not in chain:
+                    chain.add(user.name)
+                    pending.append(user.name)
+        return False
+
     def can_copy(self, node: Node) -> bool:
         """True when computing ``node`` again wherever it is read moves no more data than reading it.
 

@@ -45,21 +45,19 @@ def _sum_before_padding(m: Match) -> Node:
 
 
 def _reduced_value(m: Match) -> float | None:
-    """What a reduction makes of equal elements; None where that depends on a size that varies, or is not finite."""
+    """What a reduction makes of equal elements; None where that depends on a size that varies."""
     reduce, value = reduction(m), _padding(m).value
     count = dims.product(m["pad"].type.shape[axis] for axis in reduce.axes)
-    if (
-        reduce.fn in ("mean", "max", "min")
-        or (reduce.fn == "sum" and value == 0)
-        or (reduce.fn == "prod" and value == 1)
-    ):
-        return value
-    if reduce.fn == "var":
-        return 0.0
-    if reduce.fn not in ("sum", "prod") or not isinstance(count, int):
-        return None
-    found = value * count if reduce.fn == "sum" else math.copysign(abs(value) ** count, value if count % 2 else 1.0)
-    return found if abs(found) < 1e30 else None
+    match reduce.fn:
+        case "mean" | "max" | "min":
+            return value
+        case "var":
+            return 0.0
+        case "sum" if isinstance(count, int) or value == 0:
+            return value and value * int(count)
+        case "prod" if value in (0, 1):
+            return value
+    return None
 
 
 def _along_others(m: Match) -> str | None:
@@ -130,7 +128,7 @@ RULES = (
             f"{text} = pad of it,  a, b numbers,  up to a reduction over axes that are not padded",
             op(PointwiseOp, _PAD, *numbers, commutative=len(numbers) == 1),
             _function_before_padding,
-            Numerics.EXACT,
+            Numerics.REASSOCIATES,  # a function of a number is rounded once
             _up_to_a_reduction,
         )
         for text, numbers in (
