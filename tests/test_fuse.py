@@ -296,6 +296,23 @@ def test_a_softmax_that_is_only_reduced_is_not_written(body: str, expected: int,
     assert sum(isinstance(node.op, SoftmaxOp) for nodes in regions for node in nodes) == expected
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return self.c(x).mean((2, 3)) - self.c(y).mean((2, 3))",  # whose weights are added up alike
+        "return self.c(x).mean((2, 3)) * self.d(x).mean((2, 3))",  # whose data is
+        "return self.c(x).mean((0, 2, 3)) * self.c(x).sum((0, 2, 3))[:, None]",
+    ],
+)
+def test_sums_that_two_products_need_are_each_one_s_own(body: str, tmp_path: Path) -> None:
+    init = "self.c, self.d = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(3, 16, 3, padding=1)"
+    inputs = "torch.rand(8, 3, 40, 40), torch.rand(8, 3, 40, 40)"
+    found = program(tmp_path, body, init, inputs, "x, y")
+    assert templates(found).count("window_sum") == 2
+    assert "torch" not in templates(found)
+    compile_file(tmp_path / "model.py")
+
+
 def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> None:
     found = program(tmp_path, "return (x.relu() + 1).permute(0, 2, 3, 1)")
     assert templates(found) == ["pointwise", "torch"]

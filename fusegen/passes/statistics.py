@@ -17,6 +17,8 @@ from fusegen.ir import (
     RuleApplied,
     RuleRefused,
     SoftmaxOp,
+    TapSumOp,
+    WindowSumOp,
 )
 from fusegen.passes import moments, positions, simplify
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
@@ -93,10 +95,14 @@ RULES = (
 )
 
 
+_ONE_EACH = (InputOp, EagerOp, GetItemOp, TapSumOp, WindowSumOp)
+
+
 def merge(graph: Graph) -> Graph:
     """``graph`` with each value computed once: nodes of the same op and operands are one node.
 
-    Eager nodes stay: an op may draw random numbers.
+    Eager nodes stay: an op may draw random numbers. Sums of windows and of taps stay, too: a kernel computes both
+    and their product, and none of them is written.
     """
     names: dict[str, str] = {}
     known: dict[str, str] = {}
@@ -105,7 +111,7 @@ def merge(graph: Graph) -> Graph:
         inputs = tuple(names.get(name, name) for name in node.inputs)
         node = node.replace(inputs=inputs) if inputs != node.inputs else node
         key = f"{node.op!r} {inputs} {node.type!r}"
-        if isinstance(node.op, (InputOp, EagerOp, GetItemOp)) or key not in known:
+        if isinstance(node.op, _ONE_EACH) or key not in known:
             known.setdefault(key, node.name)
             nodes.append(node)
         else:
