@@ -429,10 +429,10 @@ def _negated_sum(draw: Draw, fn: str) -> Node:
 
 
 def _sums_of_a_part(draw: Draw) -> Node:
-    conv = draw.conv()
-    axis = draw.rng.choice([0, 1])
-    part = _part(draw, conv, axis)
-    return draw.reduce(part, tuple(range(2, conv.type.rank)))
+    """Of the channels of several groups, which no part of the weights gives."""
+    while not isinstance((conv := draw.conv()).op, ConvOp) or conv.op.groups == 1:
+        _restart(draw)
+    return draw.reduce(_part(draw, conv, 1), tuple(range(2, conv.type.rank)))
 
 
 def _one_tap_after_another(draw: Draw) -> Node:
