@@ -90,7 +90,8 @@ def run(
     symbols, where no input axis has exactly that size.
     """
     found = {size: inputs[position].shape[axis] for size, (position, axis) in bound_sizes(graph).items()}
-    return _compile(graph)(inputs, params, {**found, **(sizes or {})})
+    results = _compile(graph)(inputs, params, {**found, **(sizes or {})})
+    return tuple(r if torch.is_tensor(r) else torch.tensor(r, dtype=torch.float64) for r in results)  # of a constant
 
 
 def of_numbers(op: ir.PointwiseOp, numbers: Sequence[float]) -> float:

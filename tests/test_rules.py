@@ -1351,14 +1351,9 @@ def test_functions_of_numbers_and_sizes_are_constants(name: str, tmp_path: Path)
 
 def test_a_size_times_a_number_is_taken_at_the_call(tmp_path: Path) -> None:
     path = write(tmp_path, "return (F.relu(x) + 0.5).sum(3)", inputs="torch.rand(4, 3, 6, 5)")
-    graph = compile_file(path).program.after
-    (scaled,) = {
-        n.op.times
-        for node in graph.nodes
-        if isinstance(node.op, RegionOp)
-        for n in node.op.body.nodes
-        if isinstance(n.op, ConstOp)
-    } - {1.0}
+    compiled = compile_file(path)
+    graph = compiled.program.after
+    (scaled,) = {node.op.times for node in all_nodes(compiled) if isinstance(node.op, ConstOp)} - {1.0}
     assert scaled == 0.5
     for width in (1, 7):
         x = torch.randn(2, 3, 6, width)

@@ -149,10 +149,7 @@ def _run(
     copies = {path: value.clone() for path, value in params.items()}
     try:
         with torch.no_grad():
-            results = interpret.run(graph, [value.clone() for value in inputs], copies, sizes)
-            return tuple(
-                torch.as_tensor(result, dtype=None if torch.is_tensor(result) else torch.float64) for result in results
-            )
+            return interpret.run(graph, [value.clone() for value in inputs], copies, sizes)
     except FusegenError:
         raise
     except Exception as error:

@@ -13,9 +13,9 @@ from fusegen import dims, inference, ops
 from fusegen.costs import boxes, contractions, direct, library
 from fusegen.costs.tiling import TooLarge
 from fusegen.errors import GraphError
-from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, TensorType
+from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, PadOp, PoolOp, TensorType
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
-from fusegen.passes.algebra.collapse import LINEAR, READ_ELSEWHERE
+from fusegen.passes.algebra.collapse import READ_ELSEWHERE, is_summed
 from fusegen.passes.algebra.pools import CONV, is_plain, merged_conv, merged_taps
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
 from fusegen.spaces.rowspace import NotFusable
@@ -61,18 +61,6 @@ def _result(m: Match) -> TensorType | None:
         return None
 
 
-def _is_summed(graph: Graph, node: Node) -> bool:
-    """True when a sum or mean is all that becomes of ``node``, through additions and scalings: it goes inward."""
-    users = graph.users()
-    while len(users[node.name]) == 1 and node.name not in graph.results:
-        node = graph.node(users[node.name][0])
-        if isinstance(node.op, ReduceOp):
-            return node.op.fn in LINEAR
-        if not isinstance(node.op, PointwiseOp) or node.op.fn not in ("add", "sub", "mul", "div", "neg"):
-            return False
-    return False
-
-
 def _computes(m: Match) -> str | None:
     pool, conv = _ops(m)
     if pool.rank != conv.rank or m["x"].type.dtype is not DType.FLOAT32 or isinstance(m["x"].op, PoolOp):
@@ -85,7 +73,7 @@ def _computes(m: Match) -> str | None:
         return ""
     if not m.only_user("conv"):
         return READ_ELSEWHERE
-    if _is_summed(m.graph, m.root):
+    if is_summed(m.graph, m.root):
         return "the sum above it goes inward"
     if reason := boxes.unfit(conv, m["w"], pool):
         return reason

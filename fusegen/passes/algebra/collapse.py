@@ -32,6 +32,8 @@ MAX_WINDOWS = 64
 """Distinct boxes that a kernel keeps sums for."""
 
 LINEAR = ("sum", "mean")
+TERMS_AND_FACTORS = ("add", "sub", "mul", "div", "neg")
+"""Elementwise functions that sums pass through."""
 READ_ELSEWHERE = "the convolution's output is read elsewhere too, so it must be computed anyway"
 _ALONG_ROWS = (NormalizeOp, ReduceOp, ScanOp, SoftmaxOp)
 
@@ -155,7 +157,7 @@ def conv_below(graph: Graph, node: Node, axes: tuple[int, ...] = ()) -> Node | N
     Other operands do not vary along ``axes``.
     """
     by_name, users = graph.by_name, graph.users()
-    while isinstance(node.op, PointwiseOp) and node.op.fn in ("add", "sub", "mul", "div", "neg"):
+    while isinstance(node.op, PointwiseOp) and node.op.fn in TERMS_AND_FACTORS:
         operands = [by_name[name] for name in node.inputs]
         data = next((i for i, operand in enumerate(operands) if operand.type.shape == node.type.shape), None)
         if len(users[node.name]) > 1 or data is None:
@@ -165,6 +167,22 @@ def conv_below(graph: Graph, node: Node, axes: tuple[int, ...] = ()) -> Node | N
             return None
         node = below
     return node if isinstance(node.op, ConvOp) else None
+
+
+def is_summed(graph: Graph, node: Node, ends: tuple[type, ...] = (ReduceOp,), through: tuple[type, ...] = ()) -> bool:
+    """True when a sum or mean is all that becomes of ``node``, through terms, factors and such ops: it goes inward.
+
+    ``ends``: the ops that a sum or mean may be.
+    """
+    users = graph.users()
+    while len(users[node.name]) == 1 and node.name not in graph.results:
+        node = graph.node(users[node.name][0])
+        if isinstance(node.op, ends):
+            return getattr(node.op, "fn", None) in LINEAR
+        passes = isinstance(node.op, PointwiseOp) and node.op.fn in TERMS_AND_FACTORS
+        if not passes and not isinstance(node.op, through):
+            return False
+    return False
 
 
 def unsummable(graph: Graph, conv: Node, axis: int) -> str | None:
@@ -185,7 +203,7 @@ def product_below(graph: Graph, node: Node) -> bool:
     """True when a matrix product lies under ``node`` through what sums pass through, all of it read here alone."""
     by_name, users = graph.by_name, graph.users()
     while len(users[node.name]) == 1 and node.name not in graph.results:
-        if isinstance(node.op, PointwiseOp) and node.op.fn not in ("add", "sub", "mul", "div", "neg"):
+        if isinstance(node.op, PointwiseOp) and node.op.fn not in TERMS_AND_FACTORS:
             return False
         if not isinstance(node.op, (PointwiseOp, ReshapeOp)):
             return isinstance(node.op, MatmulOp)

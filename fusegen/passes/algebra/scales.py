@@ -25,7 +25,7 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
 )
-from fusegen.passes.algebra.collapse import conv_below, product_below
+from fusegen.passes.algebra.collapse import conv_below, is_summed, product_below
 from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, anything, op
 
 _TAKES_IT_ALONG = (NormalizeOp, PointwiseOp, PoolOp, ReduceOp, SoftmaxOp)
@@ -81,26 +81,12 @@ def _follows(m: Match) -> str | None:
 
 # --- signs --------------------------------------------------------------------------------------
 
-_LINEAR = ("add", "sub", "mul", "div", "neg")
 _VIEWS = (PadOp, PermuteOp, ReshapeOp)
-
-
-def _is_summed(graph: Graph, node: Node) -> bool:
-    """Whether all that follows, through what sums pass through, is a sum or a mean."""
-    while graph.has_one_reader(node.name):
-        node = graph.node(graph.users()[node.name][0])
-        if isinstance(node.op, (PoolOp, ReduceOp)):
-            return node.op.fn in ("sum", "mean")
-        if not isinstance(node.op, (CatOp, *_VIEWS)) and not (
-            isinstance(node.op, PointwiseOp) and node.op.fn in _LINEAR
-        ):
-            return False
-    return False
 
 
 def _sums_a_product(m: Match) -> str | None:
     x = m["x"]
-    if x.type != m.root.type or not _is_summed(m.graph, m.root):
+    if x.type != m.root.type or not is_summed(m.graph, m.root, (PoolOp, ReduceOp), (CatOp, *_VIEWS)):
         return ""
     while isinstance(x.op, _VIEWS) and m.graph.has_one_reader(x.name):
         x = m.graph.node(x.inputs[0])
