@@ -575,6 +575,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
 constexpr int STATE = 3;   // floats of a partial state: elements, their mean, and the sum of squared distances from it
 
 struct Tail {
+    int64_t rows;         // of statistics: channels
     const float* p2;
     const float* p3;
     float* y1;
@@ -587,39 +588,39 @@ struct Tail {
     int64_t width;
 };
 
-constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sector of neighbouring channels' states
+constexpr int FINISH_ROWS = 8, FINISH_THREADS = 1024;   // of a block: at least a sector of neighbouring channels' states
 
-// Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
+// Adds up the states of every row in a fixed order, about the mean of one of them, in double, which costs nothing here.
 template <typename Parts>
 __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
     await_previous();
     __shared__ double sums[STATE][FINISH_THREADS];
     const int thread = threadIdx.x;
-    const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
+    const int64_t row = int64_t(blockIdx.x) * FINISH_ROWS + thread % FINISH_ROWS;
     double origin = 0.0, count = 0.0, apart = 0.0, squares = 0.0;
-    if (channel < 64) {
-        parts.each(static_cast<int>(channel), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
-        parts.each(static_cast<int>(channel), thread / FINISH_CHANNELS, FINISH_THREADS / FINISH_CHANNELS, [&](const float* state) {
+    if (row < args.rows) {
+        parts.each(static_cast<int>(row), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
+        parts.each(static_cast<int>(row), thread / FINISH_ROWS, FINISH_THREADS / FINISH_ROWS, [&](const float* state) {
             const double n = __ldg(state), distance = n > 0.0 ? __ldg(state + Parts::PITCH) - origin : 0.0;
             count += n, apart += n * distance, squares += __ldg(state + 2 * Parts::PITCH) + n * distance * distance;
         });
     }
     sums[0][thread] = count, sums[1][thread] = apart, sums[2][thread] = squares;
 #pragma unroll 1
-    for (int d = FINISH_THREADS / 2; d >= FINISH_CHANNELS; d /= 2) {
+    for (int d = FINISH_THREADS / 2; d >= FINISH_ROWS; d /= 2) {
         __syncthreads();
         if (thread < d)
             for (int k = 0; k < STATE; ++k) sums[k][thread] += sums[k][thread + d];
     }
-    if (thread >= FINISH_CHANNELS || channel >= 64) return;
+    if (thread >= FINISH_ROWS || row >= args.rows) return;
     count = sums[0][thread], apart = sums[1][thread] / count, squares = sums[2][thread] / count - apart * apart;
     [[maybe_unused]] const float mean = static_cast<float>(origin + apart), variance = static_cast<float>(squares < 0.0 ? 0.0 : squares);
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     const float v_variance = variance;   // %batch_norm_1: float32[1, 64, 1, 1]
-    const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[64]
-    const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[64]
+    const float v_p2 = __ldg(args.p2 + row);   // %b_norm_running_mean: float32[64]
+    const float v_p3 = __ldg(args.p3 + row);   // %b_norm_running_var: float32[64]
     const float t0 = v_variance;   // %batch_norm_1: float32[1, 64, 1, 1] = input(1)
     const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
     const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
@@ -631,16 +632,16 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     const float t7 = v_p3 * 0x1.e66666p-1f;   // %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
     const float t5 = t4 + t3;   // %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
     const float t8 = t7 + t6;   // %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
-    args.y1[channel] = mean;
-    args.y2[channel] = t5;
-    args.y3[channel] = t8;
-    args.y4[channel] = t10;
-    if (channel == 0) *args.n0 += 1;
+    args.y1[row] = mean;
+    args.y2[row] = t5;
+    args.y3[row] = t8;
+    args.y4[row] = t10;
+    if (row == 0) *args.n0 += 1;
 }
 
 template <typename Parts>
 static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
-    enqueue(finish<Parts>, 8, FINISH_THREADS, 0, stream, parts, tail);
+    enqueue(finish<Parts>, static_cast<unsigned int>((tail.rows + FINISH_ROWS - 1) / FINISH_ROWS), FINISH_THREADS, 0, stream, parts, tail);
     return cudaGetLastError();
 }
 
@@ -1157,6 +1158,7 @@ extern "C" int k0_contraction_in_place(const float* p0, const float* x0, const f
     args.y4 = y4;
     args.n0 = n0;
     Tail tail = {};
+    tail.rows = 64;
     tail.p2 = p2;
     tail.p3 = p3;
     tail.y1 = y1;
@@ -1431,6 +1433,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
 constexpr int STATE = 3;   // floats of a partial state: elements, their mean, and the sum of squared distances from it
 
 struct Tail {
+    int64_t rows;         // of statistics: channels
     const float* p2;
     const float* p3;
     float* y1;
@@ -1443,39 +1446,39 @@ struct Tail {
     int64_t width;
 };
 
-constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sector of neighbouring channels' states
+constexpr int FINISH_ROWS = 8, FINISH_THREADS = 1024;   // of a block: at least a sector of neighbouring channels' states
 
-// Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
+// Adds up the states of every row in a fixed order, about the mean of one of them, in double, which costs nothing here.
 template <typename Parts>
 __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
     await_previous();
     __shared__ double sums[STATE][FINISH_THREADS];
     const int thread = threadIdx.x;
-    const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
+    const int64_t row = int64_t(blockIdx.x) * FINISH_ROWS + thread % FINISH_ROWS;
     double origin = 0.0, count = 0.0, apart = 0.0, squares = 0.0;
-    if (channel < 64) {
-        parts.each(static_cast<int>(channel), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
-        parts.each(static_cast<int>(channel), thread / FINISH_CHANNELS, FINISH_THREADS / FINISH_CHANNELS, [&](const float* state) {
+    if (row < args.rows) {
+        parts.each(static_cast<int>(row), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
+        parts.each(static_cast<int>(row), thread / FINISH_ROWS, FINISH_THREADS / FINISH_ROWS, [&](const float* state) {
             const double n = __ldg(state), distance = n > 0.0 ? __ldg(state + Parts::PITCH) - origin : 0.0;
             count += n, apart += n * distance, squares += __ldg(state + 2 * Parts::PITCH) + n * distance * distance;
         });
     }
     sums[0][thread] = count, sums[1][thread] = apart, sums[2][thread] = squares;
 #pragma unroll 1
-    for (int d = FINISH_THREADS / 2; d >= FINISH_CHANNELS; d /= 2) {
+    for (int d = FINISH_THREADS / 2; d >= FINISH_ROWS; d /= 2) {
         __syncthreads();
         if (thread < d)
             for (int k = 0; k < STATE; ++k) sums[k][thread] += sums[k][thread + d];
     }
-    if (thread >= FINISH_CHANNELS || channel >= 64) return;
+    if (thread >= FINISH_ROWS || row >= args.rows) return;
     count = sums[0][thread], apart = sums[1][thread] / count, squares = sums[2][thread] / count - apart * apart;
     [[maybe_unused]] const float mean = static_cast<float>(origin + apart), variance = static_cast<float>(squares < 0.0 ? 0.0 : squares);
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     const float v_variance = variance;   // %batch_norm_1: float32[1, 64, 1, 1]
-    const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[64]
-    const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[64]
+    const float v_p2 = __ldg(args.p2 + row);   // %b_norm_running_mean: float32[64]
+    const float v_p3 = __ldg(args.p3 + row);   // %b_norm_running_var: float32[64]
     const float t0 = v_variance;   // %batch_norm_1: float32[1, 64, 1, 1] = input(1)
     const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
     const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
@@ -1487,16 +1490,16 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     const float t7 = v_p3 * 0x1.e66666p-1f;   // %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
     const float t5 = t4 + t3;   // %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
     const float t8 = t7 + t6;   // %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
-    args.y1[channel] = mean;
-    args.y2[channel] = t5;
-    args.y3[channel] = t8;
-    args.y4[channel] = t10;
-    if (channel == 0) *args.n0 += 1;
+    args.y1[row] = mean;
+    args.y2[row] = t5;
+    args.y3[row] = t8;
+    args.y4[row] = t10;
+    if (row == 0) *args.n0 += 1;
 }
 
 template <typename Parts>
 static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
-    enqueue(finish<Parts>, 8, FINISH_THREADS, 0, stream, parts, tail);
+    enqueue(finish<Parts>, static_cast<unsigned int>((tail.rows + FINISH_ROWS - 1) / FINISH_ROWS), FINISH_THREADS, 0, stream, parts, tail);
     return cudaGetLastError();
 }
 
@@ -2053,6 +2056,7 @@ extern "C" int k0_contraction_sm90(const float* p0, const float* x0, const float
     args.y4 = y4;
     args.n0 = n0;
     Tail tail = {};
+    tail.rows = 64;
     tail.p2 = p2;
     tail.p3 = p3;
     tail.y1 = y1;
@@ -2406,6 +2410,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
 constexpr int STATE = 3;   // floats of a partial state: elements, their mean, and the sum of squared distances from it
 
 struct Tail {
+    int64_t rows;         // of statistics: channels
     const float* p2;
     const float* p3;
     float* y1;
@@ -2418,39 +2423,39 @@ struct Tail {
     int64_t width;
 };
 
-constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sector of neighbouring channels' states
+constexpr int FINISH_ROWS = 8, FINISH_THREADS = 1024;   // of a block: at least a sector of neighbouring channels' states
 
-// Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
+// Adds up the states of every row in a fixed order, about the mean of one of them, in double, which costs nothing here.
 template <typename Parts>
 __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
     await_previous();
     __shared__ double sums[STATE][FINISH_THREADS];
     const int thread = threadIdx.x;
-    const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
+    const int64_t row = int64_t(blockIdx.x) * FINISH_ROWS + thread % FINISH_ROWS;
     double origin = 0.0, count = 0.0, apart = 0.0, squares = 0.0;
-    if (channel < 64) {
-        parts.each(static_cast<int>(channel), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
-        parts.each(static_cast<int>(channel), thread / FINISH_CHANNELS, FINISH_THREADS / FINISH_CHANNELS, [&](const float* state) {
+    if (row < args.rows) {
+        parts.each(static_cast<int>(row), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
+        parts.each(static_cast<int>(row), thread / FINISH_ROWS, FINISH_THREADS / FINISH_ROWS, [&](const float* state) {
             const double n = __ldg(state), distance = n > 0.0 ? __ldg(state + Parts::PITCH) - origin : 0.0;
             count += n, apart += n * distance, squares += __ldg(state + 2 * Parts::PITCH) + n * distance * distance;
         });
     }
     sums[0][thread] = count, sums[1][thread] = apart, sums[2][thread] = squares;
 #pragma unroll 1
-    for (int d = FINISH_THREADS / 2; d >= FINISH_CHANNELS; d /= 2) {
+    for (int d = FINISH_THREADS / 2; d >= FINISH_ROWS; d /= 2) {
         __syncthreads();
         if (thread < d)
             for (int k = 0; k < STATE; ++k) sums[k][thread] += sums[k][thread + d];
     }
-    if (thread >= FINISH_CHANNELS || channel >= 64) return;
+    if (thread >= FINISH_ROWS || row >= args.rows) return;
     count = sums[0][thread], apart = sums[1][thread] / count, squares = sums[2][thread] / count - apart * apart;
     [[maybe_unused]] const float mean = static_cast<float>(origin + apart), variance = static_cast<float>(squares < 0.0 ? 0.0 : squares);
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     const float v_variance = variance;   // %batch_norm_1: float32[1, 64, 1, 1]
-    const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[64]
-    const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[64]
+    const float v_p2 = __ldg(args.p2 + row);   // %b_norm_running_mean: float32[64]
+    const float v_p3 = __ldg(args.p3 + row);   // %b_norm_running_var: float32[64]
     const float t0 = v_variance;   // %batch_norm_1: float32[1, 64, 1, 1] = input(1)
     const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
     const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
@@ -2462,16 +2467,16 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     const float t7 = v_p3 * 0x1.e66666p-1f;   // %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
     const float t5 = t4 + t3;   // %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
     const float t8 = t7 + t6;   // %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
-    args.y1[channel] = mean;
-    args.y2[channel] = t5;
-    args.y3[channel] = t8;
-    args.y4[channel] = t10;
-    if (channel == 0) *args.n0 += 1;
+    args.y1[row] = mean;
+    args.y2[row] = t5;
+    args.y3[row] = t8;
+    args.y4[row] = t10;
+    if (row == 0) *args.n0 += 1;
 }
 
 template <typename Parts>
 static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
-    enqueue(finish<Parts>, 8, FINISH_THREADS, 0, stream, parts, tail);
+    enqueue(finish<Parts>, static_cast<unsigned int>((tail.rows + FINISH_ROWS - 1) / FINISH_ROWS), FINISH_THREADS, 0, stream, parts, tail);
     return cudaGetLastError();
 }
 
@@ -3105,6 +3110,7 @@ extern "C" int k0_contraction_fp32(const float* p0, const float* x0, const float
     args.y4 = y4;
     args.n0 = n0;
     Tail tail = {};
+    tail.rows = 64;
     tail.p2 = p2;
     tail.p3 = p3;
     tail.y1 = y1;
@@ -3805,6 +3811,7 @@ int compute(const float* p0, const float* x0, const float* p1, const float* p2, 
 constexpr int STATE = 3;   // floats of a partial state: elements, their mean, and the sum of squared distances from it
 
 struct Tail {
+    int64_t rows;         // of statistics: channels
     const float* p2;
     const float* p3;
     float* y1;
@@ -3817,39 +3824,39 @@ struct Tail {
     int64_t width;
 };
 
-constexpr int FINISH_CHANNELS = 8, FINISH_THREADS = 1024;   // of a block: a sector of neighbouring channels' states
+constexpr int FINISH_ROWS = 8, FINISH_THREADS = 1024;   // of a block: at least a sector of neighbouring channels' states
 
-// Adds up the states of every channel in a fixed order, about the mean of one of them, in double, which costs nothing here.
+// Adds up the states of every row in a fixed order, about the mean of one of them, in double, which costs nothing here.
 template <typename Parts>
 __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
     await_previous();
     __shared__ double sums[STATE][FINISH_THREADS];
     const int thread = threadIdx.x;
-    const int64_t channel = int64_t(blockIdx.x) * FINISH_CHANNELS + thread % FINISH_CHANNELS;
+    const int64_t row = int64_t(blockIdx.x) * FINISH_ROWS + thread % FINISH_ROWS;
     double origin = 0.0, count = 0.0, apart = 0.0, squares = 0.0;
-    if (channel < 64) {
-        parts.each(static_cast<int>(channel), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
-        parts.each(static_cast<int>(channel), thread / FINISH_CHANNELS, FINISH_THREADS / FINISH_CHANNELS, [&](const float* state) {
+    if (row < args.rows) {
+        parts.each(static_cast<int>(row), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
+        parts.each(static_cast<int>(row), thread / FINISH_ROWS, FINISH_THREADS / FINISH_ROWS, [&](const float* state) {
             const double n = __ldg(state), distance = n > 0.0 ? __ldg(state + Parts::PITCH) - origin : 0.0;
             count += n, apart += n * distance, squares += __ldg(state + 2 * Parts::PITCH) + n * distance * distance;
         });
     }
     sums[0][thread] = count, sums[1][thread] = apart, sums[2][thread] = squares;
 #pragma unroll 1
-    for (int d = FINISH_THREADS / 2; d >= FINISH_CHANNELS; d /= 2) {
+    for (int d = FINISH_THREADS / 2; d >= FINISH_ROWS; d /= 2) {
         __syncthreads();
         if (thread < d)
             for (int k = 0; k < STATE; ++k) sums[k][thread] += sums[k][thread + d];
     }
-    if (thread >= FINISH_CHANNELS || channel >= 64) return;
+    if (thread >= FINISH_ROWS || row >= args.rows) return;
     count = sums[0][thread], apart = sums[1][thread] / count, squares = sums[2][thread] / count - apart * apart;
     [[maybe_unused]] const float mean = static_cast<float>(origin + apart), variance = static_cast<float>(squares < 0.0 ? 0.0 : squares);
     [[maybe_unused]] const int64_t batch = args.batch;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     const float v_variance = variance;   // %batch_norm_1: float32[1, 64, 1, 1]
-    const float v_p2 = __ldg(args.p2 + channel);   // %b_norm_running_mean: float32[64]
-    const float v_p3 = __ldg(args.p3 + channel);   // %b_norm_running_var: float32[64]
+    const float v_p2 = __ldg(args.p2 + row);   // %b_norm_running_mean: float32[64]
+    const float v_p3 = __ldg(args.p3 + row);   // %b_norm_running_var: float32[64]
     const float t0 = v_variance;   // %batch_norm_1: float32[1, 64, 1, 1] = input(1)
     const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
     const float t2 = t1 / static_cast<float>(batch*height*width - 1);   // %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
@@ -3861,16 +3868,16 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     const float t7 = v_p3 * 0x1.e66666p-1f;   // %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
     const float t5 = t4 + t3;   // %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
     const float t8 = t7 + t6;   // %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
-    args.y1[channel] = mean;
-    args.y2[channel] = t5;
-    args.y3[channel] = t8;
-    args.y4[channel] = t10;
-    if (channel == 0) *args.n0 += 1;
+    args.y1[row] = mean;
+    args.y2[row] = t5;
+    args.y3[row] = t8;
+    args.y4[row] = t10;
+    if (row == 0) *args.n0 += 1;
 }
 
 template <typename Parts>
 static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
-    enqueue(finish<Parts>, 8, FINISH_THREADS, 0, stream, parts, tail);
+    enqueue(finish<Parts>, static_cast<unsigned int>((tail.rows + FINISH_ROWS - 1) / FINISH_ROWS), FINISH_THREADS, 0, stream, parts, tail);
     return cudaGetLastError();
 }
 
@@ -3886,14 +3893,14 @@ struct Swept {
     }
 };
 
-// Block (channel, part): the channel in samples part, part + gridDim.y, ... Sums are about the first element.
+// Block (channel, part): the channel in samples part, part + parts, ... Sums are about the first element.
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, float* states) {
     await_previous();
+    const int64_t channel = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
     __shared__ double sums[2][SWEEP_THREADS];
-    const int64_t channel = blockIdx.x;
-    const float origin = __ldg(y + (blockIdx.y * int64_t(64) + channel) * positions);
+    const float origin = __ldg(y + (part * 64 + channel) * positions);
     double sum = 0.0, squares = 0.0, count = 0.0;
-    for (int64_t sample = blockIdx.y; sample < samples; sample += gridDim.y) {
+    for (int64_t sample = part; sample < samples; sample += parts) {
         const float* row = y + (sample * 64 + channel) * positions;
         for (int64_t begin = 0; begin < positions; begin += 256 * SWEEP_THREADS) {   // short chains in float
             const int64_t left = positions - begin, end = left < 256 * SWEEP_THREADS ? left : 256 * SWEEP_THREADS;
@@ -3914,26 +3921,27 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__
     }
     if (threadIdx.x) return;
     const double shift = sums[0][0] / count, left = sums[1][0] - shift * sums[0][0];
-    float* state = states + int64_t(blockIdx.y) * (STATE * 64) + channel;
+    float* state = states + part * (STATE * 64) + channel;
     state[0] = static_cast<float>(count);
     state[64] = static_cast<float>(origin + shift);
     state[2 * 64] = static_cast<float>(left < 0.0 ? 0.0 : left);
 }
 
-constexpr int64_t SWEEP_BYTES = int64_t(SWEEP_PARTS) * STATE * 64 * int64_t(sizeof(float));
+constexpr int64_t sweep_bytes(int64_t) { return int64_t(SWEEP_PARTS) * STATE * 64 * int64_t(sizeof(float)); }
 
 extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t height, int64_t width) {
-    return workspace_bytes() + SWEEP_BYTES;
+    return workspace_bytes() + sweep_bytes(batch);
 }
 
 extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (const int error = compute(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream)) return error;
     const int64_t samples = batch, positions = height*width;
-    const int parts = static_cast<int>(samples < SWEEP_PARTS ? samples : SWEEP_PARTS);
     float* const states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
+    const int parts = static_cast<int>(samples < SWEEP_PARTS ? samples : SWEEP_PARTS);
     if (samples * positions) enqueue(sweep, dim3(64, parts), SWEEP_THREADS, 0, stream, y0, samples, positions, states);
     if (const int error = cudaGetLastError()) return error;
     Tail tail = {};
+    tail.rows = 64;
     tail.p2 = p2;
     tail.p3 = p3;
     tail.y1 = y1;
@@ -4709,18 +4717,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f4e5c7ae2063c19c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f2aa1c779176fa7b, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f4e5c7ae2063c19c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f2aa1c779176fa7b, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f4e5c7ae2063c19c"
+_fusegen_NAMESPACE = "fusegen_f2aa1c779176fa7b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -328,6 +328,7 @@ struct Args {
     const float* p0;
     float* y0;
     float *weights, *states;        // workspace
+    int64_t state_quads;          // of 16 bytes
     CUtensorMap map;              // of x: [samples and groups][channels][z][y][x]
     FastDivide tiles_x, tiles_y, tiles_z;   // of a sample
     int batch, first_sample, tiles;
@@ -419,6 +420,8 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         }
         reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
     }
+    // Not every warp meets every sample.
+    for (int64_t i = index; i < args.state_quads; i += count) reinterpret_cast<uint4*>(args.states)[i] = make_uint4(0u, 0u, 0u, 0u);
 }
 
 constexpr int PREPARE_THREADS = 256;
@@ -852,6 +855,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     const Layout l = layout(batch, in, out);
     args.weights = static_cast<float*>(workspace);
     args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + l.bytes - state_bytes(batch));
+    args.state_quads = state_bytes(batch) / 16;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.batch = static_cast<int>(batch);
     auto tiles = [&](int axis) { return fast_divide(static_cast<unsigned int>(axis_tiles(axis, out[axis]))); };
@@ -859,9 +863,10 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     args.tiles = static_cast<int>(batch * args.tiles_z.divisor * args.tiles_y.divisor * args.tiles_x.divisor);
     args.steps = (args.tiles + WARPGROUPS * SHARE - 1) / (WARPGROUPS * SHARE);
     if (!describe(args.map, args.x, batch, in)) return cudaErrorNotSupported;
-    if (cudaError_t error = cudaMemsetAsync(args.states, 0, state_bytes(batch), stream)) return error;   // not every warp meets every sample
     {
-        enqueue(prepare, (KINDS * (KIND_BYTES / 16) + PREPARE_THREADS - 1) / PREPARE_THREADS, PREPARE_THREADS, 0, stream, args);
+        const int64_t quads = args.state_quads / 4 < KINDS * (KIND_BYTES / 16) ? KINDS * (KIND_BYTES / 16) : args.state_quads / 4;
+        const unsigned int blocks = static_cast<unsigned int>((quads + PREPARE_THREADS - 1) / PREPARE_THREADS);
+        enqueue(prepare, blocks, PREPARE_THREADS, 0, stream, args);
         if (cudaError_t error = cudaGetLastError()) return error;
         const int busy = int64_t(KINDS) * args.steps < clusters ? KINDS * args.steps : clusters;   // clusters with work: each leaves states
         // The kernel starts while the preparation ends, and waits for it where it reads.
@@ -978,6 +983,7 @@ struct Args {
     const float* p0;
     float* y0;
     float *weights, *grid, *states;        // workspace
+    int64_t state_quads;          // of 16 bytes
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
     unsigned int weight_rows;     // rows of the preparation's blocks that write weights
@@ -1074,6 +1080,8 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         }
         reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
     }
+    // Not every warp meets every sample.
+    for (int64_t i = index; i < args.state_quads; i += count) reinterpret_cast<uint4*>(args.states)[i] = make_uint4(0u, 0u, 0u, 0u);
 }
 
 constexpr int PREPARE_THREADS = 256;
@@ -1564,6 +1572,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     args.weights = static_cast<float*>(workspace);
     args.grid = args.weights + l.weight_bytes / 4;
     args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + l.bytes - state_bytes(batch));
+    args.state_quads = state_bytes(batch) / 16;
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
@@ -1585,7 +1594,6 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         }
     args.whole = openings == RESIDUES;
     args.turns = openings * CHUNKS <= STAGES;
-    if (cudaError_t error = cudaMemsetAsync(args.states, 0, state_bytes(batch), stream)) return error;   // not every warp meets every sample
     for (int64_t sample = 0; sample < batch; sample += l.samples) {
         args.first_sample = static_cast<int>(sample);
         args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
@@ -1721,6 +1729,7 @@ struct Args {
     const float* p0;
     float* y0;
     float *weights, *grid, *states;        // workspace
+    int64_t state_quads;          // of 16 bytes
     unsigned int* peaks;          // bits of the largest magnitudes, of every output channel's weights and every sample
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
@@ -1881,6 +1890,8 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         const uint32_t near = low ? low_halves(v[0], v[1]) : high_halves(v[0], v[1]), far = low ? low_halves(v[2], v[3]) : high_halves(v[2], v[3]);
         reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(near, far, near, far);
     }
+    // Not every warp meets every sample.
+    for (int64_t i = index; i < args.state_quads; i += count) reinterpret_cast<uint4*>(args.states)[i] = make_uint4(0u, 0u, 0u, 0u);
 }
 
 constexpr int PREPARE_THREADS = 256;
@@ -2460,6 +2471,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     args.grid = args.weights + l.weight_bytes / 4;
     args.peaks = reinterpret_cast<unsigned int*>(args.weights + int64_t(KINDS) * KIND_BYTES / 4);
     args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + l.bytes - state_bytes(batch));
+    args.state_quads = state_bytes(batch) / 16;
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
@@ -2485,7 +2497,6 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     if (cudaError_t error = cudaMemsetAsync(args.peaks, 0, (SAMPLE_PEAKS + batch) * 4, stream)) return error;
     enqueue(find_peaks, static_cast<unsigned int>(WEIGHT_BLOCKS + batch * parts), PEAK_THREADS, 0, stream, args, elements, static_cast<int>(parts));
     if (cudaError_t error = cudaGetLastError()) return error;
-    if (cudaError_t error = cudaMemsetAsync(args.states, 0, state_bytes(batch), stream)) return error;   // not every warp meets every sample
     for (int64_t sample = 0; sample < batch; sample += l.samples) {
         args.first_sample = static_cast<int>(sample);
         args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
@@ -3405,16 +3416,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_df884056d28f1179, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e1f038da22c82435, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_df884056d28f1179, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e1f038da22c82435, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_df884056d28f1179"
+_fusegen_NAMESPACE = "fusegen_e1f038da22c82435"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -478,6 +478,7 @@ struct Args {
     float* y1;
     float* y2;
     float *weights, *grid, *states;        // workspace
+    int64_t state_quads;          // of 16 bytes
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
     unsigned int weight_rows;     // rows of the preparation's blocks that write weights
@@ -574,6 +575,8 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         }
         reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
     }
+    // Not every warp meets every sample.
+    for (int64_t i = index; i < args.state_quads; i += count) reinterpret_cast<uint4*>(args.states)[i] = make_uint4(0u, 0u, 0u, 0u);
 }
 
 constexpr int PREPARE_THREADS = 256;
@@ -1156,6 +1159,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     args.weights = static_cast<float*>(workspace);
     args.grid = args.weights + l.weight_bytes / 4;
     args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + l.bytes - state_bytes(batch));
+    args.state_quads = state_bytes(batch) / 16;
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
@@ -1177,7 +1181,6 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         }
     args.whole = openings == RESIDUES;
     args.turns = openings * CHUNKS <= STAGES;
-    if (cudaError_t error = cudaMemsetAsync(args.states, 0, state_bytes(batch), stream)) return error;   // not every warp meets every sample
     for (int64_t sample = 0; sample < batch; sample += l.samples) {
         args.first_sample = static_cast<int>(sample);
         args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
@@ -1322,6 +1325,7 @@ struct Args {
     float* y1;
     float* y2;
     float *weights, *grid, *states;        // workspace
+    int64_t state_quads;          // of 16 bytes
     unsigned int* peaks;          // bits of the largest magnitudes, of every output channel's weights and every sample
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
@@ -1482,6 +1486,8 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         const uint32_t near = low ? low_halves(v[0], v[1]) : high_halves(v[0], v[1]), far = low ? low_halves(v[2], v[3]) : high_halves(v[2], v[3]);
         reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(near, far, near, far);
     }
+    // Not every warp meets every sample.
+    for (int64_t i = index; i < args.state_quads; i += count) reinterpret_cast<uint4*>(args.states)[i] = make_uint4(0u, 0u, 0u, 0u);
 }
 
 constexpr int PREPARE_THREADS = 256;
@@ -2093,6 +2099,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     args.grid = args.weights + l.weight_bytes / 4;
     args.peaks = reinterpret_cast<unsigned int*>(args.weights + int64_t(KINDS) * KIND_BYTES / 4);
     args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + l.bytes - state_bytes(batch));
+    args.state_quads = state_bytes(batch) / 16;
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
@@ -2118,7 +2125,6 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     if (cudaError_t error = cudaMemsetAsync(args.peaks, 0, (SAMPLE_PEAKS + batch) * 4, stream)) return error;
     enqueue(find_peaks, static_cast<unsigned int>(WEIGHT_BLOCKS + batch * parts), PEAK_THREADS, 0, stream, args, elements, static_cast<int>(parts));
     if (cudaError_t error = cudaGetLastError()) return error;
-    if (cudaError_t error = cudaMemsetAsync(args.states, 0, state_bytes(batch), stream)) return error;   // not every warp meets every sample
     for (int64_t sample = 0; sample < batch; sample += l.samples) {
         args.first_sample = static_cast<int>(sample);
         args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
@@ -4125,18 +4131,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_31c7ddc62c858e91, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3e0ddfd7ce8e9c56, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_31c7ddc62c858e91, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3e0ddfd7ce8e9c56, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_31c7ddc62c858e91"
+_fusegen_NAMESPACE = "fusegen_3e0ddfd7ce8e9c56"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

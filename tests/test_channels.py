@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fusegen import dims
 from fusegen.compiler import optimise
 from fusegen.interpret import input_shapes, run
 from fusegen.ir import Graph, ReduceOp, RegionOp
@@ -76,11 +77,59 @@ def test_the_convolution_finds_them_and_one_kernel_reads_its_result(tail: str, a
     assert sum(name in first.outputs for name in second.inputs) == 3
 
 
+class _OfSamples(nn.Module):
+    """Group norms and a gate: statistics that every sample has of its own."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.head, self.way = nn.Conv2d(64, 64, 3), way
+        self.norm, self.linear = nn.GroupNorm(4, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.head(x)
+        match self.way:
+            case "pool":
+                return F.max_pool2d(self.norm(y), 2)
+            case "over channels":
+                return torch.logsumexp(self.norm(F.silu(y)), 1)
+            case "halves":
+                return F.glu(self.norm(y), 1)
+            case "other rows":
+                return F.gelu(self.norm(y)).mean((2, 3))
+            case "gate":
+                return y * torch.sigmoid(self.linear(y.mean((2, 3))))[:, :, None, None]
+            case "two gates":
+                return y * torch.sigmoid(self.linear(y.mean((2, 3))) + self.linear(y.amax((2, 3))))[:, :, None, None]
+            case "by hand":
+                return y / y.flatten(1).std(1, correction=0).view(-1, 1, 1, 1).clamp(min=1e-3) * self.linear.bias[0]
+            case _:
+                return torch.tanh(self.norm(y))
+
+
+def _of_samples(way: str) -> nn.Module:
+    with torch.device("meta"):
+        return _OfSamples(way)
+
+
+@pytest.mark.parametrize("way", ["pool", "over channels", "halves", "other rows", "gate", "by hand"])
+def test_those_of_samples_too(way: str) -> None:
+    """Where what follows is another kernel than one that also finds them, or rows are too long to stay on chip."""
+    program = _program(_of_samples(way))
+    (step,) = _found(program)
+    assert isinstance(step.plan.detail, ContractionPlan)
+    assert step.plan.detail.statistics is not None
+    assert step.plan.detail.statistics.groups == {"gate": 64, "by hand": 1}.get(way, 4)
+    assert sum(name in step.outputs for later in _kernels(program)[1:] for name in later.inputs) >= 2
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
         (_chain("act"), (8, 64, 40, 40)),  # channels short enough to stay on chip
-        (_chain("act", norm=nn.InstanceNorm2d), IMAGES),  # statistics of every sample
+        (_chain("act", norm=nn.InstanceNorm2d), IMAGES),
+        (_of_samples("act"), (64, 64, 64, 64)),
+        (_of_samples("two gates"), IMAGES),  # whoever finds the maximum reads whole rows
+        (_of_samples("pool"), (2, 64, 40, 40)),  # short work
     ],
 )
 def test_elsewhere_a_kernel_of_the_norm_finds_them(model: nn.Module, shape: tuple[int, ...]) -> None:
@@ -161,8 +210,9 @@ def _body(program: Program) -> Graph:
     return region.op.body
 
 
-def test_head_and_tail_together_are_the_body() -> None:
-    body = _body(_program(_chain("act", act=True)))
+@pytest.mark.parametrize("model", [_chain("act", act=True), _of_samples("pool"), _of_samples("gate")])
+def test_head_and_tail_together_are_the_body(model: nn.Module) -> None:
+    body = _body(_program(model))
     head, tail = channels.split(body)
     assert tail is not None
     torch.manual_seed(0)
@@ -175,10 +225,13 @@ def test_head_and_tail_together_are_the_body() -> None:
 
     whole, found = outputs(body), outputs(head)
     (y,) = found.values()
-    found_statistics = {"mean": y.mean((0, 2, 3), keepdim=True), "var": y.var((0, 2, 3), keepdim=True, correction=0)}
     for node in body.nodes:
         if isinstance(node.op, ReduceOp):
-            values[node.name] = found_statistics[node.op.fn]
+            data = y.reshape([int(dims.evaluate(size, sizes)) for size in body.node(node.inputs[0]).type.shape])
+            mean = data.mean(node.op.axes, keepdim=node.op.keepdim)
+            values[node.name] = (
+                mean if node.op.fn == "mean" else data.var(node.op.axes, correction=0, keepdim=node.op.keepdim)
+            )
     found |= outputs(tail)
     assert found.keys() == whole.keys()
     for name, value in found.items():

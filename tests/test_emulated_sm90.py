@@ -14,7 +14,7 @@ from fusegen.costs import direct, hopper, library
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelPlan
-from fusegen.spaces import convpool
+from fusegen.spaces import channels, convpool
 from fusegen.trace import load_model_file
 from tests.emulated import operands_of, steps
 from tests.emulated.hopper import HopperKernel
@@ -117,3 +117,49 @@ def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatc
     assert bool(plan.hopper.ahead) == (name in MODELS)
     kernel = HopperKernel(compiled, plan, variant, tmp_path)
     agrees(plan, kernel, compiled, path, [torch.randn(2, *shape) for shape in shapes])
+
+
+OF_SAMPLES = {
+    "groups": ("nn.Conv2d(20, 36, 3)", 3, "nn.GroupNorm(3, 36)", (20, 14, 19)),
+    "channels": ("nn.Conv2d(24, 40, 3, padding=1)", 40, "nn.InstanceNorm2d(40)", (24, 13, 20)),
+    "all": ("nn.Conv3d(20, 136, 1)", 1, "nn.GroupNorm(1, 136)", (20, 3, 5, 4)),
+    "small_samples": ("nn.Conv2d(20, 24, 3)", 12, "nn.GroupNorm(12, 24)", (20, 5, 8)),
+    "phases": ("nn.ConvTranspose2d(16, 24, 4, 2, 1)", 4, "nn.GroupNorm(4, 24)", (16, 7, 9)),
+    "kinds": ("nn.ConvTranspose1d(16, 30, 5, 3)", 2, "nn.GroupNorm(2, 30)", (16, 31)),
+    "means": ("nn.Conv2d(24, 40, 3, padding=1)", 40, "lambda y: y - y.mean((2, 3), keepdim=True)", (24, 13, 20)),
+    "means_of_all": ("nn.Conv2d(24, 44, 3)", 1, "lambda y: y - y.mean((1, 2, 3), keepdim=True)", (24, 7, 9)),
+}
+"""By name: the convolution, groups, the norm and the shape of a sample."""
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [*((name, "sm90") for name in OF_SAMPLES), *((name, "in_place") for name in ("channels", "all", "means"))],
+)
+def test_statistics_of_samples(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the result: of every sample's groups of channels, however tiles lie over samples."""
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(channels, "pays", lambda *_: True)
+    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
+    module, groups, norm, shape = OF_SAMPLES[name]
+    init = f"self.m, self.n = {module}, {norm}"
+    path = write(tmp_path, "return self.n(self.m(x)).tanh()", init, f"torch.rand(3, {', '.join(map(str, shape))})")
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, ContractionPlan)
+    kernel = HopperKernel(compiled, plan, variant, tmp_path)
+    model = load_model_file(path).model_class()
+    parameters = operands_of(compiled, plan, dict(model.named_parameters()))
+    for batch in (2, 5):
+        x = torch.randn(batch, *shape) + torch.randn(batch, *[1] * len(shape))
+        found, mean, *root = kernel([parameters.get(arg.name, x) for arg in plan.args], 3)
+        with torch.no_grad():
+            exact = Rounded(model.m.double())(x.double())
+        by_group = exact.reshape(batch, groups, -1)
+        assert (found - exact).abs().max() <= 4e-6 * exact.abs().max()
+        torch.testing.assert_close(mean.double().flatten(1), by_group.mean(2), rtol=2e-6, atol=2e-6)
+        deviation = (by_group.var(2, correction=0) + 1e-5).rsqrt()
+        assert len(root) == ("means" not in name)
+        for one in root:
+            torch.testing.assert_close(one.double().flatten(1), deviation, rtol=2e-6, atol=0.0)

@@ -40,7 +40,17 @@ from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, unreadable, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
-from fusegen.spaces import convpool, convreduce, convsweep, poolrows, poolspace, prologue, scanspace, viewspace
+from fusegen.spaces import (
+    channels,
+    convpool,
+    convreduce,
+    convsweep,
+    poolrows,
+    poolspace,
+    prologue,
+    scanspace,
+    viewspace,
+)
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 Template = Literal[
@@ -309,6 +319,8 @@ def _template(body: Graph) -> Template:
         return "conv_boxes"
     if pools and conv:
         return "conv_pool"
+    if channels.takes(body):
+        return "contraction"
     if conv and any(convreduce.is_over_positions(body, node, conv) for node in body.nodes):
         return "conv_reduce"
     if conv and convsweep.reduction(body, conv):
@@ -361,8 +373,8 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     for node in graph.nodes:  # first, for a norm's kernel would take the statistics
         if not isinstance(node.op, ConvOp) or node.name not in free:
             continue
-        group = over_boxes(grouping, node, free) or with_statistics(grouping, node, free, machine(target))
-        group = group or reduced(grouping, node, free, refused, machine(target))
+        group = over_boxes(grouping, node, free) or reduced(grouping, node, free, refused, machine(target))
+        group = group or with_statistics(grouping, node, free, machine(target))
         if group := group or swept(grouping, node, free, refused, machine(target)):
             last = grouping.in_order(group.owned)[-1].name
             grouping.add(last, group)

@@ -26,20 +26,23 @@ from fusegen.plan.region import Region, is_arithmetic
 from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.types import KernelPlan
-from fusegen.spaces import convreduce
+from fusegen.spaces import channels, convreduce
 from fusegen.spaces.rowspace import feature_axis, with_rows
 from fusegen.tuning import choose, faster
 
 
 def _statistics(region: Region, node: Node) -> StatisticsPlan | None:
-    """What the kernel finds of every channel beside its result."""
-    if region.tail is None:
+    """What the kernel finds of every channel, or of every sample's groups of them, beside its result."""
+    rows = channels.rows(region.body)
+    if region.tail is None or rows is None:
         return None
     names = {"mean": "mean", "var": "variance"}
     found = [n for n in region.body.nodes if isinstance(n.op, ReduceOp)]
     return StatisticsPlan(
         channels=int(node.type.shape[1]),
+        groups=int(node.type.shape[1]) // rows.channels if rows.of_sample else 0,
         positions=region.sizes.product(node.type.shape[2:]),
+        variance=any(isinstance(n.op, ReduceOp) and n.op.fn == "var" for n in found),
         rows=region.lower_tail({n.name: names[n.op.fn] for n in found if isinstance(n.op, ReduceOp)}),
     )
 
@@ -78,7 +81,7 @@ def hopper_conv(
         region.sizes.local(x.type.shape[0]),
         region.body.shape(x.name)[0],
     )
-    channels = inference.conv_channels(node.op, x.type, w.type)
+    in_and_out = inference.conv_channels(node.op, x.type, w.type)
     precise = not library.allows_tf32(region.body, node)
     rates = machine("sm_90")
     if pooling:
@@ -93,7 +96,7 @@ def hopper_conv(
             conv,
             axes,
             traced,
-            channels,
+            in_and_out,
             reduces,
             lower,
             operands,
@@ -133,8 +136,8 @@ def portable_conv(
     inputs, outputs = inference.conv_channels(node.op, x.type, w.type)
     samples, _, *lengths = region.body.shape(node.name)
     positions = samples * node.op.groups * prod(lengths) if stored else None
-    channels = inference.group_channels(node.op, x.type, w.type)
-    structure = tiling.Structure(node.op, inference.kernel_size(w.type), *channels, whole, merge, positions, swept)
+    of_group = inference.group_channels(node.op, x.type, w.type)
+    structure = tiling.Structure(node.op, inference.kernel_size(w.type), *of_group, whole, merge, positions, swept)
     return ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,

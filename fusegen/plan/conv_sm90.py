@@ -143,7 +143,7 @@ def plan(
         phases[0] * phases[1] * block * halves,
         split,
         (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
-        + (MAX_WARPS * block * 4 if statistics or has_moments(result.fn for result in reduced) else 0),
+        + (MAX_WARPS * block * 4 if (statistics and statistics.squares) or has_moments(r.fn for r in reduced) else 0),
         precise,
         samples=operands.samples,
         kinds=conv.groups * tiles // split * len(outer_phases),

@@ -107,12 +107,12 @@ class Region:
         return self.lower_part(self.before, prologue.space(self.before, head), "v", Style("{}", "{}"))
 
     def lower_tail(self, statistics: dict[str, str]) -> RowProgram:
-        """What follows from the ``statistics`` of a channel, which the template knows by these names."""
+        """What follows from the ``statistics`` of a row, which the template knows by these names."""
         assert self.tail is not None
         nodes = [self.tail.node(name) for name in statistics]
         args = self.args | {n.name: TensorArg(name=statistics[n.name], node=n.name, type=n.type) for n in nodes}
         outputs = tuple(output for output in self.outputs if output.node in self.tail.outputs)
-        style = Style("{}", "{}", outer="channel")
+        style = Style("{}", "{}", outer="row")
         space = analyze(self.tail, nodes[0].name)
         return RowLowering(self.tail, space, args, self.sizes, style, statistics[nodes[0].name]).program(outputs)
 

@@ -1,13 +1,16 @@
-"""Statistics over samples and positions of every channel of a convolution, taken by the convolution's own kernel.
+"""Statistics of a convolution's result, taken by the convolution's own kernel, which writes that result too.
 
-Such a kernel has two parts. The *head* is the convolution and what follows it element by element, up to
-the one tensor that is written. The *tail* is arithmetic on values that each channel has one of, and
-begins with that tensor's mean and variance.
+They are those of every channel over samples and positions (batch norm), or of every sample, over positions and some
+neighbouring channels (group, instance and layer norm, the means of a gate). Such a kernel has two parts. The *head* is
+the convolution and what follows it element by element, up to the one tensor that is written. The *tail* is arithmetic
+on values that each row of statistics has one of, and begins with that tensor's mean and variance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from fusegen import dims, ops
 from fusegen.ir import (
@@ -21,6 +24,7 @@ from fusegen.ir import (
     PoolOp,
     ReduceOp,
     ReshapeOp,
+    SliceOp,
     SoftmaxOp,
 )
 from fusegen.machines import Machine
@@ -35,9 +39,38 @@ _FINISH = 14e-6
 """and by themselves, the joining of its blocks' states included (5 to 91 us of ten models, 12 to 19 of fifteen 1x1)."""
 
 
-def is_over_channels(node: Node, rank: int) -> bool:
-    """True for a statistic of every channel of a value [samples, channels, positions...]."""
-    return isinstance(node.op, ReduceOp) and node.op.fn in _FUNCTIONS and node.op.axes == (0, *range(2, rank))
+class Rows(NamedTuple):
+    """Which results share their statistics: those of so many neighbouring channels, of one sample or of all."""
+
+    channels: int
+    of_sample: bool
+
+
+def row_of(graph: Graph, node: Node, conv: Node) -> tuple[str, Rows] | None:
+    """The value, laid out as ``conv`` is, that ``node`` reduces, and the rows, or None where it is none such.
+
+    A value may be reduced as a view of it that splits or merges its axes behind the samples.
+    """
+    if not isinstance(node.op, ReduceOp) or not node.op.axes:
+        return None
+    data, axes = graph.node(node.inputs[0]), node.op.axes
+    value = graph.node(data.inputs[0]) if isinstance(data.op, ReshapeOp) else data
+    if value.type != conv.type:
+        return None
+    if data is value and axes == (0, *range(2, value.type.rank)):
+        return value.name, Rows(1, of_sample=False)
+    shape, channels, first = data.type.shape, conv.type.shape[1], axes[0]
+    if first == 0 or axes != tuple(range(first, data.type.rank)) or shape[0] != conv.type.shape[0]:
+        return None
+    groups = dims.product(shape[1:first])
+    if not isinstance(groups, int) or not isinstance(channels, int) or groups == 0 or channels % groups:
+        return None
+    return value.name, Rows(channels // groups, of_sample=True)
+
+
+def statistic(graph: Graph, node: Node, conv: Node) -> tuple[str, Rows] | None:
+    """The same for a mean or a variance."""
+    return row_of(graph, node, conv) if isinstance(node.op, ReduceOp) and node.op.fn in _FUNCTIONS else None
 
 
 def is_fixed(graph: Graph, name: str, found: set[str]) -> bool:
@@ -79,43 +112,77 @@ def leading(
     return graph.node(value), inside, set[str]().union(*(after[name] for name in inside))
 
 
+def _readers(graph: Graph, value: Node) -> tuple[list[Node], set[str]]:
+    """What reads ``value`` or a view of it, and these views."""
+    users = graph.users()
+    readers = [graph.node(name) for name in dict.fromkeys(users[value.name])]
+    views = {node.name for node in readers if isinstance(node.op, ReshapeOp)}
+    of_views = [graph.node(user) for name in views for user in dict.fromkeys(users[name])]
+    return [node for node in readers if node.name not in views] + of_views, views
+
+
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
-    """(nodes, copied nodes) of a kernel that computes ``conv`` and what a norm after it needs of every channel."""
+    """(nodes, copied nodes) of a kernel that computes ``conv`` and statistics of its result."""
     users, available = graph.users(), set(free)
-    rank = conv.type.rank
-    found = leading(graph, conv, available, lambda node: node.inputs[0] if is_over_channels(node, rank) else None)
+    found = leading(graph, conv, available, lambda node: (statistic(graph, node, conv) or (None,))[0])
     if found is None:
         return None
     value, inside, copies = found
     hidden = inside - {value.name}
     if hidden & set(graph.results) or any(not inside.issuperset(users[name]) for name in hidden):
         return None
-    readers = [graph.node(name) for name in dict.fromkeys(users[value.name])]
-    known = {node.name for node in readers if is_over_channels(node, value.type.rank) and node.name in available}
-    if len(known) == len(readers) or not known:
+    readers, views = _readers(graph, value)
+    taken = [node for node in readers if node.name in available and statistic(graph, node, conv)]
+    if not taken:
         return None
+    rows = statistic(graph, taken[0], conv)
+    taken = [node for node in taken if statistic(graph, node, conv) == rows]
+    known = {node.name for node in taken}
+    if len(known) == len(readers) and not set(graph.results) & ({value.name} | views):
+        return None
+    copies |= views & {node.inputs[0] for node in taken}
+    count = dims.product(taken[0].type.shape)
     for node in graph.nodes:
         if node.name in available and isinstance(node.op, (PointwiseOp, ReshapeOp)) and known & set(node.inputs):
             own: set[str] = set()
-            alike = dims.product(node.type.shape) == conv.type.shape[1] and node.type.dtype is DType.FLOAT32
+            alike = dims.product(node.type.shape) == count and node.type.dtype is DType.FLOAT32
             if alike and all(name in known or is_fixed(graph, name, own) for name in node.inputs):
                 known.add(node.name)
                 copies |= own
     return inside | known | copies, copies
 
 
+def _statistics(body: Graph) -> tuple[str, Rows, list[Node]] | None:
+    """The stored value, the rows of its statistics, and these, in the body of such a kernel."""
+    conv = next((node for node in body.nodes if isinstance(node.op, ConvOp)), None)
+    found = {node.name: row for node in body.nodes if conv is not None and (row := statistic(body, node, conv))}
+    value, rows = next(iter(found.values()), ("", None))
+    return (value, rows, [body.node(name) for name in found]) if rows and value in body.outputs else None
+
+
+def takes(body: Graph) -> bool:
+    """Whether ``body`` is that of such a kernel."""
+    return _statistics(body) is not None
+
+
+def rows(body: Graph) -> Rows | None:
+    """The rows of the statistics in ``body``, if it has any."""
+    found = _statistics(body)
+    return found[1] if found else None
+
+
 def split(body: Graph) -> tuple[Graph, Graph | None]:
     """(head, tail) of the body of a contraction's kernel. The tail's first inputs are the statistics."""
-    conv = next((node for node in body.nodes if isinstance(node.op, ConvOp)), None)
-    found = [n for n in body.nodes if conv is not None and is_over_channels(n, conv.type.rank)]
-    if not found:
+    statistics = _statistics(body)
+    if statistics is None:
         return body, None
+    value, _, found = statistics
     after = {node.name for node in found}
     for node in body.nodes:
         if after & set(node.inputs):
             after.add(node.name)
     nodes = tuple(node for node in body.nodes if node.name not in after)
-    head = body.replace(nodes=nodes, outputs=found[0].inputs).prune()
+    head = body.replace(nodes=nodes, outputs=(value,)).prune()
     given = [*found, *body.inputs]  # the inputs for the sizes that they have
     inputs = [node.replace(op=InputOp(position=i), inputs=()) for i, node in enumerate(given)]
     rest = [node for node in body.nodes if node not in given]
@@ -123,43 +190,63 @@ def split(body: Graph) -> tuple[Graph, Graph | None]:
     return head, body.replace(nodes=(*inputs, *rest), outputs=outputs).prune()
 
 
-def _apart(graph: Graph, value: Node) -> bool:
-    """Whether what follows the norm of ``value`` is another kernel than one that also finds its statistics."""
-    users, pending, seen = graph.users(), [value.name], set[str]()
-    axes = (0, *range(2, value.type.rank))
+def _meets(graph: Graph, value: Node, statistics: Iterable[str]) -> bool:
+    """Whether ``statistics`` meet elements of ``value`` again by elementwise work alone."""
+    users, pending, seen = graph.users(), list(statistics), set[str]()
+    size = dims.product(value.type.shape)
     while pending:
-        for name in users[pending.pop()]:
-            node = graph.node(name)
-            if name in seen or is_over_channels(node, value.type.rank) or node.type.rank != value.type.rank:
-                continue
-            seen.add(name)
-            if isinstance(node.op, (PoolOp, AdaptivePoolOp, SoftmaxOp)) or (
-                isinstance(node.op, ReduceOp) and node.op.axes != axes
-            ):
+        for node in map(graph.node, users[pending.pop()]):
+            if isinstance(node.op, PointwiseOp) and dims.product(node.type.shape) == size:
                 return True
-            if isinstance(node.op, PointwiseOp):
-                pending.append(name)
+            if isinstance(node.op, (PointwiseOp, ReshapeOp)) and node.name not in seen:
+                seen.add(node.name)
+                pending.append(node.name)
     return False
 
 
-def _seconds(graph: Graph, value: Node, machine: Machine) -> tuple[float, float]:
-    """What statistics of ``value`` take in the epilogue of its convolution, and apart."""
-    elements = dims.numel(value.type.shape, graph.sizes)
-    seconds = 4 * elements / machine.bandwidth
-    row = 4 * elements / dims.numel(value.type.shape[1:2], graph.sizes)
-    alone = seconds if row > _KEPT_ROW or _apart(graph, value) else 0.0
+def _apart(graph: Graph, value: Node, rows: Rows) -> bool:
+    """Whether what follows the norm of ``value`` is another kernel than one that also finds its statistics."""
+    users, pending, seen, found = graph.users(), [value.name], set[str](), list[str]()
+    size = dims.product(value.type.shape)
+    while pending:
+        for node in map(graph.node, users[pending.pop()]):
+            if node.name in seen:
+                continue
+            seen.add(node.name)
+            if isinstance(node.op, ReduceOp):
+                row = row_of(graph, node, value)
+                if row is None or row[1] != rows:
+                    return True
+                if row[0] == value.name:
+                    if not statistic(graph, node, value):
+                        return False  # who finds this one reads whole rows anyway
+                    found.append(node.name)
+            elif isinstance(node.op, (PoolOp, AdaptivePoolOp, SliceOp, SoftmaxOp)):
+                return True
+            elif isinstance(node.op, (PointwiseOp, ReshapeOp)) and dims.product(node.type.shape) == size:
+                pending.append(node.name)
+    return not _meets(graph, value, found)
+
+
+def _seconds(graph: Graph, head: Graph, machine: Machine) -> tuple[float, float]:
+    """What statistics of the result of ``head`` take in its convolution's epilogue, and apart."""
+    value = graph.node(head.outputs[0])
+    rows = next(row for node in graph.nodes if (row := statistic(graph, node, value)) and row[0] == value.name)[1]
+    sizes = graph.shape(value.name)
+    seconds = 4 * math.prod(sizes) / machine.bandwidth
+    row_bytes = 4 * math.prod(sizes[2:]) * (rows.channels if rows.of_sample else sizes[0])
+    alone = seconds if row_bytes > _KEPT_ROW or _apart(graph, value, rows) else 0.0
     return _EPILOGUE * seconds + _FINISH, alone
 
 
 def saved(graph: Graph, head: Graph, machine: Machine) -> float:
     """Seconds that statistics in the epilogue of ``head`` are expected to save."""
-    here, alone = _seconds(graph, graph.node(head.outputs[0]), machine)
+    here, alone = _seconds(graph, head, machine)
     return max(0.0, alone - here)
 
 
 def pays(graph: Graph, head: Graph, machine: Machine) -> bool:
     """Whether statistics in the epilogue of ``head`` are expected to be faster than apart."""
-    value = graph.node(head.outputs[0])
-    here, alone = _seconds(graph, value, machine)
+    here, alone = _seconds(graph, head, machine)
     answers = {"the convolution": (True, here), "a pass of their own": (False, alone)}
-    return faster(f"statistics of {value.name} by", answers)
+    return faster(f"statistics of {head.outputs[0]} by", answers)

@@ -34,6 +34,7 @@ constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttribute
 template <typename Kernel>
 int cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
 inline int cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t count, cudaStream_t) { memset(to, byte, count); return cudaSuccess; }
 struct cudaLaunchAttribute {
     int id;
     struct {
@@ -151,6 +152,7 @@ inline float __int_as_float(int i) { return __uint_as_float(static_cast<unsigned
 inline int __float_as_int(float f) { return static_cast<int>(__float_as_uint(f)); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
 inline int __ffs(unsigned v) { return __builtin_ffs(static_cast<int>(v)); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __popcll(uint64_t v) { return __builtin_popcountll(v); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
@@ -226,6 +228,15 @@ inline unsigned __reduce_max_sync(unsigned, unsigned v) {
         uint32_t most = 0;
         for (auto& i : w.in) most = max(most, i[0]);
         for (auto& o : w.out) o[0] = most;
+    });
+    return out[0];
+}
+inline int __reduce_min_sync(unsigned, int v) {
+    uint32_t in[1] = {static_cast<uint32_t>(v)}, out[1];
+    emulated::together(in, out, [](emulated::Warp& w) {
+        int32_t least = INT32_MAX;
+        for (auto& i : w.in) least = min(least, static_cast<int32_t>(i[0]));
+        for (auto& o : w.out) o[0] = static_cast<uint32_t>(least);
     });
     return out[0];
 }

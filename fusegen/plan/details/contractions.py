@@ -33,13 +33,23 @@ ABSENT_AXIS = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_
 class StatisticsPlan(Frozen):
     """Mean and variance of every channel of a stored result, over samples and positions, and what follows from them.
 
-    ``rows`` has one phase of element statements over ``mean``, ``variance`` and operands at ``channel``.
+    Or of every sample, over positions and neighbouring channels. ``rows`` has one phase of element statements over
+    ``mean``, ``variance`` and operands at ``row``: a channel, or a sample's groups of channels sample by sample.
     """
 
     channels: int
+    groups: int = 0
+    """Of neighbouring channels, of every sample; 0: samples share the statistics of every channel."""
     positions: Dim
     """Of a sample, over binding names."""
+    variance: bool
+    """Whether more than the mean is asked for."""
     rows: RowProgram
+
+    @property
+    def squares(self) -> bool:
+        """Whether warps keep more than sums."""
+        return self.variance or self.groups == 0
 
 
 class PositionResult(Frozen):
