@@ -140,6 +140,7 @@ def _conv_attributes(op: ConvOp) -> list[str]:
         ("output_padding", op.output_padding, (0,) * op.rank),
         ("groups", op.groups, 1),
         ("precise", op.precise, False),
+        ("summed", op.summed, False),
     ]
     return [f"{name}={value}" for name, value, default in fields if value != default]
 

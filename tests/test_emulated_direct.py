@@ -101,6 +101,22 @@ def test_operands_that_differ_along_some_axes(
     agrees("\n".join(init), "(self.m(x) * self.c + self.r).abs() - self.p", shape, tmp_path, more=0)
 
 
+@pytest.mark.parametrize(
+    ("module", "shape", "own", "body"),
+    [
+        ("nn.Conv2d(6, 6, 3, padding=1, groups=6)", (6, 7, 12), (84,), "F.gelu(self.m(x)).flatten(2) - self.p"),
+        ("nn.Conv2d(6, 6, 3, groups=6)", (6, 7, 13), (330,), "F.gelu(self.m(x).flatten(1)) * self.p"),
+        ("nn.Conv2d(6, 6, 3, groups=6)", (6, 7, 13), (6, 1), "F.gelu(self.m(x).flatten(2)) * self.p"),
+        ("nn.Conv2d(9, 1, 3)", (9, 7, 13), (5, 1), "self.m(x).squeeze(1).tanh() * self.p"),
+        ("nn.Conv1d(9, 1, 3)", (9, 14), (12,), "self.m(x).squeeze(1).tanh() * self.p"),
+    ],
+)
+def test_results_whose_axes_are_joined(
+    module: str, shape: tuple[int, ...], own: tuple[int, ...], body: str, tmp_path: Path
+) -> None:
+    agrees(f"{module}\nself.p = nn.Parameter(torch.randn({own}))", body, shape, tmp_path, more=0)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_kernel_for_full_fp32_beside_one_in_tf32_agrees_with_float64(bias: bool, tmp_path: Path) -> None:
     module = f"nn.Conv2d(96, 8, 3, stride=3, padding=2, bias={bias})"

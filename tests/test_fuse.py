@@ -253,6 +253,36 @@ def test_a_mean_that_others_are_subtracted_from_keeps_what_rounding_took(norm: s
 
 
 @pytest.mark.parametrize(
+    ("body", "kernels", "last"),
+    [
+        (
+            "return F.relu(F.max_pool2d(self.c(x) * 2, 2)).flatten(1) @ self.w",
+            ["contraction", "pool", "gemm_simt"],
+            "relu",
+        ),
+        ("return F.pixel_shuffle(F.relu(self.c(x)), 4)", ["contraction"], "relu"),  # copied by torch
+        ("return F.gelu(self.c(x)).view(8, 4, 4, -1)", ["contraction"], "gelu"),
+    ],
+)
+def test_a_view_of_what_a_larger_kernel_writes_is_left_outside(
+    body: str, kernels: list[str], last: str, tmp_path: Path
+) -> None:
+    init = "self.c, self.w = nn.Conv2d(64, 16, 3, padding=1), nn.Parameter(torch.randn(16 * 48 * 48, 16))"
+    found = program(tmp_path, body, init, "torch.rand(8, 64, 96, 96)")
+    assert [name for name in templates(found) if name != "torch"] == kernels
+    regions = [n.op for n in found.after.nodes if isinstance(n.op, RegionOp)]
+    (computed,) = [region for region in regions if any(n.op == PointwiseOp(fn=last) for n in region.body.nodes)]
+    assert computed.template == kernels[-2:][0]
+
+
+@pytest.mark.parametrize("module", ["nn.Conv2d(64, 128, 3, padding=1)", "nn.Conv2d(64, 128, 3, padding=1, groups=4)"])
+def test_a_mean_over_channels_leaves_one_in_plain_fp32(module: str, tmp_path: Path) -> None:
+    """Its kernel has the activation too, although the channels' axis is gone by then."""
+    found = program(tmp_path, "return F.gelu(self.c(x).mean(1))", f"self.c = {module}", "torch.rand(64, 64, 64, 64)")
+    assert templates(found) == ["row_reduce", "row_reduce", "conv_direct"]
+
+
+@pytest.mark.parametrize(
     ("body", "first"),
     [
         ("return self.n(F.silu(self.c(x)))", "silu"),  # whose rows are read twice

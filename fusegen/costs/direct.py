@@ -71,10 +71,10 @@ def takes(body: Graph, node: Node) -> bool:
 def is_small(body: Graph, node: Node) -> bool:
     """True where tensor cores are expected to take longer for a convolution, with what they prepare.
 
-    False for ``precise`` ones, whose sums keep what rounding takes.
+    False for ``precise`` ones whose errors eager averages out: of these, sums keep what rounding takes.
     """
     assert isinstance(node.op, ConvOp)
-    if node.op.precise:
+    if node.op.precise and not node.op.summed:
         return False
     rates = machine(DEFAULT_TARGET)
     x, w = (body.node(name).type for name in node.inputs[:2])

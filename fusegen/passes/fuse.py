@@ -183,6 +183,14 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
     return _absorb(grouping, group, free, machine)
 
 
+def _is_better_viewed(grouping: Grouping, sink: Node, group: Group, free: set[str], machine: Machine) -> bool:
+    """Whether ``sink`` only views what a larger kernel can write: what splits or joins axes, some kernels do not."""
+    if not isinstance(sink.op, ReshapeOp) or sink.inputs[0] not in group.owned:
+        return False
+    before = _grow(grouping, grouping.by_name[sink.inputs[0]], free, {}, machine)
+    return before is not None and group.members - {sink.name} < before.members
+
+
 def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine) -> str | None:
     """Why elementwise work before a view stays out of the kernel behind it, or None: its data's kernel takes it.
 
@@ -383,7 +391,7 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
         if sink.name not in free or not grouping.is_read(sink.name):
             continue
         group = _grow(grouping, sink, free, refused, machine(target))
-        if group is None:
+        if group is None or _is_better_viewed(grouping, sink, group, free, machine(target)):
             continue
         if all(isinstance(graph.node(name).op, ReshapeOp) for name in group.members):
             continue  # a view, not a kernel

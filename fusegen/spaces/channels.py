@@ -37,6 +37,10 @@ _EPILOGUE = 0.2
 """What they add to a convolution, of the time in which its result is read,"""
 _FINISH = 14e-6
 """and by themselves, the joining of its blocks' states included (5 to 91 us of ten models, 12 to 19 of fifteen 1x1)."""
+_OF_SAMPLE, _FINISH_SAMPLES = {False: 0.3, True: 0.45}, 12e-6
+"""The same for statistics of every sample, without and with a variance,"""
+_SWEPT = 1.4
+"""and the time of a kernel of their own, of that in which the result is read at full bandwidth (15 models, H200)."""
 
 
 class Rows(NamedTuple):
@@ -231,12 +235,16 @@ def _apart(graph: Graph, value: Node, rows: Rows) -> bool:
 def _seconds(graph: Graph, head: Graph, machine: Machine) -> tuple[float, float]:
     """What statistics of the result of ``head`` take in its convolution's epilogue, and apart."""
     value = graph.node(head.outputs[0])
-    rows = next(row for node in graph.nodes if (row := statistic(graph, node, value)) and row[0] == value.name)[1]
+    found = [node for node in graph.nodes if (row := statistic(graph, node, value)) and row[0] == value.name]
+    (_, rows), *_ = (row for node in found if (row := statistic(graph, node, value)))
     sizes = graph.shape(value.name)
     seconds = 4 * math.prod(sizes) / machine.bandwidth
     row_bytes = 4 * math.prod(sizes[2:]) * (rows.channels if rows.of_sample else sizes[0])
-    alone = seconds if row_bytes > _KEPT_ROW or _apart(graph, value, rows) else 0.0
-    return _EPILOGUE * seconds + _FINISH, alone
+    apart = row_bytes > _KEPT_ROW or _apart(graph, value, rows)
+    if not rows.of_sample:
+        return _EPILOGUE * seconds + _FINISH, seconds if apart else 0.0
+    variance = any(isinstance(node.op, ReduceOp) and node.op.fn == "var" for node in found)
+    return _OF_SAMPLE[variance] * seconds + _FINISH_SAMPLES, _SWEPT * seconds + machine.launch if apart else 0.0
 
 
 def saved(graph: Graph, head: Graph, machine: Machine) -> float:

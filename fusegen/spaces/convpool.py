@@ -81,9 +81,8 @@ def check_operands(part: Graph, space: RowSpace) -> None:
         if node.name not in space.axes or node.name == space.source:
             continue
         for operand in map(part.node, node.inputs):
-            offset = node.type.rank - operand.type.rank
-            sizes = enumerate(operand.type.shape)
-            varies = {axis + offset for axis, size in sizes if size != 1}
+            own = space.axes[node.name][node.type.rank - operand.type.rank :]
+            varies = {base for bases, size in zip(own, operand.type.shape, strict=True) if size != 1 for base in bases}
             if operand.name not in space.axes and not varies <= {CHANNELS}:
                 raise NotFusable(f"{operand.name} varies along other axes than the channels")
 

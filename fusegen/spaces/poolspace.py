@@ -103,8 +103,8 @@ def along(part: Graph, source: str, axis: int) -> RowSpace:
     space, shape, result = analyze(part, source), part.node(source).type.shape, part.node(part.outputs[0])
     if space.row_axes:
         raise NotFusable(f"a reduction reads {source}")
-    whole = tuple((number,) if size != 1 else () for number, size in enumerate(shape))
-    if space.shape != shape or result.type.shape != shape or space.axes[result.name] != whole:
+    whole = tuple(number for number, size in enumerate(shape) if size != 1)
+    if space.shape != shape or space.base_axes(result.name) != whole:
         raise NotFusable(f"{result.name} does not have the axes of {source}")
     if result.type.dtype is not DType.FLOAT32:
         raise NotFusable(f"{result.name} is {result.type.dtype.value}")

@@ -91,6 +91,7 @@ def _collapse_axis(m: Match) -> Node:
     # Rounded to TF32, a sum of the input would carry an error that the direct form averages out.
     less = conv.replace(
         precise=True,
+        summed=False,
         stride=_without(conv.stride, axis),
         padding=_without(conv.padding, axis),
         dilation=_without(conv.dilation, axis),

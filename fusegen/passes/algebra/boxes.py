@@ -97,10 +97,9 @@ def _pays(m: Match, rates: Machine) -> str | None:
 def product_seconds(graph: Graph, conv: Node, rates: Machine) -> float:
     """Of a convolution by a kernel or by the library, whichever is faster."""
     try:
-        if direct.is_narrow(graph, conv):
-            kernel = direct.seconds(graph, conv, rates)
-        else:
-            kernel = contractions.kernel_seconds(graph, conv, False, rates)
+        kernel = direct.seconds(graph, conv, rates) if direct.takes(graph, conv) else inf
+        if not direct.is_narrow(graph, conv):
+            kernel = min(kernel, contractions.kernel_seconds(graph, conv, False, rates))
     except (NotFusable, TooLarge):
         kernel = inf
     return min(kernel, library.seconds(graph, conv, rates))

@@ -21,7 +21,7 @@ _CLEARLY = 0.7
 
 def _one_channel(conv: ConvOp) -> ConvOp:
     """Rounded to TF32, sums of weights would carry an error that the direct form averages out."""
-    return conv.replace(groups=1, precise=True)
+    return conv.replace(groups=1, precise=True, summed=True)
 
 
 def obstacle(graph: Graph, conv: Node) -> str | None:

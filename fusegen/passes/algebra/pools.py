@@ -134,7 +134,7 @@ def merged_conv(m: Match, pool: PoolOp, conv: ConvOp) -> ConvOp:
     stride = tuple(a * b for a, b in zip(conv.stride, pool.stride, strict=True))
     channels = m["w"].type.shape[1]
     exact = isinstance(channels, int) and not in_tf32(conv.transposed, channels)
-    return conv.replace(stride=stride, precise=conv.precise or exact)
+    return conv.replace(stride=stride, precise=conv.precise or exact, summed=False)
 
 
 def pool_and_conv(m: Match) -> tuple[PoolOp, ConvOp] | None:

@@ -13,7 +13,7 @@ from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 def _of_one(conv: ConvOp) -> ConvOp:
     """Rounded to TF32, a sum of samples would carry an error that the direct form averages out."""
-    return conv.replace(precise=True)
+    return conv.replace(precise=True, summed=False)
 
 
 def obstacle(graph: Graph, conv: Node) -> str | None:

@@ -126,7 +126,7 @@ def divide(m: Match) -> Node:
         assert isinstance(spare, int)
         crop.append(min(axis.first, spare))
     stride = tuple(axis.stride for axis in axes)
-    merged = conv.replace(stride=stride, padding=tuple(crop), output_padding=(0,) * conv.rank)
+    merged = conv.replace(stride=stride, padding=tuple(crop), output_padding=(0,) * conv.rank, summed=False)
     starts = [axis.first - own for axis, own in zip(axes, crop, strict=True)]
     return _cut(m, m.add(merged, m["x"], weights), starts)
 
@@ -187,6 +187,7 @@ def multiply(m: Match) -> Node:
     merged = conv.replace(
         transposed=False,
         precise=True,
+        summed=False,
         stride=tuple(axis.stride for axis in axes),
         padding=tuple(axis.first for axis in axes),
         output_padding=(0,) * conv.rank,
