@@ -13,6 +13,8 @@ from fusegen.machines import Machine
 _PRODUCTS, _TURN_SECONDS, _PHASES = 1.3, 7.5e-7, 1.5
 """Times over that products take, which have half the registers; what a turn takes
 of a multiprocessor beside them; times over that a transposed convolution's phases take (13 convolutions, H200)."""
+_LOAD_SECONDS = 2.5e-6
+"""What every further load of input channels takes of a turn in TF32 (2.4 and 5 us, two models of 256 and 128 channels)."""
 _CHAIN = 10.0
 """Times over that functions before the reduction take: its warps multiply nothing meanwhile.
 
@@ -61,7 +63,7 @@ def seconds(
     blocks = samples * conv.groups * ceil(outputs / tiling.output_tile) * others
     waves, turns = _sweep(sizes, swept, tiling.positions(split), blocks, slots)
     turn = _PRODUCTS * tiling.block_flops(split) * slots / machine.mma_flops + resident * _TURN_SECONDS
-    turn += (tiling.loads - 1) * contractions.LOAD_SECONDS if split else 0.0
+    turn += (tiling.loads - 1) * (contractions.LOAD_SECONDS if split else _LOAD_SECONDS)
     turn *= _PHASES if prod(phases) > 1 else 1.0
     chain = sum(ops.function_flops(before, own) for own in before.nodes) * _CHAIN / machine.flops
     moved = sum(4 * dims.numel(body.node(name).type.shape, body.sizes) for name in node.inputs)
