@@ -42,6 +42,7 @@ def _reduced(program: Program, hopper: bool = True) -> list[str]:
         ("return F.gelu(self.c(x)).max()", "max"),
         ("return F.gelu(self.c(x)).mean()", "mean"),
         ("return F.gelu(self.c(x)).mean((0, 2, 3))", "mean"),
+        ("return F.gelu(self.c(x)).logsumexp((2, 3))", "logsumexp"),
     ],
 )
 def test_its_results_are_never_written(body: str, fn: str, tmp_path: Path) -> None:
@@ -57,6 +58,7 @@ def test_its_results_are_never_written(body: str, fn: str, tmp_path: Path) -> No
         ("y = F.gelu(self.c(x))\nreturn y - y.mean((2, 3), keepdim=True)", 64),
         ("return F.gelu(self.c(x)).mean(3)", 64),
         ("y = F.gelu(self.c(x))\nreturn y.amax((2, 3)) - y.mean((2, 3))", 64),  # a maximum beside something else
+        ("y = F.gelu(self.c(x))\nreturn y.logsumexp((2, 3)) - y.mean((2, 3))", 64),
         ("return F.gelu(self.c(x)).mean((2, 3))", 24),  # few positions
     ],
 )

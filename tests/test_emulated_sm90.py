@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from fusegen.costs import direct, hopper, library
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelPlan
-from fusegen.spaces import channels, convpool
+from fusegen.spaces import channels, convpool, convreduce
 from fusegen.trace import load_model_file
 from tests.emulated import operands_of, steps
 from tests.emulated.hopper import HopperKernel
@@ -163,3 +164,42 @@ def test_statistics_of_samples(name: str, variant: str, tmp_path: Path, monkeypa
         assert len(root) == ("means" not in name)
         for one in root:
             torch.testing.assert_close(one.double().flatten(1), deviation, rtol=2e-6, atol=0.0)
+
+
+EXPONENTIALS = {
+    "conv": ("nn.Conv2d(20, 36, 3)", (20, 14, 19)),
+    "channels": ("nn.Conv2d(24, 40, 3, padding=1)", (24, 13, 20)),
+    "small_samples": ("nn.Conv3d(20, 24, 3)", (20, 4, 5, 6)),
+    "phases": ("nn.ConvTranspose2d(16, 24, 4, 2, 1)", (16, 7, 9)),
+    "kinds": ("nn.ConvTranspose1d(16, 30, 5, 3)", (16, 31)),
+}
+
+
+@pytest.mark.parametrize(("name", "variant"), [*((name, "sm90") for name in EXPONENTIALS), ("channels", "in_place")])
+def test_sums_of_exponentials(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from one, and of results that are infinite or NaN; of samples of one value and of less than a tile."""
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
+    monkeypatch.setattr(convreduce, "together_or_apart", lambda *_: None)
+    monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
+    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
+    module, shape = EXPONENTIALS[name]
+    axes = tuple(range(2, len(shape) + 1))
+    size = f"torch.rand(3, {', '.join(map(str, shape))})"
+    path = write(tmp_path, f"return torch.logsumexp(self.m(x) * 3, {axes})", f"self.m = {module}", size)
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, ContractionPlan)
+    kernel = HopperKernel(compiled, plan, variant, tmp_path)
+    model = load_model_file(path).model_class()
+    parameters = operands_of(compiled, plan, dict(model.named_parameters()))
+    for batch in (1, 5):
+        x = torch.randn(batch, *shape) * torch.logspace(-1, 3, batch).view(-1, *[1] * len(shape))
+        special = x.clone()
+        special[0, :, *(0 for _ in axes)], special[-1, :, *(1 for _ in axes)] = torch.nan, torch.inf
+        for data in (x, special, x * 0 - 700):
+            (found,) = kernel([parameters.get(arg.name, data) for arg in plan.args], 1)
+            with torch.no_grad():
+                exact = torch.logsumexp(Rounded(copy.deepcopy(model.m).double())(data.double()) * 3, axes)
+            torch.testing.assert_close(found.double(), exact, rtol=4e-6, atol=4e-6, equal_nan=True)

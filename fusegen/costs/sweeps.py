@@ -14,7 +14,7 @@ _PRODUCTS, _TURN_SECONDS, _PHASES = 1.3, 7.5e-7, 1.5
 """Times over that products take, which have half the registers; what a turn takes
 of a multiprocessor beside them; times over that a transposed convolution's phases take (13 convolutions, H200)."""
 _LOAD_SECONDS = 2.5e-6
-"""What every further load of input channels takes of a turn in TF32 (2.4 and 5 us, two models of 256 and 128 channels)."""
+"""What every further load of input channels takes of a turn in TF32 (2.4 and 5 us, of 256 and of 128 channels)."""
 _CHAIN = 10.0
 """Times over that functions before the reduction take: its warps multiply nothing meanwhile.
 

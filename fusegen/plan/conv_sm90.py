@@ -24,7 +24,7 @@ from fusegen.plan.details import (
     TapResidue,
 )
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.spaces.convreduce import extreme, has_moments
+from fusegen.spaces.convreduce import extreme, has_exponentials, has_moments
 from fusegen.tuning import choose
 
 MAX_COLUMNS = 128
@@ -130,6 +130,10 @@ def plan(
         return tile
     block, tiles, split = tile
     rows = lower(split > 1)
+    functions = [result.fn for result in reduced]
+    by_channel = has_moments(functions) or has_exponentials(
+        functions
+    )  # a warp has a value of each, shared by its lanes
     loaded = [*rows.operands, *(pooling.before.operands if pooling else ())]
     lengths = [*[(1, 1)] * (3 - len(axes)), *traced]
     bases = [(size, output // count) for (size, output), count in zip(lengths, parts, strict=True)]
@@ -143,7 +147,7 @@ def plan(
         phases[0] * phases[1] * block * halves,
         split,
         (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
-        + (MAX_WARPS * block * 4 if (statistics and statistics.squares) or has_moments(r.fn for r in reduced) else 0),
+        + (MAX_WARPS * block * 4 if (statistics and statistics.squares) or by_channel else 0),
         precise,
         samples=operands.samples,
         kinds=conv.groups * tiles // split * len(outer_phases),

@@ -2,7 +2,7 @@
 
 What is left of a tensor [samples, channels, positions...] is a value for every channel of every sample: its mean,
 sum, maximum or minimum, and for a mean of a norm (``passes/moments.py``) mean, variance, and what rounding took from
-the mean.
+the mean; or the logarithm of its sum of exponentials.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fusegen.spaces import channels
 from fusegen.spaces.rowspace import RowSpace, analyze
 from fusegen.tuning import together_or_apart
 
-PositionFn = Literal["mean", "sum", "max", "min", "var", "rest"]
+PositionFn = Literal["mean", "sum", "max", "min", "logsumexp", "var", "rest"]
 """``rest``: the mean of the distances from the mean, which is what rounding took from it."""
-_FUNCTIONS: dict[str, PositionFn] = {fn: fn for fn in ("mean", "sum", "max", "min", "var")}
+_FUNCTIONS: dict[str, PositionFn] = {fn: fn for fn in ("mean", "sum", "max", "min", "logsumexp", "var")}
 _EXTREMES = ("max", "min")
 LEAST_POSITIONS = 1024
 """Of a sample: each warp of each share of it leaves a state for every channel."""
-_EPILOGUE = {False: 0.3, True: 0.45}
-"""What sums, or moments, add to a convolution on sm_90a, of the time in which its result is read."""
+_EPILOGUE, _MOMENTS, _EXPONENTIALS = 0.3, 0.45, 0.9
+"""What sums, moments, or exponentials' sums add to a convolution on sm_90a, of the time in which its result is read."""
 _PORTABLE = 0.8
 """The same for the portable kernel, of the time in which it writes its result."""
 
@@ -45,13 +45,21 @@ class ConvReduce:
     space: RowSpace
 
     @property
-    def moments(self) -> bool:
-        return has_moments(self.results.values())
+    def epilogue(self) -> float:
+        """What the reductions take, of the time in which the convolution's result is read."""
+        if has_exponentials(self.results.values()):
+            return _EXPONENTIALS
+        return _MOMENTS if has_moments(self.results.values()) else _EPILOGUE
 
 
 def has_moments(functions: Iterable[PositionFn]) -> bool:
     """Whether more than sums is needed, and more than a maximum."""
     return not set(functions).isdisjoint(("var", "rest"))
+
+
+def has_exponentials(functions: Iterable[PositionFn]) -> bool:
+    """Whether it is the logarithm of a sum of exponentials that is asked for: then nothing else is."""
+    return "logsumexp" in functions
 
 
 def extreme(functions: Iterable[PositionFn]) -> PositionFn | None:
@@ -125,7 +133,7 @@ def _readers(graph: Graph, value: Node) -> dict[str, PositionFn | None] | None:
         found[distance.name] = None
         found |= dict.fromkeys((node.name for node in rest), "rest")
     kinds = {fn for fn in found.values() if fn}
-    return None if len(kinds) > 1 and not kinds.isdisjoint(_EXTREMES) else found
+    return None if len(kinds) > 1 and not kinds.isdisjoint((*_EXTREMES, "logsumexp")) else found
 
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
@@ -167,7 +175,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     result = 4 * dims.numel(conv.type.shape, body.sizes) / machine.bandwidth
     portable = contractions.portable_seconds(body, conv, False, machine, merge=False) + (_PORTABLE - 1) * result
     asynchronous = contractions.asynchronous_seconds(body, conv, machine)
-    here = min(portable, asynchronous + (_EPILOGUE[parts.moments] - hopper.STORE) * result) + machine.launch
+    here = min(portable, asynchronous + (parts.epilogue - hopper.STORE) * result) + machine.launch
     apart = contractions.kernel_seconds(body, conv, False, machine) + result + machine.launch
     x, w = (body.node(name).type for name in conv.inputs[:2])
     assert isinstance(conv.op, ConvOp)

@@ -10,7 +10,7 @@ from fusegen.costs.matmul_tiling import MatmulTiling
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.spaces.convreduce import PositionFn, extreme, has_moments
+from fusegen.spaces.convreduce import PositionFn, extreme, has_exponentials, has_moments
 from fusegen.spaces.convsweep import SweptFn
 
 
@@ -114,6 +114,11 @@ class ContractionPlan(Frozen):
     def moments(self) -> bool:
         """As in ``HopperConvPlan``."""
         return has_moments(result.fn for result in self.reduced)
+
+    @property
+    def exponentials(self) -> bool:
+        """The logarithm of a sum of exponentials of what is reduced."""
+        return has_exponentials(result.fn for result in self.reduced)
 
     @property
     def extreme(self) -> PositionFn | None:

@@ -9,7 +9,7 @@ from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.details.contractions import DirectConvPlan, PositionResult, StatisticsPlan
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.spaces.convreduce import PositionFn, extreme, has_moments
+from fusegen.spaces.convreduce import PositionFn, extreme, has_exponentials, has_moments
 
 _MOST_ALONG = 8
 """Grids of which a thread holds elements."""
@@ -205,6 +205,11 @@ class HopperConvPlan(Frozen):
     def moments(self) -> bool:
         """More than sums of what is reduced."""
         return has_moments(result.fn for result in self.reduced)
+
+    @property
+    def exponentials(self) -> bool:
+        """The logarithm of a sum of exponentials of what is reduced."""
+        return has_exponentials(result.fn for result in self.reduced)
 
     @property
     def extreme(self) -> PositionFn | None:
