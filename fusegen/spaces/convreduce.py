@@ -25,7 +25,7 @@ _FUNCTIONS: dict[str, PositionFn] = {fn: fn for fn in ("mean", "sum", "max", "mi
 _EXTREMES = ("max", "min")
 LEAST_POSITIONS = 1024
 """Of a sample: each warp of each share of it leaves a state for every channel."""
-_EPILOGUE, _MOMENTS, _EXPONENTIALS = 0.3, 0.45, 0.9
+_EPILOGUE, _MOMENTS, _EXPONENTIALS = 0.3, 0.45, 0.6
 """What sums, moments, or exponentials' sums add to a convolution on sm_90a, of the time in which its result is read."""
 _PORTABLE = 0.8
 """The same for the portable kernel, of the time in which it writes its result."""
