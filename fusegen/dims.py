@@ -193,6 +193,8 @@ def exact_quotient(a: Dim, b: Dim) -> Dim | None:
     """``a / b`` where it is a whole number whatever the symbols, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
+    if b == 0:
+        return None
     ratio = parse(a) / parse(b)
     # Quotients, remainders, minima: numbers like any symbol, whatever is inside them.
     opaque = {

@@ -101,6 +101,19 @@ def _groups_of_ones(
     return tuple(f"{'*'.join(sorted(group))} > 1" for group in at_fault)
 
 
+def _fixed(sizes: Sizes, constraints: list[str], same: Callable[[Sizes], bool]) -> tuple[str, ...]:
+    """The sizes that the graph holds a number of, which no question was put to: it is another one at other sizes."""
+    near = [step * sign for step in range(1, _REACH) for sign in (1, -1)]
+    other = {
+        name: next((v for v in (size + n for n in near) if v > 0 and all_hold(constraints, {**sizes, name: v})), size)
+        for name, size in sizes.items()
+    }
+    if all_hold(constraints, other) and same(other):
+        return ()
+    changed = (name for name, value in other.items() if value != sizes[name] and not same({**sizes, name: value}))
+    return tuple(f"{name} == {sizes[name]}" for name in changed)
+
+
 def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     """``graph`` with the constraints that matter; ``same`` traces again at the given sizes and compares."""
     shapes = positive(graph)
@@ -109,7 +122,8 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     open_questions = [c for c in graph.constraints if _is_question(c)]
     smallest = _smallest(graph.sizes, [*kept, *shapes])
     ones = [name for name, size in smallest.items() if size == 1]
-    if smallest != graph.sizes and same(smallest):
+    alike = smallest != graph.sizes and same(smallest)
+    if alike:
         open_questions = [c for c in open_questions if "%" in c or holds(c, smallest)]  # see _REMAINDERS
     elif ones:
         added = _groups_of_ones(graph.sizes, ones, shapes, same)
@@ -123,5 +137,7 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
             open_questions = [c for c in open_questions if holds(c, others[0])]
         else:
             kept.append(question)
-    settled = [c for c in graph.constraints if c in kept]
-    return graph.replace(constraints=tuple(dict.fromkeys((*settled, *added))))
+    settled = [*(c for c in graph.constraints if c in kept), *added]
+    if not alike:
+        settled += _fixed(graph.sizes, [*settled, *shapes], same)
+    return graph.replace(constraints=tuple(dict.fromkeys(settled)))

@@ -78,3 +78,12 @@ def check(seed: int, folder: Path) -> None:
     except Exception as error:
         error.add_note(model.text())
         raise
+
+
+def test_a_pooling_to_a_size_that_rounds(tmp_path: Path) -> None:
+    """No axis of its operands gives it: it is an argument of the kernel."""
+    body = "y = self.c(x)\nreturn F.adaptive_avg_pool2d(y, (y.shape[2] // 2, 3)) * 2"
+    path = write(tmp_path, body, "self.c = nn.Conv2d(3, 4, 3, 2, 1)", "torch.rand(2, 3, 16, 14)")
+    model = OnTheCPU(compile_file(path), "generated_pooling", tmp_path)
+    for height, pooled in ((16, 4), (21, 5)):
+        assert model(torch.rand(2, 3, height, 14)).shape == (2, 4, pooled, 3)

@@ -207,6 +207,8 @@ def _attribute_checks(module: ModuleSnapshot, variable: str, label: str, carried
 
 
 def _parameter_checks(params: Sequence[Operand], variables: Mapping[str, str], device: bool) -> Iterator[Check]:
+    """``device``: an input has said where the call is; else the first parameter does."""
+    first = "the first input" if device else "the first parameter"
     for operand in params:
         p, path, type_ = operand.variable, operand.path or "", operand.node.type
         owner, _, name = path.rpartition(".")
@@ -222,7 +224,11 @@ def _parameter_checks(params: Sequence[Operand], variables: Mapping[str, str], d
             f'f"{path} is {{{p}.dtype}} {{list({p}.shape)}}, compiled for {type_}"',
         )
         if device:
-            yield Check(f"{p}.get_device() != device", text(f"{path} is on another device than the first input"))
+            yield Check(f"{p}.get_device() != device", text(f"{path} is on another device than {first}"))
+        else:
+            yield Check(f"not {p}.is_cuda", f'f"{path} is on {{{p}.device}}, not on a CUDA device"')
+            yield Check(None, "", (f"device = {p}.get_device()",))
+            device = True
 
 
 def is_literal(text_: str) -> bool:

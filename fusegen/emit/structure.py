@@ -98,9 +98,12 @@ def _tensor_slots(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
-    """A snapshot of every submodule of the instance that was traced; the model itself has path ``""``."""
+    """A snapshot of every submodule of the instance that was traced; the model itself has path ``""``.
+
+    A module under two names has two: either may be the one that the trace knows a parameter by.
+    """
     found = []
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=False):
         kind = type(module)
         found.append(
             ModuleSnapshot(
@@ -111,7 +114,7 @@ def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
                 children=len(module._modules),
                 absent=tuple(name for name, value in _tensor_slots(module) if value is None),
                 training=module.training,
-                described=repr(module) if not module._modules else "",
+                described=" ".join(repr(module).split()) if not module._modules else "",
             )
         )
     return tuple(found)

@@ -91,6 +91,8 @@ def _unit(node: Node, by_name: Mapping[str, Node]) -> set[str] | None:
 
 def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
     body, _ = grouping.body(group)
+    if any(0 in node.type.shape for node in body.nodes):
+        return "it is empty"
     try:
         if viewspace.takes(body):
             return viewspace.refusal(body)

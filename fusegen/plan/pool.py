@@ -106,6 +106,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     for axis in range(op.rank):
         size = region.sizes.local(before[planes + axis])
         output = output_size(op, axis, size)
+        if isinstance(op, AdaptivePoolOp):
+            output = region.sizes.local(output)
         region.sizes.define(op.size[axis], output)
         lengths.append((size, output))
     present = [_axis(parts, axis, *lengths[axis]) for axis in range(op.rank)]

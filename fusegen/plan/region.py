@@ -6,7 +6,19 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen.dims import Dim
-from fusegen.ir import ConstOp, Graph, InputOp, Node, Op, ParamOp, PointwiseOp, ReduceOp, RegionOp, ReshapeOp
+from fusegen.ir import (
+    AdaptivePoolOp,
+    ConstOp,
+    Graph,
+    InputOp,
+    Node,
+    Op,
+    ParamOp,
+    PointwiseOp,
+    ReduceOp,
+    RegionOp,
+    ReshapeOp,
+)
 from fusegen.plan import pooled
 from fusegen.plan.details import Detail
 from fusegen.plan.rowdraft import Style
@@ -60,6 +72,7 @@ class Region:
         others: list[Dim] = [
             n.op.value for n in self.whole.nodes if isinstance(n.op, ConstOp) and isinstance(n.op.value, str)
         ]
+        others += [size for n in self.whole.nodes if isinstance(n.op, AdaptivePoolOp) for size in n.op.size]
         if node.op.template in _KEEPS_SIZES and not self.pooled:  # a product of which may be an axis of its operand
             others += [size for inside in self.body.nodes for size in inside.type.shape]
         self.operands = tuple(self.args.values())

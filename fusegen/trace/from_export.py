@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ class _Size(str):
     """The text of a size expression, to tell it from a string argument."""
 
 
+def _has_size(values: Iterable[Any]) -> bool:
+    """Whether a size expression is among ``values``, or in a list among them."""
+    return any(isinstance(v, _Size) or (isinstance(v, (list, tuple)) and _has_size(v)) for v in values)
+
+
 def _size(dim: Dim) -> int | _Size:
     return dim if isinstance(dim, int) else _Size(dim)
 
@@ -64,6 +70,7 @@ class _Converter:
         self.renames: dict[sympy.Symbol, sympy.Expr] = {}
         self.sizes: dict[str, int] = {}
         self.inputs: list[Value] = []
+        self.asked: list[str] = []
         self.current: fx.Node | None = None
         self.fresh = 0
 
@@ -312,29 +319,57 @@ class _Converter:
                 return None
         except GraphError:
             value = None
+        except (TypeError, ValueError):
+            if not _has_size(named.values()):
+                raise
+            value = None  # a size where the IR has a number: torch computes both
         values = dict(enumerate(value if isinstance(value, tuple) else (value,)))
         if any((found := values.get(i)) is None or found.type != results[i] for i in read):
             self.nodes, self.updates = before, updates
             return None
         return value
 
+    def is_negative(self, position: Dim) -> bool:
+        if isinstance(position, int):
+            return position < 0
+        negative = dims.evaluate(position, self.sizes) < 0
+        expr = dims.parse(position)
+        if not (expr.is_negative if negative else expr.is_nonnegative):  # else it holds at all sizes
+            self.asked.append(f"{position} {'<' if negative else '>='} 0")
+        return negative
+
     def first_input(self, dtype: DType) -> Value | None:
         return next((value for value in self.inputs if value.type.dtype is dtype), None)
 
     def constant(self, node: fx.Node, path: str) -> Value:
-        """A tensor that forward makes from numbers: one number, or a tensor filled with one."""
+        """A tensor that forward makes of one number, of its own element type."""
         tensor = self.program.constants[path]
-        like = next((value for value in self.inputs if value.type.dtype.value.startswith(("float", "bfloat"))), None)
+        type_ = self.type_of(node.meta["val"], node.name)
         known = tensor.numel() <= 4096 and not isinstance(tensor, FakeTensor)
         values = set(tensor.flatten().tolist()) if known else set()
-        if like is None or len(values) != 1:
+        if not self.inputs or len(values) != 1:
+            self.current = next(iter(node.users), node)
             raise UnsupportedOpError(
-                f"forward creates a constant tensor ({path})", node=node.name, hint="register it as a buffer"
+                f"forward creates a constant tensor ({path})",
+                node=self.current.name,
+                source=self.source(),
+                hint="register it as a buffer",
             )
-        number = float(values.pop())
+        number = values.pop()
+        like = self.first_input(type_.dtype)
+        if like is None or type_.dtype in (*INTEGERS, DType.BOOL):
+            return self.full(node.name, number, type_)
         if tensor.dim() == 0:
-            return self.scalar(number, like)
-        return self.emit(node.name, FillOp(value=number, shape=tuple(tensor.shape)), (like,), like.type)
+            return self.scalar(float(number), like)
+        return self.emit(node.name, FillOp(value=float(number), shape=tuple(tensor.shape)), (like,), type_)
+
+    def full(self, stem: str, number: float, type_: TensorType) -> Value:
+        """A tensor of one number, made by torch where the inputs are."""
+        value = python_float(number) if isinstance(number, float) else repr(number)
+        shape = ", ".join(map(str, type_.shape))
+        arguments = f"[{shape}], {value}, dtype=torch.{type_.dtype.value}, device={{0}}.device"
+        op = EagerOp(target="aten.full.default", arguments=arguments, results=(type_,), tuple_result=False)
+        return self.emit(stem, op, (self.inputs[0],), type_)
 
     def placeholder(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         spec = next(s for s in self.program.graph_signature.input_specs if s.arg.name == node.name)
@@ -343,8 +378,8 @@ class _Converter:
             op: Op = InputOp(position=inputs.index(node))
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             op = ParamOp(path=str(spec.target), buffer=spec.kind is InputKind.BUFFER)
-        elif spec.kind is InputKind.CONSTANT_TENSOR and value.dim() == 0:  # torch.tensor(0.5) in forward
-            op = ConstOp(value=float(self.program.constants[str(spec.target)]))
+        elif spec.kind is InputKind.CONSTANT_TENSOR and value.dim() == 0 and value.dtype is torch.float32:
+            op = ConstOp(value=float(self.program.constants[str(spec.target)]))  # torch.tensor(0.5) in forward
         else:
             self.env[node] = self.constant(node, str(spec.target))
             return
@@ -377,6 +412,8 @@ class _Converter:
             if produced is None or produced not in self.env:
                 raise TraceError("an output of forward is not a tensor", hint="return tensors only")
             value = self.env[produced]
+            if isinstance(held := self.nodes[value.name].op, ConstOp) and isinstance(held.value, float) and self.inputs:
+                value = self.full(produced.name, held.value, value.type)
             if spec.kind is OutputKind.USER_OUTPUT:
                 strided += [] if produced.meta["val"].is_contiguous() else [len(outputs)]
                 outputs.append(value.name)
@@ -396,7 +433,7 @@ class _Converter:
             tuple_output=nested,
             updates=tuple(updates),
             sizes=self.sizes,
-            constraints=constraints,
+            constraints=tuple(dict.fromkeys((*constraints, *self.asked))),
         ).prune()
         verify(graph)
         return graph

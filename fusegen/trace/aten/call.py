@@ -25,6 +25,9 @@ class Build(Protocol):
 
     def scalar(self, value: float | Dim, like: Value) -> Value: ...
 
+    def is_negative(self, position: Dim) -> bool:
+        """Whether a number or size expression is below zero at the traced sizes, which becomes a condition on sizes."""
+
     def first_input(self, dtype: DType) -> Value | None:
         """The model's first input of this element type."""
 

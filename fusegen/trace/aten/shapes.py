@@ -171,16 +171,18 @@ def _part(call: Call, x: Value, axis: int, start: Dim, length: Dim, step: int = 
     return call.build.add(SliceOp(axis=axis, start=start, length=length, step=step), x)
 
 
-def _from_start(x: Value, axis: int, position: Dim) -> Dim:
-    """A position counted from the front."""
-    return dims.add(x.type.shape[axis], position) if isinstance(position, int) and position < 0 else position
+def _from_start(call: Call, x: Value, axis: int, position: Dim) -> Dim:
+    """A position counted from the front, where what is before the first one is that."""
+    if call.build.is_negative(position):
+        position = dims.add(x.type.shape[axis], position)
+    return 0 if call.build.is_negative(position) else position
 
 
 @register("slice.Tensor")
 def _slice(call: Call) -> Value | None:
     x = call["self"]
     axis = call["dim"] % x.type.rank
-    start = _from_start(x, axis, 0 if call["start"] is None else call["start"])
+    start = _from_start(call, x, axis, 0 if call["start"] is None else call["start"])
     return _part(call, x, axis, start, call.result.shape[axis], call["step"])
 
 
@@ -188,14 +190,14 @@ def _slice(call: Call) -> Value | None:
 def _narrow(call: Call) -> Value | None:
     x = call["self"]
     axis = call["dim"] % x.type.rank
-    return _part(call, x, axis, _from_start(x, axis, call["start"]), call["length"])
+    return _part(call, x, axis, _from_start(call, x, axis, call["start"]), call["length"])
 
 
 @register("select.int")
 def _select(call: Call) -> Value | None:
     x = call["self"]
     axis = call["dim"] % x.type.rank
-    part = _part(call, x, axis, _from_start(x, axis, call["index"]), 1)
+    part = _part(call, x, axis, _from_start(call, x, axis, call["index"]), 1)
     return _to(call, part, call.result.shape)
 
 
