@@ -307,7 +307,7 @@ def test_a_tensor_that_every_call_makes_anew_is_no_state(tmp_path: Path) -> None
     init = "self.c = torch.nn.utils.weight_norm(nn.Conv2d(3, 2, 3))"
     found = traced(write(tmp_path, "return self.c(x)", init))
     assert (found.held, found.graph.updates) == ((), ())
-    assert found.notes == ("the generated forward does not set c.weight",)
+    assert "the generated forward does not set c.weight" in found.notes
 
 
 def test_groups_of_a_convolution_that_are_samples(tmp_path: Path) -> None:
@@ -425,3 +425,31 @@ def test_a_number_that_depends_on_values_is_refused(tmp_path: Path) -> None:
 def test_results_of_other_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="forward returns a max"):
         traced(write(tmp_path, "return x.max(1)"))
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("return x * 2 if x.is_cuda else x", "is_cuda"),
+        ("return x * 2 if x.device.type == 'cuda' else x", "device.type"),
+        ("return x * 2 if torch.is_grad_enabled() else x", "is_grad_enabled"),
+        ("with torch.autocast('cuda', dtype=torch.float16):\n    return x @ x.transpose(-1, -2)", "autocast"),
+        ("y = x * 1\ny.data.clamp_(0)\nreturn y", "data.clamp_"),
+    ],
+)
+def test_what_a_trace_would_not_show_is_refused(body: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=name.replace(".", r"\.")) as caught:
+        traced(write(tmp_path, body))
+    assert caught.value.source
+    assert caught.value.hint
+
+
+def test_autocast_that_is_off_is_no_obstacle(tmp_path: Path) -> None:
+    body = "with torch.autocast('cuda', enabled=False):\n    return x.to(x.device) * 2"
+    assert kinds(traced(write(tmp_path, body)).graph) == ["mul"]
+
+
+def test_hooks_of_a_submodule_are_noted(tmp_path: Path) -> None:
+    init = "self.l = nn.Linear(5, 5)\nself.l.register_forward_hook(lambda module, given, out: out * 2)"
+    notes = traced(write(tmp_path, "return self.l(x)", init)).notes
+    assert any("submodule l has hooks" in note for note in notes)

@@ -24,6 +24,7 @@ from fusegen import dims, guards
 from fusegen.errors import TraceError
 from fusegen.interpret import evaluated, input_shapes
 from fusegen.ir import EagerOp, Graph, Node, ParamOp, ReduceOp, SoftmaxOp
+from fusegen.trace import unseen
 from fusegen.trace.assigned import Assigned, hold, plain_tensors, watched
 from fusegen.trace.decompositions import decompositions
 from fusegen.trace.from_export import SizeArithmeticError, convert, known
@@ -202,6 +203,7 @@ def _with_fixed_sizes(
 
 
 _NOT_SET = "the generated forward does not set {}"
+_HOOKED = "submodule {} has hooks: every call runs the reference forward"
 
 
 def _first_export(
@@ -254,6 +256,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
                 f"input {position} is a {type(value).__name__}, not a tensor",
                 hint="make it a constructor argument or a tensor",
             )
+    unseen.check(model)
     held = hold(model)
     program, fixed, notes, assigned = _first_export(model, inputs, path)
     try:
@@ -278,7 +281,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         literals=literals,
         results=results(program),
         held=tuple(name for name in held if name in read),
-        notes=(*notes, *map(_NOT_SET.format, made)),
+        notes=(*notes, *map(_NOT_SET.format, made), *map(_HOOKED.format, unseen.hooked(model))),
     )
 
 

@@ -1,0 +1,75 @@
+"""What a trace cannot show, found in the source of a model's methods: such a graph would stand for something else."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+
+from torch import nn
+
+from fusegen.errors import TraceError
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_WHERE = "asks where it runs, and is traced elsewhere: without a GPU, in no mode"
+_ASKED = {
+    "is_cuda": _WHERE,
+    "is_cpu": _WHERE,
+    "is_grad_enabled": _WHERE,
+    "is_autocast_enabled": _WHERE,
+    "autocast": "computes in other element types than the trace does",
+}
+
+
+def _methods(model: nn.Module) -> Iterator[FunctionType]:
+    """What the model's own classes define, but for what builds them."""
+    classes = {kind for module in model.modules() for kind in type(module).__mro__}
+    for kind in sorted(classes, key=lambda kind: kind.__qualname__):
+        if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
+            yield from (f for name, f in vars(kind).items() if isinstance(f, FunctionType) and name != "__init__")
+
+
+def _is_off(call: ast.AST) -> bool:
+    """``autocast(..., enabled=False)``."""
+    return isinstance(call, ast.Call) and any(
+        k.arg == "enabled" and isinstance(k.value, ast.Constant) and not k.value.value for k in call.keywords
+    )
+
+
+def _reason(node: ast.AST) -> tuple[str, str] | None:
+    """(what a node of a method is, why the trace does not show it), if it does not."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name, value=ast.Attribute(attr="data"))) if name.endswith("_"):
+            return f"data.{name}", "writes to a tensor behind the trace's back"
+        case ast.Attribute(attr="type", value=ast.Attribute(attr="device")):
+            return "device.type", _WHERE
+        case ast.Attribute(attr=name) | ast.Name(id=name) if name in _ASKED:
+            return name, _ASKED[name]
+    return None
+
+
+def check(model: nn.Module) -> None:
+    """Raises ``TraceError`` where a method of the model does what a trace would not show."""
+    for function in _methods(model):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+        off = {id(call.func) for call in ast.walk(tree) if isinstance(call, ast.Call) and _is_off(call)}
+        for node in ast.walk(tree):
+            if id(node) not in off and (found := _reason(node)):
+                line = function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
+                name, why = found
+                raise TraceError(
+                    f"{function.__qualname__} {why} ({name})",
+                    source=f"{Path(function.__code__.co_filename).name}:{line}",
+                    hint="say it once, in the constructor" if why is _WHERE else "convert or copy the tensor instead",
+                )
+
+
+def hooked(model: nn.Module) -> tuple[str, ...]:
+    """Submodules with hooks: calls of a generated file run the reference forward beside them."""
+    return tuple(path for path, module in model.named_modules() if path and any(getattr(module, h) for h in _HOOKS))
