@@ -689,3 +689,19 @@ def test_a_kernel_has_room_for_four_scans(tmp_path: Path) -> None:
     body = "a, b, c, d, e, f = [(x * i).cumsum(0).tanh() for i in range(1, 7)]\nreturn a * b * c * d * e * f"
     plans = [step.plan for step in program(tmp_path, body, "pass", "torch.rand(70, 9)").steps]
     assert [len(plan.detail.rows.phases[0].scans) for plan in plans] == [1, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return torch.cat([x, x], 1)", "joined by torch"),
+        ("return F.pad(x, (1, 1))", "padded by torch"),
+        ("return x.flip(1)", "copied by torch"),
+        ("return x[:, 1:]", "its result is laid out in another way than the data: a view is free"),
+        ("return torch.ones_like(x)", "one number throughout"),
+    ],
+)
+def test_what_torch_does_is_said(body: str, reason: str, tmp_path: Path) -> None:
+    (step,) = program(tmp_path, body).steps
+    assert isinstance(step, EagerStep)
+    assert step.reason == reason

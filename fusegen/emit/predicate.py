@@ -169,7 +169,12 @@ def _module_checks(
         )
         conditions = [] if module.children is None else [_children(variable, module.children)]
         if module.path:
-            hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+            hooks = ["_forward_hooks", "_backward_hooks", "_backward_pre_hooks"]
+            if module.pre_hooks:
+                own = f"tuple(type(hook).__qualname__ for hook in {variable}._forward_pre_hooks.values())"
+                conditions.append(f"{own} != {module.pre_hooks!r}")
+            else:
+                hooks.insert(1, "_forward_pre_hooks")
             conditions += [f"{variable}.{hook}" for hook in hooks]
             conditions.append(f'"forward" in {variable}.__dict__')
         for slot in module.absent:

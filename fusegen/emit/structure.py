@@ -12,6 +12,7 @@ from torch import nn
 from fusegen.carry import CarriedModel
 from fusegen.ir import Frozen
 from fusegen.literals import python_float
+from fusegen.trace.unseen import is_traced_with_hooks
 
 _STATE = frozenset(nn.Module().__dict__) | {"training"}
 
@@ -41,6 +42,8 @@ class ModuleSnapshot(Frozen):
     absent: tuple[str, ...] = ()
     training: bool = True
     described: str = ""
+    pre_hooks: tuple[str, ...] = ()
+    """Classes of what torch computes its weights with before its forward, which is part of the trace."""
 
 
 def _literal(value: object) -> str | None:
@@ -115,6 +118,9 @@ def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
                 absent=tuple(name for name, value in _tensor_slots(module) if value is None),
                 training=module.training,
                 described=" ".join(repr(module).split()) if not module._modules else "",
+                pre_hooks=tuple(type(hook).__qualname__ for hook in module._forward_pre_hooks.values())
+                if is_traced_with_hooks(module)
+                else (),
             )
         )
     return tuple(found)

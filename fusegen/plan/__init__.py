@@ -14,6 +14,15 @@ from fusegen.printer import format_node
 from fusegen.spaces import viewspace
 from fusegen.verify import verify
 
+_ALONE = {
+    "getitem": "one result of the op above",
+    "fill": "one number throughout",
+    "cat": "joined by torch",
+    "pad": "padded by torch",
+    "flip": "copied by torch",
+    **dict.fromkeys(("reshape", "permute", "slice", "expand"), "a view"),
+}
+"""What torch does of ops that no fusion was tried of."""
 _LIBRARY = {"conv": "the library's convolution", "matmul": "the library's matrix product"}
 
 
@@ -23,7 +32,7 @@ def _eager_reason(node: Node, refusals: tuple[RuleRefused, ...]) -> str:
     found = next((r.reason for r in refusals if r.node == node.name and r.identity == FUSION), None)
     if library := _LIBRARY.get(node.op.kind):
         return f"{library}: {found}" if found else library
-    return found or {"getitem": "one result of the op above"}.get(node.op.kind, "a view")
+    return found or _ALONE.get(node.op.kind, "what it is part of has no kernel after all")
 
 
 def make_program(

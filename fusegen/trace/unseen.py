@@ -70,6 +70,18 @@ def check(model: nn.Module) -> None:
                 )
 
 
+def is_traced_with_hooks(module: nn.Module) -> bool:
+    """Whether all hooks of ``module`` are torch's own, which make weights of parameters: the trace shows that."""
+    before = module._forward_pre_hooks.values()
+    others = (name for name in _HOOKS if name != "_forward_pre_hooks")
+    torchs = all(type(hook).__module__.startswith("torch.nn.utils.") for hook in before)
+    return bool(before) and torchs and not any(getattr(module, name) for name in others)
+
+
 def hooked(model: nn.Module) -> tuple[str, ...]:
-    """Submodules with hooks: calls of a generated file run the reference forward beside them."""
-    return tuple(path for path, module in model.named_modules() if path and any(getattr(module, h) for h in _HOOKS))
+    """Submodules with other hooks: calls of a generated file run the reference forward beside them."""
+    return tuple(
+        path
+        for path, module in model.named_modules()
+        if path and any(getattr(module, name) for name in _HOOKS) and not is_traced_with_hooks(module)
+    )
