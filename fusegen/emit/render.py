@@ -27,6 +27,7 @@ from fusegen.literals import hex_float
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
 from fusegen.plan.updates import added
+from fusegen.trace.results import is_named
 
 
 def fake_results(plan: KernelPlan) -> str:
@@ -218,11 +219,15 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
 
 def _structure(results: Any) -> str:
     """``results`` as Python text, with results in place of their numbers."""
+    if results is None:
+        return "None"
     if isinstance(results, int):
         return f"_fusegen_results[{results}]"
     if isinstance(results, dict):
         return "{" + ", ".join(f"{key!r}: {_structure(value)}" for key, value in results.items()) + "}"
     parts = ", ".join(map(_structure, results))
+    if is_named(results):
+        return f"_fusegen_torch.return_types.{type(results).__name__}(({parts},))"
     if isinstance(results, list):
         return f"[{parts}]"
     return f"({parts},)" if len(results) == 1 else f"({parts})"

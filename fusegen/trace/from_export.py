@@ -35,6 +35,7 @@ from fusegen.ir import (
 from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
 from fusegen.trace.aten import IMPORTERS, Call, Imported, Value, pointwise
+from fusegen.trace.results import is_none
 from fusegen.trace.whole import aten_name
 from fusegen.verify import verify
 
@@ -408,6 +409,8 @@ class _Converter:
         strided: list[int] = []
         updates: list[tuple[str, str]] = list(self.updates.items())
         for spec in signature.output_specs:
+            if is_none(spec):
+                continue
             produced = by_name.get(spec.arg.name)
             if produced is None or produced not in self.env:
                 raise TraceError("an output of forward is not a tensor", hint="return tensors only")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_structure
 
 from fusegen import guards, interpret
 from fusegen.compiler import Compiled, compile_file
@@ -146,3 +147,26 @@ def test_weights_that_torch_computes_before_each_call(made: str, tmp_path: Path)
     compiled = compile_file(path)
     assert not any("hooks" in note for note in compiled.notes)
     assert _agrees(compiled, path, (4, 6), (7, 6)) == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return x * 2, None",
+        "return None, (x + 1, None), x * 2",
+        "return {'y': x * 2, 'state': None}",
+        "return torch.max(x * 2, 1)",
+        "return x.sort(1), x.exp()",
+        "return torch.aminmax(x + 1, dim=1)",
+        "return [x.topk(2, 1), None]",
+    ],
+)
+def test_results_in_places_of_their_own(body: str, tmp_path: Path) -> None:
+    path = write(tmp_path, body, inputs="torch.rand(2, 8, 6)")
+    compiled = compile_file(path)
+    reference, model = reference_from(path.read_text()).Model(), simulated(compiled, "generated").ModelNew()
+    x = torch.rand(2, 8, 6)
+    ours, eager = model(x), reference(x)
+    assert tree_structure(ours) == tree_structure(eager)
+    for one, other in zip(tree_leaves(ours), tree_leaves(eager), strict=True):
+        assert one is other is None or torch.equal(one, other)
