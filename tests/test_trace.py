@@ -444,6 +444,23 @@ def test_what_a_trace_would_not_show_is_refused(body: str, name: str, tmp_path: 
     assert caught.value.hint
 
 
+def test_what_a_forward_calls_is_looked_at_and_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path, "return self.step(x)")
+    methods = """
+    def step(self, x):
+        return x * 2 if x.is_cuda else x
+    def fit(self, x):
+        with torch.autocast('cuda'):
+            return self.step(x)
+"""
+    text = path.read_text()
+    path.write_text(text.replace("\ndef get_inputs", f"{methods}\ndef get_inputs", 1))
+    with pytest.raises(TraceError, match=r"Model\.step asks where it runs"):
+        traced(path)
+    path.write_text(path.read_text().replace("x * 2 if x.is_cuda else x", "x * 2"))
+    assert kinds(traced(path).graph) == ["mul"]
+
+
 def test_autocast_that_is_off_is_no_obstacle(tmp_path: Path) -> None:
     body = "with torch.autocast('cuda', enabled=False):\n    return x.to(x.device) * 2"
     assert kinds(traced(write(tmp_path, body)).graph) == ["mul"]

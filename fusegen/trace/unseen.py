@@ -24,12 +24,18 @@ _ASKED = {
 }
 
 
-def _methods(model: nn.Module) -> Iterator[FunctionType]:
-    """What the model's own classes define, but for what builds them."""
-    classes = {kind for module in model.modules() for kind in type(module).__mro__}
-    for kind in sorted(classes, key=lambda kind: kind.__qualname__):
-        if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
-            yield from (f for name, f in vars(kind).items() if isinstance(f, FunctionType) and name != "__init__")
+def _methods(kind: type) -> Iterator[FunctionType]:
+    """The forward of a class that is not torch's, and the methods that it names, and those that they name."""
+    pending, seen = ["forward"], set[str]()
+    while pending:
+        name = pending.pop()
+        function = inspect.getattr_static(kind, name, None)
+        function = inspect.unwrap(getattr(function, "__func__", function))  # of a static or class method, decorated
+        if name in seen or not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+            continue
+        seen.add(name)
+        pending += function.__code__.co_names
+        yield function
 
 
 def _is_off(call: ast.AST) -> bool:
@@ -53,7 +59,8 @@ def _reason(node: ast.AST) -> tuple[str, str] | None:
 
 def check(model: nn.Module) -> None:
     """Raises ``TraceError`` where a method of the model does what a trace would not show."""
-    for function in _methods(model):
+    kinds = dict.fromkeys(type(module) for module in model.modules())
+    for function in dict.fromkeys(function for kind in kinds for function in _methods(kind)):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
         except (OSError, TypeError, SyntaxError):
