@@ -50,7 +50,10 @@ def _reason(node: ast.AST) -> tuple[str, str] | None:
     match node:
         case ast.Call(func=ast.Attribute(attr=name, value=ast.Attribute(attr="data"))) if name.endswith("_"):
             return f"data.{name}", "writes to a tensor behind the trace's back"
-        case ast.Attribute(attr="type", value=ast.Attribute(attr="device")):
+        case ast.Compare(
+            left=ast.Attribute(attr="type", value=ast.Attribute(attr="device")),
+            comparators=[ast.Constant(value="cuda" | "cpu")],
+        ):
             return "device.type", _WHERE
         case ast.Attribute(attr=name) | ast.Name(id=name) if name in _ASKED:
             return name, _ASKED[name]
