@@ -111,12 +111,21 @@ def _lowest(expr: sympy.Expr) -> sympy.Expr:
     return FloorDiv(sympy.expand(rest / common) + int(offset) // common, b // common)
 
 
+def _quotient(expr: sympy.Expr) -> sympy.Expr:
+    """In lowest terms; the floor of what is not positive as a quotient of what is not negative: C++ rounds to zero."""
+    lowest = _lowest(expr)
+    if not isinstance(lowest, FloorDiv):
+        return lowest
+    a, b = lowest.args
+    return -FloorDiv(sympy.expand(b - 1 - a), b) if a.is_nonpositive and b.is_positive else lowest
+
+
 @lru_cache(maxsize=4096)
 def canonical(expr: sympy.Expr | int) -> Dim:
     """The ``Dim`` of a sympy expression or an integer."""
     expanded = sympy.expand(expr)
     if not expanded.is_Integer and expanded.has(FloorDiv):
-        expanded = sympy.expand(expanded.replace(lambda e: isinstance(e, FloorDiv), _lowest))
+        expanded = sympy.expand(expanded.replace(lambda e: isinstance(e, FloorDiv), _quotient))
     return int(expanded) if expanded.is_Integer else _print(expanded, "//")
 
 
@@ -154,6 +163,11 @@ def divided(dim: Dim) -> set[str]:
     """The size symbols inside quotients and remainders of ``dim``."""
     parts = parse(dim).atoms(FloorDiv, Mod, PythonMod)
     return {symbol.name for part in parts for symbol in part.free_symbols}
+
+
+def rounds_alike(dim: Dim) -> bool:
+    """Whether quotients in ``dim`` are never of what is negative, which C++ rounds to zero and Python down."""
+    return all(part.args[0].is_nonnegative for part in parse(dim).atoms(FloorDiv, Mod, PythonMod))
 
 
 def linear(dim: Dim) -> tuple[sympy.Expr, int, int] | None:

@@ -87,3 +87,14 @@ def test_a_pooling_to_a_size_that_rounds(tmp_path: Path) -> None:
     model = OnTheCPU(compile_file(path), "generated_pooling", tmp_path)
     for height, pooled in ((16, 4), (21, 5)):
         assert model(torch.rand(2, 3, height, 14)).shape == (2, 4, pooled, 3)
+
+
+@pytest.mark.parametrize("start", ["-x.shape[1] // 2", "(2 - x.shape[1]) // 2", "-(x.shape[1] // 2)"])
+def test_a_part_that_begins_at_a_quotient_of_what_is_negative(start: str, tmp_path: Path) -> None:
+    """Which Python rounds down, and C++ to zero."""
+    path = write(tmp_path, f"return (x[:, {start}:] + 1).relu()", inputs="torch.rand(2, 8, 6)")
+    model = OnTheCPU(compile_file(path), "generated_part", tmp_path)
+    reference = load_model_file(path).model_class()
+    for length in (8, 9, 13):
+        x = torch.randn(2, length, 6)
+        assert torch.equal(model(x), reference(x))

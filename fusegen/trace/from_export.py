@@ -334,6 +334,8 @@ class _Converter:
         if isinstance(position, int):
             return position < 0
         negative = dims.evaluate(position, self.sizes) < 0
+        if negative and not dims.rounds_alike(position):
+            raise GraphError(f"{position} may round otherwise in a kernel")
         expr = dims.parse(position)
         if not (expr.is_negative if negative else expr.is_nonnegative):  # else it holds at all sizes
             self.asked.append(f"{position} {'<' if negative else '>='} 0")
