@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fusegen.compiler import Compiled, compile_file
 from fusegen.costs import direct, hopper, library
@@ -79,6 +81,26 @@ def agrees(plan: KernelPlan, kernel: HopperKernel, compiled: Compiled, path: Pat
     assert (found - exact).abs().max() <= 4e-6 * exact.abs().max()
 
 
+def _without_costs(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    """Every convolution in TF32 by the kernel ``variant``, however long it is expected to take."""
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
+    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
+
+
+def _played(
+    path: Path, variant: str, folder: Path
+) -> tuple[nn.Module, Callable[[torch.Tensor, int], list[torch.Tensor]]]:
+    """A model, and its one kernel with the model's parameters as a function of the input and an integer argument."""
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, ContractionPlan)
+    kernel, model = HopperKernel(compiled, plan, variant, folder), load_model_file(path).model_class()
+    parameters = operands_of(compiled, plan, dict(model.named_parameters()))
+    return model, lambda x, scalar: kernel([parameters.get(arg.name, x) for arg in plan.args], scalar)
+
+
 @pytest.mark.parametrize("name", POOLED)
 def test_pooled_results_agree_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
@@ -98,11 +120,7 @@ def test_pooled_results_agree_with_float64(name: str, tmp_path: Path, monkeypatc
     ("name", "variant"), [*((name, "sm90") for name in PREPARED), *((name, "in_place") for name in IN_PLACE)]
 )
 def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
-    monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
-    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
+    _without_costs(monkeypatch, variant)
     module, body, *shapes = CASES[name]
     sizes = ", ".join(f"torch.rand(3, {', '.join(map(str, shape))})" for shape in shapes)
     path = write(
@@ -139,22 +157,15 @@ OF_SAMPLES = {
 )
 def test_statistics_of_samples(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the result: of every sample's groups of channels, however tiles lie over samples."""
-    monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    _without_costs(monkeypatch, variant)
     monkeypatch.setattr(channels, "pays", lambda *_: True)
-    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
     module, groups, norm, shape = OF_SAMPLES[name]
     init = f"self.m, self.n = {module}, {norm}"
     path = write(tmp_path, "return self.n(self.m(x)).tanh()", init, f"torch.rand(3, {', '.join(map(str, shape))})")
-    compiled = compile_file(path)
-    (plan,) = steps(compiled, ContractionPlan)
-    kernel = HopperKernel(compiled, plan, variant, tmp_path)
-    model = load_model_file(path).model_class()
-    parameters = operands_of(compiled, plan, dict(model.named_parameters()))
+    model, kernel = _played(path, variant, tmp_path)
     for batch in (2, 5):
         x = torch.randn(batch, *shape) + torch.randn(batch, *[1] * len(shape))
-        found, mean, *root = kernel([parameters.get(arg.name, x) for arg in plan.args], 3)
+        found, mean, *root = kernel(x, 3)
         with torch.no_grad():
             exact = Rounded(model.m.double())(x.double())
         by_group = exact.reshape(batch, groups, -1)
@@ -178,28 +189,20 @@ EXPONENTIALS = {
 @pytest.mark.parametrize(("name", "variant"), [*((name, "sm90") for name in EXPONENTIALS), ("channels", "in_place")])
 def test_sums_of_exponentials(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far from one, and of results that are infinite or NaN; of samples of one value and of less than a tile."""
-    monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    _without_costs(monkeypatch, variant)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 1)
     monkeypatch.setattr(convreduce, "together_or_apart", lambda *_: None)
-    monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
-    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
     module, shape = EXPONENTIALS[name]
     axes = tuple(range(2, len(shape) + 1))
     size = f"torch.rand(3, {', '.join(map(str, shape))})"
     path = write(tmp_path, f"return torch.logsumexp(self.m(x) * 3, {axes})", f"self.m = {module}", size)
-    compiled = compile_file(path)
-    (plan,) = steps(compiled, ContractionPlan)
-    kernel = HopperKernel(compiled, plan, variant, tmp_path)
-    model = load_model_file(path).model_class()
-    parameters = operands_of(compiled, plan, dict(model.named_parameters()))
+    model, kernel = _played(path, variant, tmp_path)
     for batch in (1, 5):
         x = torch.randn(batch, *shape) * torch.logspace(-1, 3, batch).view(-1, *[1] * len(shape))
         special = x.clone()
         special[0, :, *(0 for _ in axes)], special[-1, :, *(1 for _ in axes)] = torch.nan, torch.inf
         for data in (x, special, x * 0 - 700):
-            (found,) = kernel([parameters.get(arg.name, data) for arg in plan.args], 1)
+            (found,) = kernel(data, 1)
             with torch.no_grad():
                 exact = torch.logsumexp(Rounded(copy.deepcopy(model.m).double())(data.double()) * 3, axes)
             torch.testing.assert_close(found.double(), exact, rtol=4e-6, atol=4e-6, equal_nan=True)

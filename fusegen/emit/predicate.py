@@ -17,6 +17,7 @@ from fusegen.carry import CarriedModel, ForwardParameter
 from fusegen.emit.structure import ModuleSnapshot, carried_name, class_expression
 from fusegen.errors import EmitError
 from fusegen.ir import Graph, Node, ParamOp
+from fusegen.trace.unseen import HOOKS
 
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
@@ -169,13 +170,9 @@ def _module_checks(
         )
         conditions = [] if module.children is None else [_children(variable, module.children)]
         if module.path:
-            hooks = ["_forward_hooks", "_backward_hooks", "_backward_pre_hooks"]
-            if module.pre_hooks:
-                own = f"tuple(type(hook).__qualname__ for hook in {variable}._forward_pre_hooks.values())"
-                conditions.append(f"{own} != {module.pre_hooks!r}")
-            else:
-                hooks.insert(1, "_forward_pre_hooks")
-            conditions += [f"{variable}.{hook}" for hook in hooks]
+            own = f"tuple(type(hook).__qualname__ for hook in {variable}._forward_pre_hooks.values())"
+            compiled = {"_forward_pre_hooks": f"{own} != {module.pre_hooks!r}"} if module.pre_hooks else {}
+            conditions += [compiled.get(hook, f"{variable}.{hook}") for hook in HOOKS]
             conditions.append(f'"forward" in {variable}.__dict__')
         for slot in module.absent:
             conditions.append(f"{variable}._parameters.get({slot!r}) is not None")

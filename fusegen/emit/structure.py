@@ -12,7 +12,7 @@ from torch import nn
 from fusegen.carry import CarriedModel
 from fusegen.ir import Frozen
 from fusegen.literals import python_float
-from fusegen.trace.unseen import is_traced_with_hooks
+from fusegen.trace.unseen import torchs_hooks
 
 _STATE = frozenset(nn.Module().__dict__) | {"training"}
 
@@ -118,9 +118,7 @@ def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
                 absent=tuple(name for name, value in _tensor_slots(module) if value is None),
                 training=module.training,
                 described=" ".join(repr(module).split()) if not module._modules else "",
-                pre_hooks=tuple(type(hook).__qualname__ for hook in module._forward_pre_hooks.values())
-                if is_traced_with_hooks(module)
-                else (),
+                pre_hooks=torchs_hooks(module),
             )
         )
     return tuple(found)

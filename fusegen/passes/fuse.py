@@ -329,7 +329,7 @@ def _template(body: Graph) -> Template:
         return "conv_boxes"
     if pools and conv:
         return "conv_pool"
-    if channels.takes(body):
+    if channels.rows(body):
         return "contraction"
     if conv and any(convreduce.is_over_positions(body, node, conv) for node in body.nodes):
         return "conv_reduce"

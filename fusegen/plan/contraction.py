@@ -37,13 +37,13 @@ def _statistics(region: Region, node: Node) -> StatisticsPlan | None:
     if region.tail is None or rows is None:
         return None
     names = {"mean": "mean", "var": "variance"}
-    found = [n for n in region.body.nodes if isinstance(n.op, ReduceOp)]
+    given = {n.name: names[n.op.fn] for n in region.body.nodes if isinstance(n.op, ReduceOp)}
     return StatisticsPlan(
         channels=int(node.type.shape[1]),
         groups=int(node.type.shape[1]) // rows.channels if rows.of_sample else 0,
         positions=region.sizes.product(node.type.shape[2:]),
-        variance=any(isinstance(n.op, ReduceOp) and n.op.fn == "var" for n in found),
-        rows=region.lower_tail({n.name: names[n.op.fn] for n in found if isinstance(n.op, ReduceOp)}),
+        variance="variance" in given.values(),
+        rows=region.lower_tail(given),
     )
 
 

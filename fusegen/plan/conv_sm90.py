@@ -131,9 +131,8 @@ def plan(
     block, tiles, split = tile
     rows = lower(split > 1)
     functions = [result.fn for result in reduced]
-    by_channel = has_moments(functions) or has_exponentials(
-        functions
-    )  # a warp has a value of each, shared by its lanes
+    # A warp has a value of every channel that its lanes share.
+    by_channel = (statistics and statistics.squares) or has_moments(functions) or has_exponentials(functions)
     loaded = [*rows.operands, *(pooling.before.operands if pooling else ())]
     lengths = [*[(1, 1)] * (3 - len(axes)), *traced]
     bases = [(size, output // count) for (size, output), count in zip(lengths, parts, strict=True)]
@@ -147,7 +146,7 @@ def plan(
         phases[0] * phases[1] * block * halves,
         split,
         (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
-        + (MAX_WARPS * block * 4 if (statistics and statistics.squares) or by_channel else 0),
+        + (MAX_WARPS * block * 4 if by_channel else 0),
         precise,
         samples=operands.samples,
         kinds=conv.groups * tiles // split * len(outer_phases),
@@ -203,7 +202,7 @@ def plan(
         slots=memory.slots,
         stream=memory.stream,
         ring=RING if memory.stream else 0,
-        chain=AVERAGED_CHAIN if reduced and not extreme(result.fn for result in reduced) else CHAIN,
+        chain=AVERAGED_CHAIN if reduced and not extreme(functions) else CHAIN,
         consumer_registers=consumer,
         producer_registers=producer,
         window=pooling.plan(patches, taps, block_slots) if pooling and patches else None,

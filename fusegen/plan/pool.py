@@ -108,7 +108,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         output = output_size(op, axis, size)
         if isinstance(op, AdaptivePoolOp):
             output = region.sizes.local(output)
-        region.sizes.define(op.size[axis], output)
+        else:
+            region.sizes.define(op.size[axis], output)
         lengths.append((size, output))
     present = [_axis(parts, axis, *lengths[axis]) for axis in range(op.rank)]
     count = region.sizes.product(before[:planes])

@@ -116,11 +116,16 @@ def leading(
     return graph.node(value), inside, set[str]().union(*(after[name] for name in inside))
 
 
-def _readers(graph: Graph, value: Node) -> tuple[list[Node], set[str]]:
+def _found(graph: Graph, nodes: Iterable[Node], conv: Node) -> dict[str, tuple[str, Rows]]:
+    """The statistics among ``nodes``, each with its value and rows."""
+    return {node.name: row for node in nodes if (row := statistic(graph, node, conv))}
+
+
+def _readers(graph: Graph, value: Node) -> tuple[list[Node], list[str]]:
     """What reads ``value`` or a view of it, and these views."""
     users = graph.users()
     readers = [graph.node(name) for name in dict.fromkeys(users[value.name])]
-    views = {node.name for node in readers if isinstance(node.op, ReshapeOp)}
+    views = [node.name for node in readers if isinstance(node.op, ReshapeOp)]
     of_views = [graph.node(user) for name in views for user in dict.fromkeys(users[name])]
     return [node for node in readers if node.name not in views] + of_views, views
 
@@ -136,16 +141,15 @@ def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], se
     if hidden & set(graph.results) or any(not inside.issuperset(users[name]) for name in hidden):
         return None
     readers, views = _readers(graph, value)
-    taken = [node for node in readers if node.name in available and statistic(graph, node, conv)]
+    taken = _found(graph, (node for node in readers if node.name in available), conv)
     if not taken:
         return None
-    rows = statistic(graph, taken[0], conv)
-    taken = [node for node in taken if statistic(graph, node, conv) == rows]
-    known = {node.name for node in taken}
-    if len(known) == len(readers) and not set(graph.results) & ({value.name} | views):
+    first, rows = next(iter(taken.items()))
+    known = {name for name, row in taken.items() if row == rows}
+    if len(known) == len(readers) and not set(graph.results) & {value.name, *views}:
         return None
-    copies |= views & {node.inputs[0] for node in taken}
-    count = dims.product(taken[0].type.shape)
+    copies |= {graph.node(name).inputs[0] for name in known} & set(views)
+    count = dims.product(graph.node(first).type.shape)
     for node in graph.nodes:
         if node.name in available and isinstance(node.op, (PointwiseOp, ReshapeOp)) and known & set(node.inputs):
             own: set[str] = set()
@@ -159,18 +163,13 @@ def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], se
 def _statistics(body: Graph) -> tuple[str, Rows, list[Node]] | None:
     """The stored value, the rows of its statistics, and these, in the body of such a kernel."""
     conv = next((node for node in body.nodes if isinstance(node.op, ConvOp)), None)
-    found = {node.name: row for node in body.nodes if conv is not None and (row := statistic(body, node, conv))}
+    found = _found(body, body.nodes, conv) if conv else {}
     value, rows = next(iter(found.values()), ("", None))
     return (value, rows, [body.node(name) for name in found]) if rows and value in body.outputs else None
 
 
-def takes(body: Graph) -> bool:
-    """Whether ``body`` is that of such a kernel."""
-    return _statistics(body) is not None
-
-
 def rows(body: Graph) -> Rows | None:
-    """The rows of the statistics in ``body``, if it has any."""
+    """The rows of the statistics in ``body``, if it is that of such a kernel."""
     found = _statistics(body)
     return found[1] if found else None
 
@@ -235,15 +234,15 @@ def _apart(graph: Graph, value: Node, rows: Rows) -> bool:
 def _seconds(graph: Graph, head: Graph, machine: Machine) -> tuple[float, float]:
     """What statistics of the result of ``head`` take in its convolution's epilogue, and apart."""
     value = graph.node(head.outputs[0])
-    found = [node for node in graph.nodes if (row := statistic(graph, node, value)) and row[0] == value.name]
-    (_, rows), *_ = (row for node in found if (row := statistic(graph, node, value)))
+    found = {name: row for name, (of, row) in _found(graph, graph.nodes, value).items() if of == value.name}
+    rows = next(iter(found.values()))
     sizes = graph.shape(value.name)
     seconds = 4 * math.prod(sizes) / machine.bandwidth
     row_bytes = 4 * math.prod(sizes[2:]) * (rows.channels if rows.of_sample else sizes[0])
     apart = row_bytes > _KEPT_ROW or _apart(graph, value, rows)
     if not rows.of_sample:
         return _EPILOGUE * seconds + _FINISH, seconds if apart else 0.0
-    variance = any(isinstance(node.op, ReduceOp) and node.op.fn == "var" for node in found)
+    variance = any(isinstance(op := graph.node(name).op, ReduceOp) and op.fn == "var" for name in found)
     return _OF_SAMPLE[variance] * seconds + _FINISH_SAMPLES, _SWEPT * seconds + machine.launch if apart else 0.0
 
 

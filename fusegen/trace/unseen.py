@@ -13,7 +13,7 @@ from torch import nn
 
 from fusegen.errors import TraceError
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _WHERE = "asks where it runs, and is traced elsewhere: without a GPU, in no mode"
 _ASKED = {
     "is_cuda": _WHERE,
@@ -80,12 +80,14 @@ def check(model: nn.Module) -> None:
                 )
 
 
-def is_traced_with_hooks(module: nn.Module) -> bool:
-    """Whether all hooks of ``module`` are torch's own, which make weights of parameters: the trace shows that."""
-    before = module._forward_pre_hooks.values()
-    others = (name for name in _HOOKS if name != "_forward_pre_hooks")
-    torchs = all(type(hook).__module__.startswith("torch.nn.utils.") for hook in before)
-    return bool(before) and torchs and not any(getattr(module, name) for name in others)
+def torchs_hooks(module: nn.Module) -> tuple[str, ...]:
+    """Classes of the hooks of ``module`` where all are torch's own, which make weights of parameters: the trace shows
+    that. None where it has others.
+    """
+    kinds = [type(hook) for hook in module._forward_pre_hooks.values()]
+    others = any(getattr(module, name) for name in HOOKS if name != "_forward_pre_hooks")
+    known = not others and all(kind.__module__.startswith("torch.nn.utils.") for kind in kinds)
+    return tuple(kind.__qualname__ for kind in kinds) if known else ()
 
 
 def hooked(model: nn.Module) -> tuple[str, ...]:
@@ -93,5 +95,5 @@ def hooked(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         path
         for path, module in model.named_modules()
-        if path and any(getattr(module, name) for name in _HOOKS) and not is_traced_with_hooks(module)
+        if path and any(getattr(module, name) for name in HOOKS) and not torchs_hooks(module)
     )

@@ -34,7 +34,6 @@ constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttribute
 template <typename Kernel>
 int cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
 inline int cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t count, cudaStream_t) { memset(to, byte, count); return cudaSuccess; }
 struct cudaLaunchAttribute {
     int id;
     struct {

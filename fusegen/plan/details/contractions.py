@@ -59,6 +59,28 @@ class PositionResult(Frozen):
     output: str
 
 
+class Reducing(Frozen):
+    """A convolution's kernel that may give reductions over all positions in place of its results."""
+
+    reduced: tuple[PositionResult, ...] = ()
+    """Results are not stored, but reduced over all positions: the store of ``rows`` has the value of one."""
+
+    @property
+    def moments(self) -> bool:
+        """More than sums of what is reduced."""
+        return has_moments(result.fn for result in self.reduced)
+
+    @property
+    def exponentials(self) -> bool:
+        """The logarithm of a sum of exponentials of what is reduced."""
+        return has_exponentials(result.fn for result in self.reduced)
+
+    @property
+    def extreme(self) -> PositionFn | None:
+        """The maximum or minimum that it gives in place of its result, if it is one."""
+        return extreme(result.fn for result in self.reduced)
+
+
 class SweepPlan(Frozen):
     """A reduction of a convolution's results in registers, over what a block computes in turn.
 
@@ -74,7 +96,7 @@ class SweepPlan(Frozen):
     """What happens to every result ``v`` of the convolution; the plan's ``rows`` follow the reduction."""
 
 
-class ContractionPlan(Frozen):
+class ContractionPlan(Reducing):
     """Implicit GEMM with an epilogue: rows of ``outputs`` channels (features), one per output position.
 
     In the epilogue ``outer`` is the sample, ``l`` the output channel, ``inner`` the flattened output
@@ -106,24 +128,7 @@ class ContractionPlan(Frozen):
     """What happens to every value of the source, ``v``, before its products; ``l`` counts input channels (features)."""
     rows: RowProgram
     statistics: StatisticsPlan | None = None
-    reduced: tuple[PositionResult, ...] = ()
-    """As in ``HopperConvPlan``."""
     sweep: SweepPlan | None = None
-
-    @property
-    def moments(self) -> bool:
-        """As in ``HopperConvPlan``."""
-        return has_moments(result.fn for result in self.reduced)
-
-    @property
-    def exponentials(self) -> bool:
-        """The logarithm of a sum of exponentials of what is reduced."""
-        return has_exponentials(result.fn for result in self.reduced)
-
-    @property
-    def extreme(self) -> PositionFn | None:
-        """The maximum or minimum that it gives in place of its result, if it is one."""
-        return extreme(result.fn for result in self.reduced)
 
     @property
     def accumulates(self) -> bool:

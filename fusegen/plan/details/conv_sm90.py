@@ -7,9 +7,8 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
-from fusegen.plan.details.contractions import DirectConvPlan, PositionResult, StatisticsPlan
+from fusegen.plan.details.contractions import DirectConvPlan, Reducing, StatisticsPlan
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.spaces.convreduce import PositionFn, extreme, has_exponentials, has_moments
 
 _MOST_ALONG = 8
 """Grids of which a thread holds elements."""
@@ -120,7 +119,7 @@ class InPlacePlan(Frozen):
     """For each of those of a chunk of channels, the products."""
 
 
-class HopperConvPlan(Frozen):
+class HopperConvPlan(Reducing):
     """A convolution on the tensor cores of sm_90a: structure along z, y, x and the shape of a tile.
 
     Input position of slot i is ``in_step * i + in_origin`` (+ residue); output position of base b in
@@ -198,23 +197,6 @@ class HopperConvPlan(Frozen):
     """What happens to every value of the source, ``v``, as it is prepared; ``l`` counts input channels."""
     rows: RowProgram
     statistics: StatisticsPlan | None = None
-    reduced: tuple[PositionResult, ...] = ()
-    """Results are not stored, but reduced over all positions: the store of ``rows`` has the value of one."""
-
-    @property
-    def moments(self) -> bool:
-        """More than sums of what is reduced."""
-        return has_moments(result.fn for result in self.reduced)
-
-    @property
-    def exponentials(self) -> bool:
-        """The logarithm of a sum of exponentials of what is reduced."""
-        return has_exponentials(result.fn for result in self.reduced)
-
-    @property
-    def extreme(self) -> PositionFn | None:
-        """The maximum or minimum that it gives in place of its result, if it is one."""
-        return extreme(result.fn for result in self.reduced)
 
     @property
     def columns(self) -> int:
