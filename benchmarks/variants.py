@@ -45,7 +45,7 @@ def build(model: Path, generated: Path) -> None:
 
 
 def measured(model: Path, generated: Path) -> dict[str, Any]:
-    """Microseconds of the whole call and of each kernel, and whether the result is within the tolerance."""
+    """Microseconds of the whole call and of each kernel, and the errors as shares of the tolerance."""
     subject = model_subject(model, generated)
     reference, variant = subject.build(subject.reference, "cuda"), subject.build(subject.generated, "cuda")
     variant.load_state_dict(reference.state_dict())
@@ -53,7 +53,7 @@ def measured(model: Path, generated: Path) -> dict[str, Any]:
     flush = ColdL2()
     kernels: dict[str, list[float]] = defaultdict(list)
     with torch.no_grad():
-        passed = all(output.passed for output in run_set("inputs", (reference, variant), inputs).outputs)
+        outputs = run_set("inputs", (reference, variant), inputs).outputs
         whole = interleaved({"generated": lambda: variant(*inputs)}, ROUNDS)["generated"].median
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(ROUNDS):
@@ -63,7 +63,13 @@ def measured(model: Path, generated: Path) -> dict[str, Any]:
         if own := re.search(r"(k\d+_\w+)_kernel::(\w+)", event.name):
             kernels[f"{own[1]} {own[2]}"].append(event.device_time)
     times = {name: round(median(values), 1) for name, values in kernels.items()}
-    return {"microseconds": round(whole * 1e3, 1), "kernels": times, "passed": passed}
+    return {
+        "microseconds": round(whole * 1e3, 1),
+        "kernels": times,
+        "largest_of_allowed": round(max(o.max_generated / (o.max_allowed or 1.0) for o in outputs), 3),
+        "rms_of_allowed": round(max(o.rms_generated / (o.rms_allowed or 1.0) for o in outputs), 3),
+        "passed": all(output.passed for output in outputs),
+    }
 
 
 def main() -> int:

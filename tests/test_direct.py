@@ -91,9 +91,11 @@ def test_statistics_of_a_batch_norm_read_the_result(tmp_path: Path) -> None:
         ("nn.ConvTranspose2d(16, 4, 1, 3, groups=2)", True),  # phases without taps
         ("nn.ConvTranspose2d(16, 14, 6, 5, groups=2)", True),
         ("nn.Conv2d(16, 8, 3, padding=1, groups=2)", True),
-        ("nn.Conv2d(16, 128, 3, groups=16)", False),  # eight outputs of a group are an operand of the tensor cores
+        ("nn.Conv2d(16, 128, 3, groups=2)", False),  # eight outputs of a group are an operand of the tensor cores
+        ("nn.Conv2d(16, 128, 3, groups=16)", True),  # and would have little to multiply
         ("nn.Conv2d(16, 64, 3)", False),
-        ("nn.Conv2d(16, 4, 1, stride=4)", True),  # little for tensor cores to do
+        ("nn.Conv2d(16, 32, 1, stride=4, groups=2)", True),  # little for tensor cores to do
+        ("nn.Conv2d(16, 4, 1, stride=4)", True),
         ("nn.ConvTranspose2d(16, 3, 1, 3)", True),
         ("nn.Conv2d(16, 16, 51, padding=25, groups=16)", False),
     ],

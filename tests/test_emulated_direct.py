@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 MODELS = {
     "depthwise": ("nn.Conv2d(6, 6, 3, padding=1, groups=6)", (6, 7, 12)),
     "many_inputs": ("nn.Conv2d(40, 6, 3, padding=1, groups=2)", (40, 6, 8)),
+    "many_outputs": ("nn.Conv2d(4, 32, 3, 2, dilation=2, groups=2)", (4, 11, 14)),
+    "odd_outputs": ("nn.ConvTranspose1d(6, 33, 2, 3, groups=3)", (6, 13)),
     "transposed": ("nn.ConvTranspose2d(6, 6, 4, 2, 1, groups=6)", (6, 5, 8)),
     "phases": ("nn.ConvTranspose2d(32, 8, 1, 3, groups=2)", (32, 5, 7)),
     "phases_of_several_taps": ("nn.ConvTranspose2d(8, 12, (7, 4), (3, 2), (2, 1), (1, 1), groups=2)", (8, 5, 6)),

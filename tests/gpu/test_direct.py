@@ -52,6 +52,8 @@ MODELS = {
     ),
     "transposed_line": ("nn.ConvTranspose1d(16, 10, 9, 5, 3, 1, groups=2)", "F.silu(self.m(x))", (16, 131)),
     "many_inputs": ("nn.Conv2d(64, 12, 3, padding=1, groups=4)", "self.m(x).tanh()", (64, 14, 20)),
+    "many_outputs": ("nn.Conv2d(4, 32, 3, 2, dilation=2, groups=2)", "F.silu(self.m(x))", (4, 33, 32)),
+    "many_outputs_transposed": ("nn.ConvTranspose1d(6, 33, 2, 3, groups=3)", "self.m(x).tanh()", (6, 130)),
     "transposed_volume": ("nn.ConvTranspose3d(8, 8, 3, 2, 1, 1, groups=8)", "F.mish(self.m(x))", (8, 4, 6, 9)),
     "few_outputs": ("nn.Conv2d(20, 3, 3, padding=1)", "self.m(x).tanh() + 1", (20, 190, 192)),
     "few_outputs_strided": ("nn.Conv2d(130, 3, 5, 2)", "F.silu(self.m(x))", (130, 21, 32)),
