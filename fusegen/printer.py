@@ -79,7 +79,7 @@ def _call(node: Node) -> tuple[str, list[str]]:
         case ConvOp() as conv:
             return _conv_name(conv), _conv_attributes(conv)
         case MatmulOp():
-            flags = ("left_transposed", "transposed", "precise")
+            flags = ("left_transposed", "transposed", "precise", "summed")
             return "matmul", [flag for flag in flags if getattr(node.op, flag)]
         case ReshapeOp(shape=shape):
             return "reshape", [f"[{', '.join(map(str, shape))}]"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusegen.errors import GraphError
 from fusegen.ir import Graph
 from fusegen.machines import DEFAULT_TARGET
-from fusegen.passes import algebra, decompose, fuse, layouts, library, simplify, statistics
+from fusegen.passes import algebra, decompose, fuse, layouts, library, simplify, statistics, truncation
 from fusegen.passes.rewrite import Numerics, Outcome
 from fusegen.verify import verify
 
@@ -42,6 +42,8 @@ PIPELINE: tuple[Pass, ...] = (
     # After every rule that counts on a product's rows being an axis in place; before fusion, which weighs kernels by
     # what they read.
     Pass("layouts", _any_target(layouts.run), Numerics.EXACT),
+    # After the algebra, which takes most sums of products inward.
+    Pass("truncation", _any_target(truncation.run), Numerics.EXACT),
     # Groups what is left into kernels and changes no op.
     Pass("fuse", fuse.run, Numerics.EXACT),
     # Last: only fusion knows which heavy ops stay with the library.

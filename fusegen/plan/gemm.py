@@ -157,6 +157,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         cluster=1 if in_place else gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
         widths=widths,
         instructions=instructions,
+        summed=node.op.summed,
         group=group,
         rows=region.lower(region.space if group else space, style, "v", _FeatureLowering),
     )

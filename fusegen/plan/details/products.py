@@ -44,6 +44,8 @@ class GemmPlan(_BatchedProduct):
     """Then a warp finishes several rows side by side, not one by one."""
     cluster: int = 1
     """Blocks side by side that share the prepared rows of a tile."""
+    summed: bool = False
+    """Its results are added up: partial sums leave the tensor cores, which truncate, after every step."""
     widths: tuple[int, ...]
     """Rows of a tile, ascending: the last for all heights above the others."""
     instructions: tuple[int, ...]

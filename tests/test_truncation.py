@@ -1,0 +1,57 @@
+"""Products whose truncation a sum would add up: which they are, and what their kernels do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusegen.compiler import compile_file
+from fusegen.ir import MatmulOp
+
+_HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
+_STEP = "STEPS = 1;"
+
+
+def _model(forward: str, x: tuple[int, ...] = (2048, 1000), y: tuple[int, ...] = (1000, 512)) -> str:
+    parameter = "        self.w = nn.Parameter(torch.rand(1000, 512))\n"
+    init = f"class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n{parameter}\n"
+    inputs = f"def get_inputs():\n    return [torch.rand({x}), torch.rand({y})]\n"
+    body = f"    def forward(self, x, y):\n        return {forward}\n"
+    return f"{_HEADER}{init}{body}\n\n{inputs}\n\ndef get_init_inputs():\n    return []\n"
+
+
+@pytest.mark.parametrize(
+    ("forward", "summed"),
+    [
+        ("F.gelu(x @ y).mean(1)", True),
+        ("(F.gelu(x @ y) ** 2).t().contiguous().sum(0)", True),
+        ("F.gelu(x @ y).reshape(2048, 2, 256).mean(-1)", True),
+        ("F.gelu(x @ y).reshape(2048, 256, 2).mean(-1)", False),  # two terms
+        ("F.gelu(x @ y).amax(1)", False),
+        ("F.gelu(x @ y)", False),
+        ("F.gelu(x @ self.w).mean(1)", False),  # weights have either sign
+        ("F.gelu(x @ (y * self.w)).mean(1)", False),
+    ],
+)
+def test_products_of_data_whose_results_are_added_up(forward: str, summed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(_model(forward))
+    compiled = compile_file(path)
+    (product,) = (
+        node
+        for step in compiled.program.after.nodes
+        for node in (step, *(step.op.body.nodes if hasattr(step.op, "body") else ()))
+        if isinstance(node.op, MatmulOp)
+    )
+    assert isinstance(product.op, MatmulOp)
+    assert product.op.summed is summed
+    assert (_STEP in compiled.source) is summed
+
+
+def test_products_split_in_place_promote_as_often(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(_model("F.gelu(x @ y).mean(1)", (64, 512), (512, 1024)))
+    assert "PROMOTED = PRECISE ? 1 : STEPS" in compile_file(path).source
+    path.write_text(_model("F.gelu(x @ y)", (64, 512), (512, 1024)))
+    assert "PROMOTED = PRECISE ? 2 : STEPS" in compile_file(path).source
