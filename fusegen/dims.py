@@ -165,9 +165,9 @@ def divided(dim: Dim) -> set[str]:
     return {symbol.name for part in parts for symbol in part.free_symbols}
 
 
-def rounds_alike(dim: Dim) -> bool:
-    """Whether quotients in ``dim`` are never of what is negative, which C++ rounds to zero and Python down."""
-    return all(part.args[0].is_nonnegative for part in parse(dim).atoms(FloorDiv, Mod, PythonMod))
+def numerators(dim: Dim) -> list[Dim]:
+    """What quotients and remainders in ``dim`` divide: of what is negative, C++ rounds to zero and Python down."""
+    return [canonical(part.args[0]) for part in parse(dim).atoms(FloorDiv, Mod, PythonMod)]
 
 
 def linear(dim: Dim) -> tuple[sympy.Expr, int, int] | None:

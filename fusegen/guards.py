@@ -17,9 +17,9 @@ from types import CodeType
 from fusegen.ir import Graph
 
 Sizes = Mapping[str, int]
-_LEAST = re.compile(r"\w+ >= \d+")
-_REMAINDERS = 2
-"""Sizes with other remainders at which the graph must be the same: a formula may hold at one by chance."""
+_LEAST = re.compile(r"\w+ >= \d+|.+ >= 0")
+_ANSWERS = 2
+"""Sizes with another answer at which the graph must be the same: it may be so at one by chance, as at a bound."""
 _REACH = 64
 """How far from the traced and from the smallest size another answer is looked for."""
 
@@ -43,7 +43,7 @@ def all_hold(conditions: Iterable[str], sizes: Sizes) -> bool:
 
 
 def _is_question(condition: str) -> bool:
-    """Everything but the least size of an axis, which an op asks of its operand."""
+    """Everything but the least size of an axis, which an op asks of its operand, and what must not be negative."""
     return _LEAST.fullmatch(condition) is None
 
 
@@ -70,14 +70,23 @@ def _symbols(condition: str) -> tuple[str, ...]:
     return tuple(name for name in _compiled(condition).co_names if name not in ("min", "max"))
 
 
-def _neighbours(sizes: Sizes, smallest: Sizes, names: Iterable[str]) -> Iterator[dict[str, int]]:
-    """Sizes that differ in one of ``names``: near the traced one, then small; last, all small."""
+def _neighbours(sizes: Sizes, names: Iterable[str]) -> Iterator[dict[str, int]]:
+    """Sizes that differ in one of ``names``: near the traced one, then small."""
     for name in names:
         size = sizes[name]
         near = range(size - 1, max(size - _REACH, 0), -1)
-        for value in itertools.chain((size + 1,), near, range(1, _REACH)):
+        for value in dict.fromkeys((size + 1, *near, *range(1, _REACH))):
             yield {**sizes, name: value}
-    yield dict(smallest)
+
+
+def _answered(question: str, sizes: Sizes, smallest: Sizes, certain: list[str]) -> list[Sizes]:
+    """The nearest sizes with another answer, else the smallest ones if theirs is another."""
+
+    def other(candidates: Iterable[Sizes]) -> list[Sizes]:
+        found = (s for s in candidates if not holds(question, s) and all_hold(certain, s))
+        return list(itertools.islice(found, _ANSWERS))
+
+    return other(_neighbours(sizes, _symbols(question))) or other([smallest])
 
 
 def _groups_of_ones(
@@ -124,15 +133,13 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     ones = [name for name, size in smallest.items() if size == 1]
     alike = smallest != graph.sizes and same(smallest)
     if alike:
-        open_questions = [c for c in open_questions if "%" in c or holds(c, smallest)]  # see _REMAINDERS
+        open_questions = [c for c in open_questions if "%" in c or holds(c, smallest)]  # see _ANSWERS
     elif ones:
         added = _groups_of_ones(graph.sizes, ones, shapes, same)
         kept += added
     while open_questions:
         question, *open_questions = open_questions
-        neighbours = _neighbours(graph.sizes, smallest, _symbols(question))
-        answered = (s for s in neighbours if not holds(question, s) and all_hold([*kept, *shapes], s))
-        others = list(itertools.islice(answered, _REMAINDERS if "%" in question else 1))
+        others = _answered(question, graph.sizes, smallest, [*kept, *shapes])
         if others and all(map(same, others)):
             open_questions = [c for c in open_questions if holds(c, others[0])]
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import interpret
+from fusegen import dims, guards, interpret
 from fusegen.errors import FusegenError, ModelFileError, TraceError, UnsupportedOpError
 from fusegen.ir import EagerOp, Graph, ReduceOp
 from fusegen.trace import load_model_file
@@ -470,3 +470,34 @@ def test_hooks_of_a_submodule_are_noted(tmp_path: Path) -> None:
     init = "self.l = nn.Linear(5, 5)\nself.l.register_forward_hook(lambda module, given, out: out * 2)"
     notes = traced(write(tmp_path, "return self.l(x)", init)).notes
     assert any("submodule l has hooks" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("part", "inputs"),
+    [
+        ("x[:, -x.shape[1] // 2:]", "torch.rand(2, 8, 6)"),
+        ("x[:, -(x.shape[1] // 2)::2]", "torch.rand(2, 8, 6)"),
+        ("x[:, -10:4]", "torch.rand(2, 8, 6)"),
+        ("x[:, -4:]", "torch.rand(2, 3, 6)"),
+        ("x[:, x.shape[2]:]", "torch.rand(2, 8, 6)"),
+        ("x[:, : x.shape[2] + 3]", "torch.rand(2, 8, 6)"),
+        ("x[:, : -(x.shape[1] // 2)]", "torch.rand(2, 8, 6)"),
+        ("x[:, (x.shape[1] - 20) // 3:]", "torch.rand(2, 8, 6)"),
+        ("x.narrow(1, -(x.shape[1] // 2), x.shape[1] // 2)", "torch.rand(2, 8, 6)"),
+    ],
+)
+def test_positions_count_from_either_end(part: str, inputs: str, tmp_path: Path) -> None:
+    """At every size that the conditions allow."""
+    found = traced(write(tmp_path, f"return {part} * 2", inputs=inputs))
+    own = found.graph.inputs[0].type.shape[1]
+    for size in range(1, 14) if isinstance(own, str) else [own]:
+        if guards.all_hold(found.graph.constraints, {**found.graph.sizes, "x0_1": size}):
+            x = torch.rand(2, size, 6)
+            assert torch.equal(interpret.run(found.graph, [x], {})[0], found.model(x))
+
+
+def test_quotients_that_kernels_compute_are_of_what_is_not_negative(tmp_path: Path) -> None:
+    """C++ rounds those as Python does."""
+    assert dims.canonical(dims.parse("-x0_0 // 2")) == "(-1)*((x0_0 + 1) // 2)"
+    graph = traced(write(tmp_path, "return x[:, (x.shape[1] - 5) // 2 + 2:] * 2", inputs="torch.rand(2, 8, 6)")).graph
+    assert not guards.all_hold(graph.constraints, {**graph.sizes, "x0_1": 4})

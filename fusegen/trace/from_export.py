@@ -71,7 +71,7 @@ class _Converter:
         self.renames: dict[sympy.Symbol, sympy.Expr] = {}
         self.sizes: dict[str, int] = {}
         self.inputs: list[Value] = []
-        self.asked: list[str] = []
+        self.conditions: dict[str, None] = {}
         self.current: fx.Node | None = None
         self.fresh = 0
 
@@ -89,9 +89,19 @@ class _Converter:
                 hint="use torch.where or a mask instead of selecting elements",
             )
         try:
-            return dims.canonical(expr)
+            dim = dims.canonical(expr)
         except ValueError as error:
             raise self.unsaid(expr) from error
+        if any(dims.evaluate(part, self.sizes) < 0 for part in dims.numerators(dim)):
+            raise self.unsaid(expr)
+        return dim
+
+    def at_least(self, size: Dim, bound: Dim) -> bool:
+        holds = dims.evaluate(size, self.sizes) >= dims.evaluate(bound, self.sizes)
+        difference = dims.parse(dims.sub(size, bound))
+        if not (difference.is_nonnegative if holds else difference.is_negative):  # else it holds at all sizes
+            self.conditions[f"{size} {'>=' if holds else '<'} {bound}"] = None
+        return holds
 
     def unsaid(self, expr: sympy.Expr) -> SizeArithmeticError:
         return SizeArithmeticError(
@@ -120,7 +130,7 @@ class _Converter:
                     self.renames[expr] = sympy.Symbol(name, positive=True, integer=True)
                     self.sizes[name] = size.node.hint
 
-    def constraints(self, inputs: list[fx.Node]) -> tuple[str, ...]:
+    def constraints(self, inputs: list[fx.Node]) -> dict[str, None]:
         """The guards of the trace as Python conditions; equalities with a lone symbol are substituted."""
         env = next(
             (
@@ -132,7 +142,7 @@ class _Converter:
             None,
         )
         if env is None:
-            return ()
+            return {}
         guards = [guard.expr.xreplace(env.replacements).xreplace(self.renames) for guard in env.guards]
         for guard in guards:
             if isinstance(guard, sympy.Eq):
@@ -142,7 +152,7 @@ class _Converter:
                         self.sizes.pop(symbol.name, None)
                         break
         known = {sympy.Symbol(name, positive=True, integer=True) for name in self.sizes}
-        found = []
+        found: dict[str, None] = {}
         for guard in guards:
             if not isinstance(guard, sympy.core.relational.Relational) or not guard.free_symbols <= known:
                 continue
@@ -155,8 +165,8 @@ class _Converter:
                 left, right = dims.canonical(guard.lhs), dims.canonical(guard.rhs)
             except ValueError:
                 continue
-            found.append(f"{left} {operator_text} {right}")
-        return tuple(dict.fromkeys(found))
+            found[f"{left} {operator_text} {right}"] = None
+        return found
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -309,7 +319,7 @@ class _Converter:
         named = self.arguments(node)
         named["fn"] = overload.split(".")[0]
         call = Call(self, named, results)
-        before, updates = dict(self.nodes), dict(self.updates)
+        before = dict(self.nodes), dict(self.updates), dict(self.conditions)
         value: Imported
         try:
             if overload in IMPORTERS:
@@ -326,20 +336,9 @@ class _Converter:
             value = None  # a size where the IR has a number: torch computes both
         values = dict(enumerate(value if isinstance(value, tuple) else (value,)))
         if any((found := values.get(i)) is None or found.type != results[i] for i in read):
-            self.nodes, self.updates = before, updates
+            self.nodes, self.updates, self.conditions = before
             return None
         return value
-
-    def is_negative(self, position: Dim) -> bool:
-        if isinstance(position, int):
-            return position < 0
-        negative = dims.evaluate(position, self.sizes) < 0
-        if negative and not dims.rounds_alike(position):
-            raise GraphError(f"{position} may round otherwise in a kernel")
-        expr = dims.parse(position)
-        if not (expr.is_negative if negative else expr.is_nonnegative):  # else it holds at all sizes
-            self.asked.append(f"{position} {'<' if negative else '>='} 0")
-        return negative
 
     def first_input(self, dtype: DType) -> Value | None:
         return next((value for value in self.inputs if value.type.dtype is dtype), None)
@@ -398,7 +397,7 @@ class _Converter:
         inputs = [n for n in placeholders if n.name in user]
         constants = {s.arg.name for s in signature.input_specs if s.kind is InputKind.CONSTANT_TENSOR}
         self.name_sizes(inputs)
-        constraints = self.constraints(inputs)
+        self.conditions = self.constraints(inputs)
         for node in sorted(placeholders, key=lambda n: n.name in constants):  # what constants are like comes first
             self.current = node
             self.placeholder(node, inputs)
@@ -438,7 +437,7 @@ class _Converter:
             tuple_output=nested,
             updates=tuple(updates),
             sizes=self.sizes,
-            constraints=tuple(dict.fromkeys((*constraints, *self.asked))),
+            constraints=tuple(self.conditions),
         ).prune()
         verify(graph)
         return graph

@@ -25,8 +25,8 @@ class Build(Protocol):
 
     def scalar(self, value: float | Dim, like: Value) -> Value: ...
 
-    def is_negative(self, position: Dim) -> bool:
-        """Whether a number or size expression is below zero at the traced sizes, which becomes a condition on sizes."""
+    def at_least(self, size: Dim, bound: Dim) -> bool:
+        """Whether ``size >= bound`` at the traced sizes; a condition of the graph where other sizes could differ."""
 
     def first_input(self, dtype: DType) -> Value | None:
         """The model's first input of this element type."""

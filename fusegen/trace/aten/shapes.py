@@ -172,10 +172,15 @@ def _part(call: Call, x: Value, axis: int, start: Dim, length: Dim, step: int = 
 
 
 def _from_start(call: Call, x: Value, axis: int, position: Dim) -> Dim:
-    """A position counted from the front, where what is before the first one is that."""
-    if call.build.is_negative(position):
-        position = dims.add(x.type.shape[axis], position)
-    return 0 if call.build.is_negative(position) else position
+    """A position counted from the front, and not outside the axis."""
+    size = x.type.shape[axis]
+    for numerator in dims.numerators(position):
+        call.build.at_least(numerator, 0)
+    if not call.build.at_least(position, 0):
+        return dims.add(size, position) if call.build.at_least(size, dims.mul(-1, position)) else 0
+    if isinstance(position, int):  # what is past a number is the traced length
+        return position
+    return position if call.build.at_least(size, position) else size
 
 
 @register("slice.Tensor")
@@ -183,6 +188,8 @@ def _slice(call: Call) -> Value | None:
     x = call["self"]
     axis = call["dim"] % x.type.rank
     start = _from_start(call, x, axis, 0 if call["start"] is None else call["start"])
+    if isinstance(call["end"], str):  # the traced length is of where it lies now
+        _from_start(call, x, axis, call["end"])
     return _part(call, x, axis, start, call.result.shape[axis], call["step"])
 
 
