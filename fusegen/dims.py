@@ -10,13 +10,27 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import CodeType
 from typing import Any, TypeAlias
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatPow,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    ToFloat,
+    TruncToInt,
+)
 
 Dim: TypeAlias = int | str
 Dims: TypeAlias = tuple[Dim, ...]
@@ -127,6 +141,32 @@ def canonical(expr: sympy.Expr | int) -> Dim:
     if not expanded.is_Integer and expanded.has(FloorDiv):
         expanded = sympy.expand(expanded.replace(lambda e: isinstance(e, FloorDiv), _quotient))
     return int(expanded) if expanded.is_Integer else _print(expanded, "//")
+
+
+_FLOATS: Mapping[type[sympy.Expr], str] = {
+    ToFloat: "{}",  # Python's arithmetic makes floats of integers by itself
+    FloatTrueDiv: "{} / {}",
+    IntTrueDiv: "{} / {}",
+    FloatPow: "{} ** {}",
+    TruncToInt: "int({})",
+    FloorToInt: "int({} // 1)",
+    CeilToInt: "-int(-{} // 1)",
+}
+
+
+def number(expr: sympy.Expr) -> str:
+    """The Python text of a number made of sizes, whole or not. Raises ``ValueError`` where it has none."""
+    if not expr.has(sympy.Float, *_FLOATS):
+        return str(canonical(expr))
+    if expr.is_Float:
+        return repr(float(expr))
+    texts = map(number, expr.args)
+    parts = [text if re.fullmatch(r"[\w.]+", text) else f"({text})" for text in texts]
+    if expr.is_Add or expr.is_Mul:
+        return (" + " if expr.is_Add else " * ").join(parts)
+    if type(expr) not in _FLOATS:
+        raise ValueError(f"not arithmetic on sizes: {expr}")
+    return _FLOATS[type(expr)].format(*parts)
 
 
 def cpp(dim: Dim) -> str:

@@ -17,6 +17,7 @@ from types import CodeType
 from fusegen.ir import Graph
 
 Sizes = Mapping[str, int]
+_FUNCTIONS = {"min": min, "max": max, "int": int}
 _LEAST = re.compile(r"\w+ >= \d+|.+ >= 0")
 _ANSWERS = 2
 """Sizes with another answer at which the graph must be the same: it may be so at one by chance, as at a bound."""
@@ -32,7 +33,7 @@ def _compiled(condition: str) -> CodeType:
 def holds(condition: str, sizes: Sizes) -> bool:
     """The truth of a condition over size symbols; false where it divides by a size of zero."""
     try:
-        return bool(eval(_compiled(condition), {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
+        return bool(eval(_compiled(condition), {"__builtins__": {}, **_FUNCTIONS}, dict(sizes)))
     except ZeroDivisionError:
         return False
 
@@ -67,7 +68,7 @@ def _smallest(sizes: Sizes, certain: list[str]) -> dict[str, int]:
 
 
 def _symbols(condition: str) -> tuple[str, ...]:
-    return tuple(name for name in _compiled(condition).co_names if name not in ("min", "max"))
+    return tuple(name for name in _compiled(condition).co_names if name not in _FUNCTIONS)
 
 
 def _neighbours(sizes: Sizes, names: Iterable[str]) -> Iterator[dict[str, int]]:
@@ -110,19 +111,6 @@ def _groups_of_ones(
     return tuple(f"{'*'.join(sorted(group))} > 1" for group in at_fault)
 
 
-def _fixed(sizes: Sizes, constraints: list[str], same: Callable[[Sizes], bool]) -> tuple[str, ...]:
-    """The sizes that the graph holds a number of, which no question was put to: it is another one at other sizes."""
-    near = [step * sign for step in range(1, _REACH) for sign in (1, -1)]
-    other = {
-        name: next((v for v in (size + n for n in near) if v > 0 and all_hold(constraints, {**sizes, name: v})), size)
-        for name, size in sizes.items()
-    }
-    if all_hold(constraints, other) and same(other):
-        return ()
-    changed = (name for name, value in other.items() if value != sizes[name] and not same({**sizes, name: value}))
-    return tuple(f"{name} == {sizes[name]}" for name in changed)
-
-
 def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     """``graph`` with the constraints that matter; ``same`` traces again at the given sizes and compares."""
     shapes = positive(graph)
@@ -131,8 +119,7 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     open_questions = [c for c in graph.constraints if _is_question(c)]
     smallest = _smallest(graph.sizes, [*kept, *shapes])
     ones = [name for name, size in smallest.items() if size == 1]
-    alike = smallest != graph.sizes and same(smallest)
-    if alike:
+    if smallest != graph.sizes and same(smallest):
         open_questions = [c for c in open_questions if "%" in c or holds(c, smallest)]  # see _ANSWERS
     elif ones:
         added = _groups_of_ones(graph.sizes, ones, shapes, same)
@@ -145,6 +132,4 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
         else:
             kept.append(question)
     settled = [*(c for c in graph.constraints if c in kept), *added]
-    if not alike:
-        settled += _fixed(graph.sizes, [*settled, *shapes], same)
     return graph.replace(constraints=tuple(dict.fromkeys(settled)))

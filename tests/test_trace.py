@@ -501,3 +501,36 @@ def test_quotients_that_kernels_compute_are_of_what_is_not_negative(tmp_path: Pa
     assert dims.canonical(dims.parse("-x0_0 // 2")) == "(-1)*((x0_0 + 1) // 2)"
     graph = traced(write(tmp_path, "return x[:, (x.shape[1] - 5) // 2 + 2:] * 2", inputs="torch.rand(2, 8, 6)")).graph
     assert not guards.all_hold(graph.constraints, {**graph.sizes, "x0_1": 4})
+
+
+@pytest.mark.parametrize(
+    ("body", "sizes"),
+    [
+        ("return F.layer_norm(x, (6,), eps=1.0 / x.shape[0])", {8}),
+        ("return F.layer_norm(x, (6,), eps=0.5 * x.shape[0] ** -0.5)", {8}),
+        ("return x[: int(x.shape[0] * 0.3)] * 2", {7, 8, 9}),
+        ("return x.exp() if x.shape[0] / 2 > 2.4 else x.sin()", {5, 6, 7, 8, 9, 10, 11}),
+        ("return F.dropout(x, 1 / x.shape[0], False) * 2", set(range(1, 12))),
+    ],
+)
+def test_numbers_made_of_sizes_hold_where_they_were_traced(body: str, sizes: set[int], tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, body, inputs="torch.rand(8, 6)")).graph
+    found = {n for n in range(1, 12) if guards.all_hold(graph.constraints, {**graph.sizes, "x0_0": n})}
+    assert found == sizes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return x * 2 if x.shape[0] & 1 == 0 else x * 3",  # no arithmetic of ours
+        "return x * 2 if torch.sym_max(x.shape[0], 5) > 6 else x * 3",
+        "import math\nreturn x * (1 if math.log2(x.shape[0]) < 3.5 else 2)",
+    ],
+)
+def test_questions_of_other_numbers_fix_the_size_or_are_conditions(body: str, tmp_path: Path) -> None:
+    found = traced(write(tmp_path, body, inputs="torch.rand(8, 6)"))
+    own = found.graph.inputs[0].type.shape[0]
+    for size in range(1, 20) if isinstance(own, str) else [own]:
+        if guards.all_hold(found.graph.constraints, {**found.graph.sizes, "x0_0": size}):
+            x = torch.rand(size, 6)
+            assert torch.equal(interpret.run(found.graph, [x], {})[0], found.model(x))

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._sympy.functions import Max
 
-from fusegen import dims, ops
+from fusegen import dims, guards, ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError, TraceError, UnsupportedOpError
 from fusegen.ir import (
@@ -143,8 +143,8 @@ class _Converter:
         )
         if env is None:
             return {}
-        guards = [guard.expr.xreplace(env.replacements).xreplace(self.renames) for guard in env.guards]
-        for guard in guards:
+        asked = [guard.expr.xreplace(env.replacements).xreplace(self.renames) for guard in env.guards]
+        for guard in asked:
             if isinstance(guard, sympy.Eq):
                 for symbol, other in ((guard.rhs, guard.lhs), (guard.lhs, guard.rhs)):
                     if symbol.is_Symbol and not other.has(symbol) and not other.is_Symbol:
@@ -153,19 +153,21 @@ class _Converter:
                         break
         known = {sympy.Symbol(name, positive=True, integer=True) for name in self.sizes}
         found: dict[str, None] = {}
-        for guard in guards:
+        for guard in asked:
             if not isinstance(guard, sympy.core.relational.Relational) or not guard.free_symbols <= known:
                 continue
             if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) and guard.lhs.is_Symbol:
                 continue  # asked of every size: see guards.py
-            if guard.has(Max):
+            if any(sympy.S.One in part.args for part in guard.atoms(Max)):
                 continue  # of strides, max(size, 1), which nothing here depends on
             operator_text = {"Ne": "!=", "Eq": "=="}.get(guard.rel_op, guard.rel_op)
             try:
-                left, right = dims.canonical(guard.lhs), dims.canonical(guard.rhs)
-            except ValueError:
-                continue
-            found[f"{left} {operator_text} {right}"] = None
+                condition = f"{dims.number(guard.lhs)} {operator_text} {dims.number(guard.rhs)}"
+            except ValueError as error:
+                raise self.unsaid(guard) from error
+            if not guards.holds(condition, self.sizes):  # rounded in another order
+                raise self.unsaid(guard)
+            found[condition] = None
         return found
 
     # --- nodes --------------------------------------------------------------------------------

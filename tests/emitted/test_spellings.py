@@ -98,10 +98,11 @@ def test_sizes_in_place_of_numbers(body: str, tmp_path: Path) -> None:
     assert _agrees(compiled, path, *SIZES) >= 1
 
 
-def test_a_number_that_is_made_of_a_size_fixes_it(tmp_path: Path) -> None:
+def test_a_number_that_is_made_of_a_size_is_a_condition(tmp_path: Path) -> None:
     path = write(tmp_path, "return F.layer_norm(x, (6,), eps=1.0 / x.shape[0])", inputs="torch.rand(8, 6)")
     compiled = compile_file(path)
-    assert "x0_0 == 8" in compiled.program.before.constraints
+    assert "1.0 / x0_0 == 0.125" in compiled.program.before.constraints
+    assert "if not (1.0 / x0_0 == 0.125):" in compiled.source
     assert _agrees(compiled, path, (8, 6), (7, 6)) == 1
 
 
