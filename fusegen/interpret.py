@@ -6,6 +6,7 @@ the reference forward of a module generated from an operator-graph description.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -103,12 +104,28 @@ def of_numbers(op: ir.PointwiseOp, numbers: Sequence[float]) -> float:
     return float(run(graph, [torch.tensor(number, dtype=torch.float64) for number in numbers], {})[0])
 
 
+_DROPS_OUT = ("dropout", "dropout_p", "train")
+"""Arguments of attention and of recurrent layers: where one is zero or false, they draw no random numbers."""
+
+
 def is_random(op: ir.Op) -> bool:
     """True when ``op`` draws from torch's generator."""
-    found: object = torch.ops
-    for part in op.target.split(".") if isinstance(op, ir.EagerOp) else ():
+    if not isinstance(op, ir.EagerOp):
+        return False
+    found: Any = torch.ops
+    for part in op.target.split("."):
         found = getattr(found, part, None)
-    return torch.Tag.nondeterministic_seeded in getattr(found, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in getattr(found, "tags", ()):
+        return False
+    operands = ["None"] * op.arguments.count("{")
+    call = ast.parse(f"f({op.arguments.format(*operands)})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    schema = found._schema.arguments
+    given = {argument.name: value for argument, value in zip(schema, call.args, strict=False)}
+    given |= {word.arg: word.value for word in call.keywords if word.arg}
+    values = {argument.name: argument.default_value for argument in schema}
+    values |= {name: value.value if isinstance(value, ast.Constant) else None for name, value in given.items()}
+    return not any(values.get(name) == 0 for name in _DROPS_OUT)
 
 
 class _Operand:

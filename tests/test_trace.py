@@ -534,3 +534,20 @@ def test_questions_of_other_numbers_fix_the_size_or_are_conditions(body: str, tm
         if guards.all_hold(found.graph.constraints, {**found.graph.sizes, "x0_0": size}):
             x = torch.rand(size, 6)
             assert torch.equal(interpret.run(found.graph, [x], {})[0], found.model(x))
+
+
+@pytest.mark.parametrize(
+    ("body", "init", "random"),
+    [
+        ("return self.r(x)[0]", "self.r = nn.GRU(5, 4, 2)", False),
+        ("return self.r(x)[0]", "self.r = nn.GRU(5, 4, 2, dropout=0.5)", True),
+        ("return self.r(x)[0]", "self.r = nn.GRU(5, 4, 2, dropout=0.5).eval()", False),
+        ("return F.scaled_dot_product_attention(x, x, x)", "pass", False),
+        ("return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)", "pass", True),
+        ("return torch.bernoulli(x)", "pass", True),
+        ("return F.dropout(x, 0.5)", "pass", True),
+    ],
+)
+def test_which_calls_draw_random_numbers(body: str, init: str, random: bool, tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, body, init, "torch.rand(4, 3, 5)")).graph
+    assert any(interpret.is_random(node.op) for node in graph.nodes) is random
