@@ -551,3 +551,21 @@ def test_questions_of_other_numbers_fix_the_size_or_are_conditions(body: str, tm
 def test_which_calls_draw_random_numbers(body: str, init: str, random: bool, tmp_path: Path) -> None:
     graph = traced(write(tmp_path, body, init, "torch.rand(4, 3, 5)")).graph
     assert any(interpret.is_random(node.op) for node in graph.nodes) is random
+
+
+@pytest.mark.parametrize(
+    ("init", "by_mode"),
+    [
+        ("nn.GRU(5, 4, 2)", False),
+        ("nn.GRU(5, 4, 2, dropout=0.5)", True),
+        ("nn.MultiheadAttention(5, 1)", False),
+        ("nn.MultiheadAttention(5, 1, dropout=0.5)", True),
+        ("nn.RReLU()", True),
+        ("nn.Dropout(0.5)", True),
+        ("nn.Linear(5, 5)", False),
+    ],
+)
+def test_which_layers_behave_by_mode(init: str, by_mode: bool, tmp_path: Path) -> None:
+    arguments = "x, x, x" if "Attention" in init else "x"
+    path = write(tmp_path, f"return self.m({arguments})", f"self.m = {init}", "torch.rand(4, 3, 5)")
+    assert traced(path).mode_dependent is by_mode

@@ -271,13 +271,10 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     read = {node.op.path for node in graph.params if isinstance(node.op, ParamOp)}
     made = [name for name in held if name in assigned.buffers and name not in read]
     graph = graph.replace(updates=tuple(update for update in graph.updates if update[0] not in made)).prune()
-    mode_dependent = any(
-        isinstance(m, (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)) for m in model.modules()
-    ) or _reads_training(model)
     return TracedModel(
         graph=graph,
         model=model,
-        mode_dependent=mode_dependent,
+        mode_dependent=any(map(_behaves_by_mode, model.modules())),
         literals=literals,
         results=results(program),
         held=tuple(name for name in held if name in read),
@@ -285,13 +282,14 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     )
 
 
-def _reads_training(model: nn.Module) -> bool:
-    """True when a forward outside torch.nn names ``training``: such a module behaves by mode."""
-    for module in model.modules():
-        code = getattr(type(module).forward, "__code__", None)
-        if code is not None and "training" in code.co_names and not type(module).__module__.startswith("torch.nn"):
-            return True
-    return False
+def _behaves_by_mode(module: nn.Module) -> bool:
+    """True for norms with statistics, and where forward names ``training``."""
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return True
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):  # they pass it on to their dropout
+        return module.dropout > 0
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "training" in code.co_names
 
 
 def _trace_error(error: BaseException, path: Path, model: nn.Module) -> TraceError:
