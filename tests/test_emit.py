@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import re
@@ -220,6 +221,49 @@ def test_functions_defined_beside_the_model_are_known_again(tmp_path: Path) -> N
     model.act = torch.exp
     with pytest.warns(UserWarning, match="act is"):
         torch.testing.assert_close(model(x), x.exp() * 3 + 0.5)
+    assert len(generated.calls) == calls
+
+
+@pytest.mark.parametrize(
+    ("init", "body", "other", "changed"),
+    [
+        ("self.a = nn.Linear(5, 5)\nself.b = self.a", "return self.b(self.a(x).relu())", "b is not a", "a"),
+        (
+            "self.a = nn.Sequential(nn.Linear(5, 5), nn.ReLU())\nself.b = self.a",
+            "return self.b(self.a(x))",
+            "b is not a",
+            "a",
+        ),
+        ("self.a = nn.BatchNorm2d(3)\nself.b = self.a", "return self.b(self.a(x).relu())", "b is not a", "a"),
+        (
+            "self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)\nself.b.weight = self.a.weight",
+            "return self.b(self.a(x).relu())",
+            r"b\.weight is not a\.weight",
+            "b",
+        ),
+        ("self.a = self.b = nn.Parameter(torch.rand(5))", "return x * self.a + self.b", "b is not a", "a"),
+    ],
+)
+def test_what_has_two_names_is_one(init: str, body: str, other: str, changed: str, tmp_path: Path) -> None:
+    """The state has both names, and something else under one of them is noticed."""
+    path = write(tmp_path, body, init)
+    generated = simulated(compile_file(path))
+    torch.manual_seed(0)
+    model = generated.ModelNew()
+    torch.manual_seed(0)
+    reference = reference_from(path.read_text()).Model()
+    x = torch.rand(4, 3, 6, 5)
+    torch.testing.assert_close(model(x), reference(x))
+    torch.testing.assert_close(dict(model.state_dict()), dict(reference.state_dict()))
+    calls = len(generated.calls)
+    assert calls
+    part = copy.deepcopy(getattr(model, changed))
+    for parameter in [part] if isinstance(part, nn.Parameter) else part.parameters():
+        nn.init.constant_(parameter, 3)
+    setattr(model, changed, part)
+    setattr(reference, changed, part)
+    with pytest.warns(UserWarning, match=f"{other}, which it was when compiled"):
+        torch.testing.assert_close(model(x), reference(x))
     assert len(generated.calls) == calls
 
 

@@ -151,7 +151,13 @@ def _module_checks(
     """Checks of every submodule, and path -> variable."""
     variables: dict[str, str] = {}
     checks: list[Check] = []
+    aliases = {module.path for module in modules if module.same_as is not None}
     for index, module in enumerate(modules):
+        if module.same_as is not None:
+            variables[module.path] = variables[module.same_as]
+            if module.path.rpartition(".")[0] not in aliases:  # else it is where the owner's first name has it
+                checks.append(_is_one("_modules", module.path, module.same_as, variables))
+            continue
         variable = "module" if module.path == "" else f"m{index}"
         variables[module.path] = variable
         setup: tuple[str, ...] = ()
@@ -178,6 +184,8 @@ def _module_checks(
             conditions.append(f"{variable}._parameters.get({slot!r}) is not None")
         if conditions:
             checks.append(Check(_any(conditions), text(f"{label} has hooks, or parts that it had not when compiled")))
+        for slot, name, first in module.tied:
+            checks.append(_is_one(slot, f"{module.path}.{name}" if module.path else name, first, variables))
         if mode_dependent:
             word = "training" if module.training else "eval"
             checks.append(
@@ -185,6 +193,16 @@ def _module_checks(
             )
         checks += _attribute_checks(module, variable, label, carried)
     return checks, variables
+
+
+def _is_one(slot: str, path: str, first: str, variables: Mapping[str, str]) -> Check:
+    """A module, parameter or buffer under another name is still the one under its first."""
+
+    def found(path: str) -> str:
+        owner, _, name = path.rpartition(".")
+        return f"{variables[owner]}.{slot}.get({name!r})"
+
+    return Check(f"{found(path)} is not {found(first)}", text(f"{path} is not {first}, which it was when compiled"))
 
 
 def _children(variable: str, count: int) -> str:

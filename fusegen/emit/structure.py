@@ -32,14 +32,20 @@ class Attribute(Frozen):
 
 
 class ModuleSnapshot(Frozen):
-    """One submodule: its class, attributes, number of children, and the parameters that it lacks."""
+    """One submodule: its class, attributes, number of children, and the parameters that it lacks.
+
+    ``same_as``: the first name of a module that has several; under that alone there is more of it. ``tied``: its
+    parameters and buffers that have a name before, as slot, name and that first one.
+    """
 
     path: str
+    same_as: str | None = None
     class_module: str
     class_name: str
     attributes: tuple[Attribute, ...] = ()
     children: int | None = None
     absent: tuple[str, ...] = ()
+    tied: tuple[tuple[str, str, str], ...] = ()
     training: bool = True
     described: str = ""
     pre_hooks: tuple[str, ...] = ()
@@ -95,19 +101,32 @@ def _attributes(module: nn.Module, home: str) -> Iterator[Attribute]:
             yield _attribute(name, value, home)
 
 
-def _tensor_slots(module: nn.Module) -> Iterator[tuple[str, object]]:
-    yield from module._parameters.items()
-    yield from module._buffers.items()
+def _tensor_slots(module: nn.Module) -> Iterator[tuple[str, str, object]]:
+    for slot in ("_parameters", "_buffers"):
+        for name, value in getattr(module, slot).items():
+            yield slot, name, value
+
+
+def _tied(path: str, module: nn.Module, known: dict[tuple[str, int], str]) -> Iterator[tuple[str, str, str]]:
+    """``ModuleSnapshot.tied``; ``known``: the first names of the tensors so far, to which the module's are added."""
+    for slot, name, value in _tensor_slots(module):
+        full = f"{path}.{name}" if path else name
+        if value is not None and (first := known.setdefault((slot, id(value)), full)) != full:
+            yield slot, name, first
 
 
 def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
-    """A snapshot of every submodule of the instance that was traced; the model itself has path ``""``.
-
-    A module under two names has two: either may be the one that the trace knows a parameter by.
-    """
+    """A snapshot of every name of a submodule of the instance that was traced; the model itself has path ``""``."""
     found = []
+    modules: dict[int, str] = {}
+    tensors: dict[tuple[str, int], str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         kind = type(module)
+        if (known := modules.setdefault(id(module), path)) != path:
+            found.append(
+                ModuleSnapshot(path=path, same_as=known, class_module=kind.__module__, class_name=kind.__qualname__)
+            )
+            continue
         found.append(
             ModuleSnapshot(
                 path=path,
@@ -115,7 +134,8 @@ def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
                 class_name=kind.__qualname__,
                 attributes=tuple(_attributes(module, type(model).__module__)),
                 children=len(module._modules),
-                absent=tuple(name for name, value in _tensor_slots(module) if value is None),
+                absent=tuple(name for _, name, value in _tensor_slots(module) if value is None),
+                tied=tuple(_tied(path, module, tensors)),
                 training=module.training,
                 described=" ".join(repr(module).split()) if not module._modules else "",
                 pre_hooks=torchs_hooks(module),

@@ -25,6 +25,7 @@ from fusegen.errors import TraceError
 from fusegen.interpret import evaluated, input_shapes
 from fusegen.ir import EagerOp, Graph, Node, ParamOp, ReduceOp, SoftmaxOp
 from fusegen.trace import unseen
+from fusegen.trace.aliases import under_one_name
 from fusegen.trace.assigned import Assigned, hold, plain_tensors, watched
 from fusegen.trace.decompositions import decompositions
 from fusegen.trace.from_export import SizeArithmeticError, convert, known
@@ -78,6 +79,7 @@ def _export(
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log(), kept_whole():
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
+        program = under_one_name(program)
         table = decompositions(program)
         if not table and without_writes(program):
             return program
