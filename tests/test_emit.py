@@ -196,11 +196,15 @@ def test_hex_float_is_exact() -> None:
 def test_unverifiable_attributes_are_watched() -> None:
     model = nn.Module()
     model.act, model.kind, model.thing, model.table = torch.relu, torch.float16, object(), {"a": (1, None)}
+    model.bounds = {"b": (float("nan"), 1)}
     conditions = {a.name: a.condition for a in snapshot_modules(model)[0].attributes}
     assert "__qualname__" in conditions["act"]
     assert conditions["kind"] == "{0} != _fusegen_torch.float16"
     assert conditions["thing"].format("t", "'object'") == "type(t).__qualname__ != 'object'"
     assert conditions["table"].format("t") == "t != {'a': (1, None)}"
+    bounds = conditions["bounds"].format("t")
+    assert not eval(bounds, {"t": {"b": (float("nan"), 1)}})
+    assert eval(bounds, {"t": {"b": (float("nan"), 2)}})
 
 
 def test_functions_defined_beside_the_model_are_known_again(tmp_path: Path) -> None:
@@ -263,6 +267,34 @@ def test_what_has_two_names_is_one(init: str, body: str, other: str, changed: st
     setattr(model, changed, part)
     setattr(reference, changed, part)
     with pytest.warns(UserWarning, match=f"{other}, which it was when compiled"):
+        torch.testing.assert_close(model(x), reference(x))
+    assert len(generated.calls) == calls
+
+
+@pytest.mark.parametrize(
+    ("made", "changed"),
+    [
+        ("nn.utils.weight_norm(nn.Linear(5, 5))", "model.a.register_forward_hook(lambda module, args, y: y + 1)"),
+        ("nn.utils.weight_norm(nn.Linear(5, 5))", "next(iter(model.a._forward_pre_hooks.values())).dim = -1"),
+        ("nn.utils.spectral_norm(nn.Linear(5, 5))", "next(iter(model.a._forward_pre_hooks.values())).eps = 0.5"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated")
+def test_changed_hooks_are_noticed(made: str, changed: str, tmp_path: Path) -> None:
+    """torch's own are part of the trace, with their attributes."""
+    path = write(tmp_path, "return self.a(x).relu()", f"self.a = {made}")
+    generated = simulated(compile_file(path))
+    torch.manual_seed(0)
+    model = generated.ModelNew()
+    torch.manual_seed(0)
+    reference = reference_from(path.read_text()).Model()
+    x = torch.rand(4, 3, 6, 5)
+    torch.testing.assert_close(model(x), reference(x))
+    calls = len(generated.calls)
+    assert calls
+    exec(changed, {"model": model})
+    exec(changed, {"model": reference})
+    with pytest.warns(UserWarning, match="submodule a has hooks"):
         torch.testing.assert_close(model(x), reference(x))
     assert len(generated.calls) == calls
 

@@ -466,6 +466,16 @@ def test_autocast_that_is_off_is_no_obstacle(tmp_path: Path) -> None:
     assert kinds(traced(write(tmp_path, body)).graph) == ["mul"]
 
 
+@pytest.mark.parametrize(
+    "hook",
+    ["forward_hook(lambda module, given, out: out * 2)", "forward_pre_hook(lambda module, given: (given[0] * 2,))"],
+)
+def test_hooks_of_the_model_itself_are_refused(hook: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="the model itself has hooks") as raised:
+        traced(write(tmp_path, "return x + 1", f"self.register_{hook}"))
+    assert raised.value.hint
+
+
 def test_hooks_of_a_submodule_are_noted(tmp_path: Path) -> None:
     init = "self.l = nn.Linear(5, 5)\nself.l.register_forward_hook(lambda module, given, out: out * 2)"
     notes = traced(write(tmp_path, "return self.l(x)", init)).notes
@@ -561,6 +571,7 @@ def test_which_calls_draw_random_numbers(body: str, init: str, random: bool, tmp
         ("nn.MultiheadAttention(5, 1)", False),
         ("nn.MultiheadAttention(5, 1, dropout=0.5)", True),
         ("nn.RReLU()", True),
+        ("nn.utils.spectral_norm(nn.Linear(5, 5))", True),
         ("nn.Dropout(0.5)", True),
         ("nn.Linear(5, 5)", False),
     ],

@@ -176,9 +176,8 @@ def _module_checks(
         )
         conditions = [] if module.children is None else [_children(variable, module.children)]
         if module.path:
-            own = f"tuple(type(hook).__qualname__ for hook in {variable}._forward_pre_hooks.values())"
-            compiled = {"_forward_pre_hooks": f"{own} != {module.pre_hooks!r}"} if module.pre_hooks else {}
-            conditions += [compiled.get(hook, f"{variable}.{hook}") for hook in HOOKS]
+            changed = {"_forward_pre_hooks": module.hooks.format(variable)} if module.hooks else {}
+            conditions += [changed.get(slot, f"{variable}.{slot}") for slot in HOOKS]
             conditions.append(f'"forward" in {variable}.__dict__')
         for slot in module.absent:
             conditions.append(f"{variable}._parameters.get({slot!r}) is not None")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType
 
 import torch
@@ -48,8 +48,10 @@ class ModuleSnapshot(Frozen):
     tied: tuple[tuple[str, str, str], ...] = ()
     training: bool = True
     described: str = ""
-    pre_hooks: tuple[str, ...] = ()
-    """Classes of what torch computes its weights with before its forward, which is part of the trace."""
+    hooks: str = ""
+    """Where torch computes its weights before its forward, which is part of the trace: Python text over ``{0}``, the
+    module, that holds when those hooks were changed.
+    """
 
 
 def _literal(value: object) -> str | None:
@@ -78,12 +80,18 @@ def _literal(value: object) -> str | None:
     return None
 
 
+def _braced(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def _attribute(name: str, value: object, home: str) -> Attribute:
     text = _literal(value)
     if value is None or isinstance(value, bool):
         return Attribute(name=name, condition=f"{{0}} is not {value}", compiled=str(value))
     if text is not None:
-        return Attribute(name=name, condition="{0} != " + text.replace("{", "{{").replace("}", "}}"), compiled=text)
+        # A NaN, alone or among others, equals nothing: its text does.
+        condition = f"repr({{0}}) != {_braced(repr(repr(value)))}" if "nan" in text else f"{{0}} != {_braced(text)}"
+        return Attribute(name=name, condition=condition, compiled=text)
     known = value if isinstance(value, (FunctionType, BuiltinFunctionType)) else type(value)
     function = known is value
     return Attribute(
@@ -115,6 +123,21 @@ def _tied(path: str, module: nn.Module, known: dict[tuple[str, int], str]) -> It
             yield slot, name, first
 
 
+def _hooks(hooks: Sequence[object]) -> str:
+    """``ModuleSnapshot.hooks``: of their classes, and of their attributes those that have a text."""
+    if not hooks:
+        return ""
+    plain = [{name: text for name, value in vars(hook).items() if (text := _literal(value))} for hook in hooks]
+    names = sorted({name for attributes in plain for name in attributes})
+    found = ["type(hook).__qualname__", *(f"hook.__dict__.get({name!r})" for name in names)]
+    compiled = [
+        (repr(type(hook).__qualname__), *(attributes.get(name, "None") for name in names))
+        for hook, attributes in zip(hooks, plain, strict=True)
+    ]
+    wanted = ", ".join(f"({', '.join(values)},)" for values in compiled)
+    return f"[({', '.join(found)},) for hook in {{0}}._forward_pre_hooks.values()] != {_braced(f'[{wanted}]')}"
+
+
 def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
     """A snapshot of every name of a submodule of the instance that was traced; the model itself has path ``""``."""
     found = []
@@ -138,7 +161,7 @@ def snapshot_modules(model: nn.Module) -> tuple[ModuleSnapshot, ...]:
                 tied=tuple(_tied(path, module, tensors)),
                 training=module.training,
                 described=" ".join(repr(module).split()) if not module._modules else "",
-                pre_hooks=torchs_hooks(module),
+                hooks=_hooks(torchs_hooks(module)),
             )
         )
     return tuple(found)

@@ -285,13 +285,13 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
 
 
 def _behaves_by_mode(module: nn.Module) -> bool:
-    """True for norms with statistics, and where forward names ``training``."""
+    """True for norms with statistics, and where forward, or what torch computes weights with, names ``training``."""
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return True
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):  # they pass it on to their dropout
         return module.dropout > 0
-    code = getattr(type(module).forward, "__code__", None)
-    return code is not None and "training" in code.co_names
+    functions = [type(module).forward, *(type(hook).__call__ for hook in unseen.torchs_hooks(module))]
+    return any("training" in function.__code__.co_names for function in functions if hasattr(function, "__code__"))
 
 
 def _trace_error(error: BaseException, path: Path, model: nn.Module) -> TraceError:

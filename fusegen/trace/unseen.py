@@ -61,7 +61,12 @@ def _reason(node: ast.AST) -> tuple[str, str] | None:
 
 
 def check(model: nn.Module) -> None:
-    """Raises ``TraceError`` where a method of the model does what a trace would not show."""
+    """Raises ``TraceError`` where a method of the model does what a trace would not show, or hooks would run twice."""
+    if (model._forward_hooks or model._forward_pre_hooks) and not torchs_hooks(model):
+        raise TraceError(
+            "the model itself has hooks, which are part of the trace and would run around the compiled forward again",
+            hint="do in forward what they do, or register them after construction",
+        )
     kinds = dict.fromkeys(type(module) for module in model.modules())
     for function in dict.fromkeys(function for kind in kinds for function in _methods(kind)):
         try:
@@ -80,14 +85,14 @@ def check(model: nn.Module) -> None:
                 )
 
 
-def torchs_hooks(module: nn.Module) -> tuple[str, ...]:
-    """Classes of the hooks of ``module`` where all are torch's own, which make weights of parameters: the trace shows
-    that. None where it has others.
+def torchs_hooks(module: nn.Module) -> tuple[object, ...]:
+    """The hooks of ``module`` where all are torch's own, which make weights of parameters: the trace shows that. None
+    where it has others.
     """
-    kinds = [type(hook) for hook in module._forward_pre_hooks.values()]
+    hooks = tuple(module._forward_pre_hooks.values())
     others = any(getattr(module, name) for name in HOOKS if name != "_forward_pre_hooks")
-    known = not others and all(kind.__module__.startswith("torch.nn.utils.") for kind in kinds)
-    return tuple(kind.__qualname__ for kind in kinds) if known else ()
+    known = not others and all(type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks)
+    return hooks if known else ()
 
 
 def hooked(model: nn.Module) -> tuple[str, ...]:
