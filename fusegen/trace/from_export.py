@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from fusegen import dims, guards, ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError, TraceError, UnsupportedOpError
 from fusegen.ir import (
+    CatOp,
     ConstOp,
     DType,
     EagerOp,
@@ -30,6 +32,7 @@ from fusegen.ir import (
     Node,
     Op,
     ParamOp,
+    ReshapeOp,
     TensorType,
 )
 from fusegen.literals import python_float
@@ -40,6 +43,10 @@ from fusegen.trace.whole import aten_name
 from fusegen.verify import verify
 
 INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8})
+
+
+_MOST_RUNS = 16
+"""Runs of equal numbers in a constant that forward makes: each is a tensor of its own, and they are joined."""
 
 
 class SizeArithmeticError(TraceError):
@@ -245,10 +252,7 @@ class _Converter:
         def text(value: Any) -> str:
             match value:
                 case Value():
-                    held = self.nodes[value.name].op
-                    if isinstance(held, ConstOp) and isinstance(held.value, float) and self.inputs:  # not a tensor yet
-                        value = self.emit("fill", FillOp(value=held.value, shape=()), (self.inputs[0],), value.type)
-                    operands.append(value)
+                    operands.append(self.as_tensor(value))
                     return f"{{{len(operands) - 1}}}"
                 case list() | tuple():
                     return f"[{', '.join(map(text, value))}]"
@@ -346,34 +350,49 @@ class _Converter:
         return next((value for value in self.inputs if value.type.dtype is dtype), None)
 
     def constant(self, node: fx.Node, path: str) -> Value:
-        """A tensor that forward makes of one number, of its own element type."""
-        tensor = self.program.constants[path]
-        type_ = self.type_of(node.meta["val"], node.name)
+        """A tensor that forward makes of numbers, of its own element type: one number, or runs of a few, joined."""
+        self.current = next(iter(node.users), node)  # the line that makes it
+        tensor, type_ = self.program.constants[path], self.type_of(node.meta["val"], node.name)
         known = tensor.numel() <= 4096 and not isinstance(tensor, FakeTensor)
-        values = set(tensor.flatten().tolist()) if known else set()
-        if not self.inputs or len(values) != 1:
-            self.current = next(iter(node.users), node)
-            raise UnsupportedOpError(
-                f"forward creates a constant tensor ({path})",
-                node=self.current.name,
-                source=self.source(),
-                hint="register it as a buffer",
-            )
-        number = values.pop()
-        like = self.first_input(type_.dtype)
-        if like is None or type_.dtype in (*INTEGERS, DType.BOOL):
-            return self.full(node.name, number, type_)
-        if tensor.dim() == 0:
-            return self.scalar(float(number), like)
-        return self.emit(node.name, FillOp(value=float(number), shape=tuple(tensor.shape)), (like,), type_)
+        numbers = tensor.flatten().tolist() if known else []
+        runs = [(number, len(list(run))) for number, run in itertools.groupby(numbers)]
+        if not 1 <= len(runs) <= _MOST_RUNS:
+            raise self.refused(path)
+        plain = type_.dtype is DType.FLOAT32 or self.first_input(type_.dtype) is not None
+        if tensor.dim() == 0 and isinstance(numbers[0], float) and plain:
+            return self.emit(node.name, ConstOp(value=numbers[0]), (), type_)
+        if len(runs) == 1:
+            return self.full(node.name, numbers[0], type_)
+        parts = [self.full(node.name, number, type_.replace(shape=(count,))) for number, count in runs]
+        row = self.emit(node.name, CatOp(axis=0), tuple(parts), type_)
+        return row if tensor.dim() == 1 else self.emit(node.name, ReshapeOp(shape=type_.shape), (row,), type_)
+
+    def refused(self, path: str) -> UnsupportedOpError:
+        return UnsupportedOpError(
+            f"forward creates a constant tensor ({path})",
+            node=self.current.name if self.current else None,
+            source=self.source(),
+            hint="register it as a buffer",
+        )
 
     def full(self, stem: str, number: float, type_: TensorType) -> Value:
-        """A tensor of one number, made by torch where the inputs are."""
+        """A tensor of one number, where the inputs are; by torch where none of them has its element type."""
+        like = self.first_input(type_.dtype)
+        if like is not None and isinstance(number, float):
+            return self.emit(stem, FillOp(value=number, shape=type_.shape), (like,), type_)
+        if not self.inputs:
+            raise self.refused(stem)
         value = python_float(number) if isinstance(number, float) else repr(number)
         shape = ", ".join(map(str, type_.shape))
         arguments = f"[{shape}], {value}, dtype=torch.{type_.dtype.value}, device={{0}}.device"
         op = EagerOp(target="aten.full.default", arguments=arguments, results=(type_,), tuple_result=False)
         return self.emit(stem, op, (self.inputs[0],), type_)
+
+    def as_tensor(self, value: Value) -> Value:
+        """``value``, or the tensor of a number that is none yet."""
+        held = self.nodes[value.name].op
+        number = held.value if isinstance(held, ConstOp) and self.inputs else None
+        return self.full("fill", number, value.type) if isinstance(number, float) else value
 
     def placeholder(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         spec = next(s for s in self.program.graph_signature.input_specs if s.arg.name == node.name)
@@ -382,8 +401,6 @@ class _Converter:
             op: Op = InputOp(position=inputs.index(node))
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             op = ParamOp(path=str(spec.target), buffer=spec.kind is InputKind.BUFFER)
-        elif spec.kind is InputKind.CONSTANT_TENSOR and value.dim() == 0 and value.dtype is torch.float32:
-            op = ConstOp(value=float(self.program.constants[str(spec.target)]))  # torch.tensor(0.5) in forward
         else:
             self.env[node] = self.constant(node, str(spec.target))
             return
@@ -417,9 +434,7 @@ class _Converter:
             produced = by_name.get(spec.arg.name)
             if produced is None or produced not in self.env:
                 raise TraceError("an output of forward is not a tensor", hint="return tensors only")
-            value = self.env[produced]
-            if isinstance(held := self.nodes[value.name].op, ConstOp) and isinstance(held.value, float) and self.inputs:
-                value = self.full(produced.name, held.value, value.type)
+            value = self.as_tensor(self.env[produced])
             if spec.kind is OutputKind.USER_OUTPUT:
                 strided += [] if produced.meta["val"].is_contiguous() else [len(outputs)]
                 outputs.append(value.name)

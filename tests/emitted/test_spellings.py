@@ -74,6 +74,12 @@ def test_positions_from_the_end(part: str, tmp_path: Path) -> None:
         "return x * 2, torch.tensor(3)",
         "return x * 2, torch.tensor(0.5)",
         "return x.masked_fill(torch.tensor([True] * 6), 0)",
+        "return (x * 2)[..., [2, 0]] + 1",
+        "return x * torch.tensor([1.0, 2.0, 2.0, 3.0, 4.0, 5.0])",
+        "return (x[..., :2] @ torch.tensor([[1.0, 2.0], [3.0, 4.0]])).relu()",
+        "return x.bfloat16() * torch.tensor([1.0, 2.0] * 3, dtype=torch.bfloat16)",
+        "return x.double() * torch.tensor(0.1, dtype=torch.float64)",
+        "return torch.where(torch.tensor([True, False] * 3), x, torch.tensor(0.5))",
         "return x.double() * torch.tensor([2.0], dtype=torch.float64)",
     ],
 )
