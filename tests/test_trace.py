@@ -581,3 +581,12 @@ def test_which_layers_behave_by_mode(init: str, by_mode: bool, tmp_path: Path) -
     arguments = "x, x, x" if "Attention" in init else "x"
     path = write(tmp_path, f"return self.m({arguments})", f"self.m = {init}", "torch.rand(4, 3, 5)")
     assert traced(path).mode_dependent is by_mode
+
+
+@pytest.mark.parametrize(
+    "results",
+    ["(y, z) if {} else (z, y)", "(y, z, None) if {} else (y, z, y)", "[y, z] if {} else (y, z)", "y if {} else (y,)"],
+)
+def test_a_condition_stays_where_the_other_answer_returns_otherwise(results: str, tmp_path: Path) -> None:
+    body = f"y, z = x.relu(), x.exp()\nreturn {results.format('x.shape[2] > 4')}"
+    assert "x0_2 > 4" in traced(write(tmp_path, body)).graph.constraints

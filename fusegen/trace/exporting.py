@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_flatten
 
 from fusegen import dims, guards
 from fusegen.errors import TraceError
@@ -138,8 +139,8 @@ def _obscuring(graph: Graph) -> frozenset[str]:
     return frozenset(found & graph.sizes.keys())
 
 
-def _outline(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[object, ...]]:
-    """What every node computes, of which nodes, and its shape, all at ``sizes``."""
+def _outline(graph: Graph, sizes: Mapping[str, int]) -> tuple[object, ...]:
+    """What every node computes, of which nodes, and its shape, all at ``sizes``; which are returned or written."""
     place = {node.name: i for i, node in enumerate(graph.nodes)}
     shapes = {node.name: tuple(dims.evaluate(d, sizes) for d in node.type.shape) for node in graph.nodes}
 
@@ -149,19 +150,23 @@ def _outline(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[object, ...]]
             op = op.replace(axes=tuple(axis for axis in op.axes if shapes[node.inputs[0]][axis] != 1))
         return (evaluated(op, sizes), tuple(place[name] for name in node.inputs), shapes[node.name])
 
-    return [meaning(node) for node in graph.nodes]
+    returned = [place[name] for name in graph.outputs]
+    written = [(path, place[name]) for path, name in graph.updates]
+    return [meaning(node) for node in graph.nodes], graph.tuple_output, returned, written
 
 
-def _settled(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, path: Path) -> Graph:
-    """``graph`` with the size conditions that decide what is computed."""
+def _settled(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, returned: Any, path: Path) -> Graph:
+    """``graph`` with the size conditions that decide what is computed, and how it is ``returned``."""
     asked: dict[tuple[int, ...], bool] = {}
 
     def traced_again(sizes: Mapping[str, int]) -> bool:
         try:
-            again = convert(_export(model, _resized(inputs, graph, sizes), dynamic=False), model, path)
+            program = _export(model, _resized(inputs, graph, sizes), dynamic=False)
+            again = convert(program, model, path)
+            form = tree_flatten(results(program))
         except Exception:
             return False
-        return _outline(again, {}) == _outline(graph, sizes)
+        return _outline(again, {}) == _outline(graph, sizes) and form == tree_flatten(returned)
 
     def same(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes[name] for name in graph.sizes)
@@ -261,6 +266,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     unseen.check(model)
     held = hold(model)
     program, fixed, notes, assigned = _first_export(model, inputs, path)
+    returned = results(program)
     try:
         graph = convert(program, model, path)
     except SizeArithmeticError as error:
@@ -269,7 +275,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     if more := _row_lengths(graph) | _obscuring(graph):
         graph = convert(_export(model, _renewed(inputs), dynamic=True, fixed=fixed | more), model, path)
     if graph.sizes:
-        graph = _settled(model, inputs, graph, path)
+        graph = _settled(model, inputs, graph, returned, path)
     read = {node.op.path for node in graph.params if isinstance(node.op, ParamOp)}
     made = [name for name in held if name in assigned.buffers and name not in read]
     graph = graph.replace(updates=tuple(update for update in graph.updates if update[0] not in made)).prune()
@@ -278,7 +284,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         model=model,
         mode_dependent=any(map(_behaves_by_mode, model.modules())),
         literals=literals,
-        results=results(program),
+        results=returned,
         held=tuple(name for name in held if name in read),
         notes=(*notes, *map(_NOT_SET.format, made), *map(_HOOKED.format, unseen.hooked(model))),
     )
