@@ -80,16 +80,6 @@ def _neighbours(sizes: Sizes, names: Iterable[str]) -> Iterator[dict[str, int]]:
             yield {**sizes, name: value}
 
 
-def _answered(question: str, sizes: Sizes, smallest: Sizes, certain: list[str]) -> list[Sizes]:
-    """The nearest sizes with another answer, else the smallest ones if theirs is another."""
-
-    def other(candidates: Iterable[Sizes]) -> list[Sizes]:
-        found = (s for s in candidates if not holds(question, s) and all_hold(certain, s))
-        return list(itertools.islice(found, _ANSWERS))
-
-    return other(_neighbours(sizes, _symbols(question))) or other([smallest])
-
-
 def _groups_of_ones(
     sizes: Sizes, names: list[str], certain: list[str], same: Callable[[Sizes], bool]
 ) -> tuple[str, ...]:
@@ -119,16 +109,27 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     open_questions = [c for c in graph.constraints if _is_question(c)]
     smallest = _smallest(graph.sizes, [*kept, *shapes])
     ones = [name for name, size in smallest.items() if size == 1]
-    if smallest != graph.sizes and same(smallest):
-        open_questions = [c for c in open_questions if "%" in c or holds(c, smallest)]  # see _ANSWERS
+
+    def near(question: str) -> Iterator[dict[str, int]]:
+        return _neighbours(graph.sizes, _symbols(question))
+
+    def others(question: str, candidates: Iterable[Sizes]) -> list[Sizes]:
+        """The first sizes with another answer."""
+        certain = [*kept, *shapes]
+        found = (s for s in candidates if not holds(question, s) and all_hold(certain, s))
+        return list(itertools.islice(found, _ANSWERS))
+
+    if smallest != graph.sizes and same(smallest):  # enough where only sizes of 1 answer otherwise, as of memory layout
+        larger = {c: (s for s in near(c) if 1 not in s.values()) for c in open_questions}
+        open_questions = [c for c in open_questions if holds(c, smallest) or others(c, larger[c])]
     elif ones:
         added = _groups_of_ones(graph.sizes, ones, shapes, same)
         kept += added
     while open_questions:
         question, *open_questions = open_questions
-        others = _answered(question, graph.sizes, smallest, [*kept, *shapes])
-        if others and all(map(same, others)):
-            open_questions = [c for c in open_questions if holds(c, others[0])]
+        asked = others(question, near(question)) or others(question, [smallest])
+        if asked and all(map(same, asked)):
+            open_questions = [c for c in open_questions if any(holds(c, s) for s in asked)]
         else:
             kept.append(question)
     settled = [*(c for c in graph.constraints if c in kept), *added]
