@@ -423,9 +423,18 @@ def test_a_number_that_depends_on_values_is_refused(tmp_path: Path) -> None:
         traced(write(tmp_path, "return x * x.max().item()"))
 
 
-def test_results_of_other_classes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="forward returns a OrderedDict"):
-        traced(write(tmp_path, "import collections\nreturn collections.OrderedDict(y=x * 2)"))
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import collections\nreturn collections.OrderedDict(y=x * 2)", "forward returns a OrderedDict"),
+        ("return x * 2, x.shape[0] / 2", "a number that is computed"),
+        ("return x.shape[0]", "forward returns no tensor"),
+    ],
+)
+def test_results_of_other_classes_are_refused(body: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=message) as raised:
+        traced(write(tmp_path, body))
+    assert raised.value.source == "model.py:8"
 
 
 @pytest.mark.parametrize(
@@ -585,7 +594,15 @@ def test_which_layers_behave_by_mode(init: str, by_mode: bool, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "results",
-    ["(y, z) if {} else (z, y)", "(y, z, None) if {} else (y, z, y)", "[y, z] if {} else (y, z)", "y if {} else (y,)"],
+    [
+        "(y, z) if {} else (z, y)",
+        "(y, 1 if {} else 2)",
+        "(y, x.shape[2] if {} else x.shape[3])",
+        "(y, bool({}))",
+        "(y, z, None) if {} else (y, z, y)",
+        "[y, z] if {} else (y, z)",
+        "y if {} else (y,)",
+    ],
 )
 def test_a_condition_stays_where_the_other_answer_returns_otherwise(results: str, tmp_path: Path) -> None:
     body = f"y, z = x.relu(), x.exp()\nreturn {results.format('x.shape[2] > 4')}"

@@ -27,7 +27,7 @@ from fusegen.literals import hex_float
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
 from fusegen.plan.updates import added
-from fusegen.trace.results import is_named
+from fusegen.trace.results import Constant, Size, is_named
 
 
 def fake_results(plan: KernelPlan) -> str:
@@ -219,10 +219,12 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
 
 def _structure(results: Any) -> str:
     """``results`` as Python text, with results in place of their numbers."""
-    if results is None:
-        return "None"
     if isinstance(results, int):
         return f"_fusegen_results[{results}]"
+    if isinstance(results, Constant):
+        return results.text
+    if isinstance(results, Size):  # operands begin with the inputs
+        return re.sub(r"\bx(\d+)_(\d+)\b", r"_fusegen_found[\1].shape[\2]", str(results.dim))
     if isinstance(results, dict):
         return "{" + ", ".join(f"{key!r}: {_structure(value)}" for key, value in results.items()) + "}"
     parts = ", ".join(map(_structure, results))

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_flatten
 
 from fusegen import dims, guards
 from fusegen.errors import TraceError
@@ -31,8 +30,8 @@ from fusegen.trace.assigned import Assigned, hold, plain_tensors, watched
 from fusegen.trace.decompositions import decompositions
 from fusegen.trace.from_export import SizeArithmeticError, convert, known
 from fusegen.trace.in_place import without_writes
-from fusegen.trace.model_file import first_line, location
-from fusegen.trace.results import results
+from fusegen.trace.model_file import first_line, forward_line, location
+from fusegen.trace.results import form, results
 from fusegen.trace.whole import kept_whole
 
 
@@ -42,7 +41,7 @@ class TracedModel:
 
     ``mode_dependent``: the graph holds for the module's training flags only. ``held``: attributes of the
     model that were plain tensors and are its buffers now. ``literals``: example inputs that are no tensors, by their
-    place among forward's arguments; they are part of the graph. ``results``: how forward returns its tensors
+    place among forward's arguments; they are part of the graph. ``results``: how forward returns its results
     (``trace/results.py``).
     """
 
@@ -163,10 +162,15 @@ def _settled(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, returned: 
         try:
             program = _export(model, _resized(inputs, graph, sizes), dynamic=False)
             again = convert(program, model, path)
-            form = tree_flatten(results(program))
+            found = form(results(program), {})
         except Exception:
             return False
-        return _outline(again, {}) == _outline(graph, sizes) and form == tree_flatten(returned)
+        every = {
+            dims.symbol(position, axis): size
+            for position, shape in enumerate(input_shapes(graph, sizes))
+            for axis, size in enumerate(shape)
+        }
+        return _outline(again, {}) == _outline(graph, sizes) and found == form(returned, every)
 
     def same(sizes: Mapping[str, int]) -> bool:
         key = tuple(sizes[name] for name in graph.sizes)
@@ -266,7 +270,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     unseen.check(model)
     held = hold(model)
     program, fixed, notes, assigned = _first_export(model, inputs, path)
-    returned = results(program)
+    returned = results(program, forward_line(model, path))
     try:
         graph = convert(program, model, path)
     except SizeArithmeticError as error:

@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils._sympy.functions import Max
 
 from fusegen import dims, guards, ops
@@ -38,7 +38,6 @@ from fusegen.ir import (
 from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
 from fusegen.trace.aten import IMPORTERS, Call, Imported, Value, pointwise
-from fusegen.trace.results import is_none
 from fusegen.trace.whole import aten_name
 from fusegen.verify import verify
 
@@ -429,7 +428,7 @@ class _Converter:
         strided: list[int] = []
         updates: list[tuple[str, str]] = list(self.updates.items())
         for spec in signature.output_specs:
-            if is_none(spec):
+            if not isinstance(spec.arg, TensorArgument):  # see results.py
                 continue
             produced = by_name.get(spec.arg.name)
             if produced is None or produced not in self.env:

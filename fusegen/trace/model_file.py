@@ -38,6 +38,12 @@ def location(error: BaseException, path: Path) -> str | None:
     return f"{path.name}:{frames[-1].lineno}" if frames else None
 
 
+def forward_line(model: nn.Module, path: Path) -> str | None:
+    """``file:line`` where ``model``'s forward begins, if that is in the model file."""
+    code = getattr(type(model).forward, "__code__", None)
+    return f"{path.name}:{code.co_firstlineno}" if code is not None and code.co_filename == str(path) else None
+
+
 def first_line(error: BaseException) -> str:
     """What ``error`` says, or its type where it says nothing."""
     text = str(error).strip()

@@ -245,6 +245,8 @@ def get_inputs():
         "[y, y.sigmoid()]",
         "{0: y}",
         "None, y, (y.tanh(), None)",
+        "y, 2 * x.shape[0] + 1",
+        "[3, {'k': y.relu().sort(1)}, True, 1.5, y, (x.shape[0] - 9) // 2, -x.shape[1]]",
         "y.max(1)",
     ],
 )
