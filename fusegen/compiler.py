@@ -16,6 +16,7 @@ from fusegen.emit import emit_module
 from fusegen.errors import ModelFileError
 from fusegen.ir import Graph, RuleApplied, RuleRefused
 from fusegen.machines import DEFAULT_TARGET, machine
+from fusegen.passes import library
 from fusegen.plan import make_program
 from fusegen.plan.types import Program
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
@@ -65,11 +66,12 @@ def optimise(graph: Graph, target: str, evaluation: bool, progress: Progress) ->
     """Run the pipeline and plan. Raises ``GraphError`` when a pass breaks its contract."""
     stages = _run_passes(graph, target, progress)
     progress("plan")
+    refused = dict.fromkeys(event for stage in stages for event in stage.refused)
     program = make_program(
         graph,
         stages[-1].graph,
         rewrites=tuple(event for stage in stages for event in stage.applied),
-        refusals=tuple(dict.fromkeys(event for stage in stages for event in stage.refused)),
+        refusals=library.renamed(stages[-2].graph, stages[-1].graph, refused),
         target=target,
         evaluation=evaluation,
     )

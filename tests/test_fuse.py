@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from pathlib import Path
 
@@ -705,3 +706,10 @@ def test_what_torch_does_is_said(body: str, reason: str, tmp_path: Path) -> None
     (step,) = program(tmp_path, body).steps
     assert isinstance(step, EagerStep)
     assert step.reason == reason
+
+
+def test_a_product_that_takes_its_bias_back_keeps_its_reason(tmp_path: Path) -> None:
+    path = write(tmp_path, "return self.c(x.half())", "self.c = nn.Linear(32, 32).half()", "torch.rand(16, 64, 32, 32)")
+    last = compile_file(path, target="sm_80").program.steps[-1]
+    assert isinstance(last, EagerStep)
+    assert re.match("the library's matrix product: .*sm_90 only", last.reason)

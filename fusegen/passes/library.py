@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fusegen.ir import ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, RegionOp, ReshapeOp
+from collections.abc import Iterable
+
+from fusegen.ir import ConvOp, Graph, InputOp, MatmulOp, Node, PointwiseOp, RegionOp, ReshapeOp, RuleRefused
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
 
@@ -47,3 +49,18 @@ IDENTITIES = frozenset(rule.identity for rule in RULES)
 def run(graph: Graph) -> Outcome:
     """%m = matmul(%x, %w); %y = region(%m, %b) { add }  ->  %y = matmul(%x, %w, %b), reshaped as the region does."""
     return rewrite(graph, RULES)
+
+
+def renamed(before: Graph, after: Graph, refused: Iterable[RuleRefused]) -> tuple[RuleRefused, ...]:
+    """``refused`` with what was said of a product under the name that it has in ``after``, together with its bias."""
+    names: dict[str, str] = {}
+    made = after.by_name
+    for node in before.nodes:
+        if not isinstance(node.op, RegionOp) or node.name not in made:
+            continue
+        product = made[node.name]
+        while isinstance(product.op, ReshapeOp):
+            product = made[product.inputs[0]]
+        if isinstance(product.op, (ConvOp, MatmulOp)):
+            names |= {name: product.name for name in node.inputs if isinstance(before.node(name).op, type(product.op))}
+    return tuple(event.replace(node=names.get(event.node, event.node)) for event in refused)

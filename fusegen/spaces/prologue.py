@@ -58,7 +58,8 @@ def source(before: Graph) -> Node:
     shape = before.node(before.outputs[0]).type.shape
     found = [node for node in before.inputs if node.type.shape == shape]
     if len(found) != 1:
-        raise NotFusable(f"{len(found)} operands have the shape of {before.outputs[0]}")
+        several = "several tensors" if found else "no tensor"
+        raise NotFusable(f"{before.outputs[0]}, which is multiplied, is made of {several} of its shape: one is read")
     return found[0]
 
 
