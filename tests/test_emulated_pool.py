@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from fusegen import interpret
+from fusegen import dims, interpret
 from fusegen.compiler import compile_file
 from fusegen.plan.details import PoolPlan
 from tests.emulated import Kernel, operands_of, steps
@@ -74,3 +75,15 @@ def test_windows_of_whole_accesses(tmp_path: Path) -> None:
         x = torch.randn(math.prod(shape) + offset)[offset:].view(shape)
         (y,), (r,) = kernel([x]), interpret.run(kernel.body, [x.double()], {})
         torch.testing.assert_close(y.double(), r, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "number"), [("y.shape[2] // 2", 6), ("x.shape[2] // 4", 6), ("x.shape[2] - 9", 16)])
+def test_as_many_windows_as_arithmetic_on_sizes_says(size: str, number: int, tmp_path: Path) -> None:
+    """Sizes of the convolution's input do not follow from those of its result, which the kernel reads."""
+    body = f"y = self.c(x)\nreturn F.adaptive_avg_pool2d(y, ({size}, 3)) * 2"
+    init = "self.c = nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False)"
+    compiled = compile_file(write(tmp_path, body, init, "torch.rand(2, 3, 12, 10)"))
+    (plan,) = steps(compiled, PoolPlan)
+    y = torch.randn(2, 4, 13, 5)
+    (found,) = Kernel(compiled, plan, tmp_path)([y], *(dims.evaluate(g.size, {"x0_2": 25}) for g in plan.given))
+    torch.testing.assert_close(found, F.adaptive_avg_pool2d(y, (number, 3)) * 2)

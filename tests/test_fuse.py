@@ -713,3 +713,17 @@ def test_a_product_that_takes_its_bias_back_keeps_its_reason(tmp_path: Path) -> 
     last = compile_file(path, target="sm_80").program.steps[-1]
     assert isinstance(last, EagerStep)
     assert re.match("the library's matrix product: .*sm_90 only", last.reason)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return F.linear(x, self.w).sum(1)", ["torch", "row_reduce"]),  # of the weight's rows, by torch
+        ("return F.linear(x, self.w).softmax(1) * 2", ["torch"] * 3),
+        ("return torch.cat([x.relu(), F.linear(x, self.w)], 1).exp()", ["pointwise", "torch", "torch", "pointwise"]),
+        ("return x[:, :0].amax(0) + 1", ["torch"] * 3),
+    ],
+)
+def test_what_has_no_elements_is_left_to_torch(body: str, expected: list[str], tmp_path: Path) -> None:
+    found = program(tmp_path, body, "self.w = nn.Parameter(torch.empty(0, 8))", "torch.rand(4, 8)")
+    assert templates(found) == expected

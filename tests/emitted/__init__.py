@@ -164,7 +164,7 @@ def simulated(
 
     ``kernels`` are in the place of its operators; without them, the interpreter is.
     """
-    text = re.sub(r"not (x\d+)\.is_cuda", r"not \1.is_cpu", compiled.source)
+    text = re.sub(r"not ([xp]\d+)\.is_cuda", r"not \1.is_cpu", compiled.source)
     module = module_from(text, name)
     calls: list[int] = []
 

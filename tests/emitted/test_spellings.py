@@ -118,6 +118,10 @@ def test_a_number_that_is_made_of_a_size_is_a_condition(tmp_path: Path) -> None:
         ("self.a = nn.Linear(6, 6)\nself.b = self.a", "return self.b(self.a(x).relu())"),
         ("a = nn.Linear(6, 6)\nself.s = nn.Sequential(a, nn.ReLU(), a)", "return self.s(x)"),
         ("self.p = nn.ParameterList([torch.rand(6), torch.rand(6)])", "return x * self.p[0] + self.p[1]"),
+        (
+            "self.p = nn.ParameterDict({'a': torch.rand(6), 'b': torch.rand(6)})",
+            "return x * self.p['a'] + self.p['b']",
+        ),
         ("self.w = nn.Parameter(torch.empty(0, 6))", "return F.linear(x, self.w).sum(-1)"),
         (
             "self.w, self.l = nn.Parameter(torch.empty(0, 6)), nn.Linear(6, 6)",
@@ -126,18 +130,21 @@ def test_a_number_that_is_made_of_a_size_is_a_condition(tmp_path: Path) -> None:
     ],
 )
 def test_parameters(init: str, body: str, tmp_path: Path) -> None:
-    """Of a module under two names, in a list, and none at all."""
+    """Of a module under two names, in a list or dict, and none at all."""
     path = write(tmp_path, body, init, "torch.rand(2, 8, 6)")
     assert _agrees(compile_file(path), path, (2, 8, 6), (3, 5, 6)) == 2
 
 
 def test_a_model_without_inputs_computes_where_its_parameters_are(tmp_path: Path) -> None:
-    path = write(tmp_path, "return (self.p @ self.p).relu()", "self.p = nn.Parameter(torch.rand(6, 6))", "", "*, k=1")
-    source = compile_file(path).source
-    assert "device = p0.get_device()" in source
-    model = simulated(compile_file(path), "generated").ModelNew()
-    with pytest.warns(UserWarning, match="p is on cpu, not on a CUDA device"):
+    init = "self.p, self.q = nn.Parameter(torch.ones(6, 6)), nn.Parameter(torch.ones(6))"
+    path = write(tmp_path, "return (self.p @ self.p + self.q).relu()", init, "", "*, k=1")
+    generated = simulated(compile_file(path), "generated")
+    torch.testing.assert_close(generated.ModelNew()(), torch.full((6, 6), 7.0))
+    assert generated.calls
+    model, calls = generated.ModelNew().to("meta"), len(generated.calls)
+    with pytest.warns(UserWarning, match="p is on meta, not on a CUDA device"):
         model()
+    assert len(generated.calls) == calls
 
 
 @pytest.mark.parametrize(
