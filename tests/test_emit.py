@@ -299,6 +299,11 @@ def test_changed_hooks_are_noticed(made: str, changed: str, tmp_path: Path) -> N
     assert len(generated.calls) == calls
 
 
+def test_a_forward_of_constants_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EmitError, match="neither an input nor a parameter"):
+        compile_file(write(tmp_path, "return torch.tensor(1.0) * 2", "pass", "", ""))
+
+
 def test_write_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deep" / "out.py"
     write_atomic(path, "one\n")

@@ -291,6 +291,8 @@ def covered(
     random: bool = False,
 ) -> list[Check]:
     """Every check of a call, cheapest and most telling first. ``random``: the program draws random numbers."""
+    if not inputs and not params:
+        raise EmitError("forward reads neither an input nor a parameter", hint="there is nothing to compile in it")
     owners = {(p.path or "").rpartition(".")[0] for p in params}
     for owner in sorted(owners - {m.path for m in modules}):
         raise EmitError(f"no snapshot of submodule {owner!r}, which holds a parameter of the program")

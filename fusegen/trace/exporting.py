@@ -26,9 +26,10 @@ from fusegen.interpret import evaluated, input_shapes
 from fusegen.ir import EagerOp, Graph, Node, ParamOp, ReduceOp, SoftmaxOp
 from fusegen.trace import unseen
 from fusegen.trace.aliases import under_one_name
+from fusegen.trace.asked import SizeArithmeticError
 from fusegen.trace.assigned import Assigned, hold, plain_tensors, watched
 from fusegen.trace.decompositions import decompositions
-from fusegen.trace.from_export import SizeArithmeticError, convert, known
+from fusegen.trace.from_export import convert, known
 from fusegen.trace.in_place import without_writes
 from fusegen.trace.model_file import first_line, forward_line, location
 from fusegen.trace.results import form, results

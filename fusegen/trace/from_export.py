@@ -15,9 +15,8 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
-from torch.utils._sympy.functions import Max
 
-from fusegen import dims, guards, ops
+from fusegen import dims, ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError, TraceError, UnsupportedOpError
 from fusegen.ir import (
@@ -37,6 +36,7 @@ from fusegen.ir import (
 )
 from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
+from fusegen.trace.asked import SizeArithmeticError, conditions, name_sizes, unsaid
 from fusegen.trace.aten import IMPORTERS, Call, Imported, Value, pointwise
 from fusegen.trace.whole import aten_name
 from fusegen.verify import verify
@@ -46,10 +46,6 @@ INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.U
 
 _MOST_RUNS = 16
 """Runs of equal numbers in a constant that forward makes: each is a tensor of its own, and they are joined."""
-
-
-class SizeArithmeticError(TraceError):
-    """A size, or a number made of sizes, has no form in the graph: fixed sizes have."""
 
 
 class _Size(str):
@@ -109,12 +105,8 @@ class _Converter:
             self.conditions[f"{size} {'>=' if holds else '<'} {bound}"] = None
         return holds
 
-    def unsaid(self, expr: sympy.Expr) -> SizeArithmeticError:
-        return SizeArithmeticError(
-            f"arithmetic on sizes that is none of whole numbers: {expr}",
-            node=self.current.name if self.current else None,
-            source=self.source(),
-        )
+    def unsaid(self, expr: sympy.Basic) -> SizeArithmeticError:
+        return unsaid(expr, self.current.name if self.current else None, self.source())
 
     def type_of(self, value: torch.Tensor, where: str) -> TensorType:
         name = str(value.dtype).removeprefix("torch.")
@@ -125,56 +117,6 @@ class _Converter:
                 f"element type {name} is not supported", node=where, source=self.source()
             ) from error
         return TensorType(dtype=dtype, shape=tuple(self.dim(size) for size in value.shape))
-
-    def name_sizes(self, inputs: list[fx.Node]) -> None:
-        """Give the size symbols names that say which input axis they are."""
-        for position, node in enumerate(inputs):
-            for axis, size in enumerate(node.meta["val"].shape):
-                expr = getattr(getattr(size, "node", None), "expr", None)
-                if expr is not None and expr.is_Symbol and expr not in self.renames:
-                    name = dims.symbol(position, axis)
-                    self.renames[expr] = sympy.Symbol(name, positive=True, integer=True)
-                    self.sizes[name] = size.node.hint
-
-    def constraints(self, inputs: list[fx.Node]) -> dict[str, None]:
-        """The guards of the trace as Python conditions; equalities with a lone symbol are substituted."""
-        env = next(
-            (
-                size.node.shape_env
-                for node in inputs
-                for size in node.meta["val"].shape
-                if isinstance(size, torch.SymInt)
-            ),
-            None,
-        )
-        if env is None:
-            return {}
-        asked = [guard.expr.xreplace(env.replacements).xreplace(self.renames) for guard in env.guards]
-        for guard in asked:
-            if isinstance(guard, sympy.Eq):
-                for symbol, other in ((guard.rhs, guard.lhs), (guard.lhs, guard.rhs)):
-                    if symbol.is_Symbol and not other.has(symbol) and not other.is_Symbol:
-                        self.renames = {k: v.xreplace({symbol: other}) for k, v in self.renames.items()}
-                        self.sizes.pop(symbol.name, None)
-                        break
-        known = {sympy.Symbol(name, positive=True, integer=True) for name in self.sizes}
-        found: dict[str, None] = {}
-        for guard in asked:
-            if not isinstance(guard, sympy.core.relational.Relational) or not guard.free_symbols <= known:
-                continue
-            if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) and guard.lhs.is_Symbol:
-                continue  # asked of every size: see guards.py
-            if any(sympy.S.One in part.args for part in guard.atoms(Max)):
-                continue  # of strides, max(size, 1), which nothing here depends on
-            operator_text = {"Ne": "!=", "Eq": "=="}.get(guard.rel_op, guard.rel_op)
-            try:
-                condition = f"{dims.number(guard.lhs)} {operator_text} {dims.number(guard.rhs)}"
-            except ValueError as error:
-                raise self.unsaid(guard) from error
-            if not guards.holds(condition, self.sizes):  # rounded in another order
-                raise self.unsaid(guard)
-            found[condition] = None
-        return found
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -414,8 +356,8 @@ class _Converter:
         placeholders = [n for n in placeholders if isinstance(n.meta["val"], torch.Tensor)]  # numbers are in the graph
         inputs = [n for n in placeholders if n.name in user]
         constants = {s.arg.name for s in signature.input_specs if s.kind is InputKind.CONSTANT_TENSOR}
-        self.name_sizes(inputs)
-        self.conditions = self.constraints(inputs)
+        self.renames, self.sizes = name_sizes(inputs)
+        self.conditions = conditions(inputs, self.renames, self.sizes)
         for node in sorted(placeholders, key=lambda n: n.name in constants):  # what constants are like comes first
             self.current = node
             self.placeholder(node, inputs)
