@@ -358,8 +358,8 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_contraction_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
-// of the padding; threads load the first operand of every product from there, round it to TF32 and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
+// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 constexpr bool TRANSPOSED = false;
 constexpr int GROUPS = 1, IN = 16, OUT = 64;   // channels of a group
@@ -459,9 +459,9 @@ __device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap& map,
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(channel), "r"(sample), "r"(bar) : "memory");
 }
 template <int OFFSET>
-__device__ __forceinline__ float shared_load(uint32_t from) {
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1 + %2];" : "=f"(v) : "r"(from), "n"(OFFSET) : "memory");
+__device__ __forceinline__ uint32_t shared_load(uint32_t from) {
+    uint32_t v;
+    asm volatile("ld.shared.b32 %0, [%1 + %2];" : "=r"(v) : "r"(from), "n"(OFFSET) : "memory");
     return v;
 }
 __device__ __forceinline__ void bulk_multicast(uint32_t to, const void* from, int bytes, uint32_t bar) {
@@ -644,19 +644,19 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 const uint32_t a = a_lane + stage * STAGE_BYTES;
                 const uint32_t b0 = b + 0 * (UNIT_BYTES / 16);
                 {
-                    const float x0 = shared_load<0>(a);
-                    const float x1 = shared_load<160>(a);
-                    const float x2 = shared_load<3200>(a);
-                    const float x3 = shared_load<3360>(a);
-                    const float x4 = shared_load<320>(a);
-                    const float x5 = shared_load<3520>(a);
-                    const float x6 = shared_load<480>(a);
-                    const float x7 = shared_load<3680>(a);
+                    const uint32_t x0 = shared_load<0>(a);
+                    const uint32_t x1 = shared_load<160>(a);
+                    const uint32_t x2 = shared_load<3200>(a);
+                    const uint32_t x3 = shared_load<3360>(a);
+                    const uint32_t x4 = shared_load<320>(a);
+                    const uint32_t x5 = shared_load<3520>(a);
+                    const uint32_t x6 = shared_load<480>(a);
+                    const uint32_t x7 = shared_load<3680>(a);
                     // The assembler holds up all products where an operand is made while some are on the way.
                     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
-                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
-                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    const uint32_t a0[4] = {x0, x1, x2, x3};
+                    const uint32_t a1[4] = {x1, x4, x3, x5};
+                    const uint32_t a2[4] = {x4, x6, x5, x7};
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                     multiply(d, a0, B_LAYOUT | (b0 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
                     multiply(d, a1, B_LAYOUT | (b0 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
@@ -665,19 +665,19 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 }
                 {
-                    const float x0 = shared_load<4>(a);
-                    const float x1 = shared_load<164>(a);
-                    const float x2 = shared_load<3204>(a);
-                    const float x3 = shared_load<3364>(a);
-                    const float x4 = shared_load<324>(a);
-                    const float x5 = shared_load<3524>(a);
-                    const float x6 = shared_load<484>(a);
-                    const float x7 = shared_load<3684>(a);
+                    const uint32_t x0 = shared_load<4>(a);
+                    const uint32_t x1 = shared_load<164>(a);
+                    const uint32_t x2 = shared_load<3204>(a);
+                    const uint32_t x3 = shared_load<3364>(a);
+                    const uint32_t x4 = shared_load<324>(a);
+                    const uint32_t x5 = shared_load<3524>(a);
+                    const uint32_t x6 = shared_load<484>(a);
+                    const uint32_t x7 = shared_load<3684>(a);
                     // The assembler holds up all products where an operand is made while some are on the way.
                     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
-                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
-                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    const uint32_t a0[4] = {x0, x1, x2, x3};
+                    const uint32_t a1[4] = {x1, x4, x3, x5};
+                    const uint32_t a2[4] = {x4, x6, x5, x7};
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                     multiply(d, a0, B_LAYOUT | (b0 + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
                     multiply(d, a1, B_LAYOUT | (b0 + 4 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
@@ -686,19 +686,19 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 }
                 {
-                    const float x0 = shared_load<8>(a);
-                    const float x1 = shared_load<168>(a);
-                    const float x2 = shared_load<3208>(a);
-                    const float x3 = shared_load<3368>(a);
-                    const float x4 = shared_load<328>(a);
-                    const float x5 = shared_load<3528>(a);
-                    const float x6 = shared_load<488>(a);
-                    const float x7 = shared_load<3688>(a);
+                    const uint32_t x0 = shared_load<8>(a);
+                    const uint32_t x1 = shared_load<168>(a);
+                    const uint32_t x2 = shared_load<3208>(a);
+                    const uint32_t x3 = shared_load<3368>(a);
+                    const uint32_t x4 = shared_load<328>(a);
+                    const uint32_t x5 = shared_load<3528>(a);
+                    const uint32_t x6 = shared_load<488>(a);
+                    const uint32_t x7 = shared_load<3688>(a);
                     // The assembler holds up all products where an operand is made while some are on the way.
                     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
-                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
-                    const uint32_t a2[4] = {to_tf32(x4), to_tf32(x6), to_tf32(x5), to_tf32(x7)};
+                    const uint32_t a0[4] = {x0, x1, x2, x3};
+                    const uint32_t a1[4] = {x1, x4, x3, x5};
+                    const uint32_t a2[4] = {x4, x6, x5, x7};
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                     multiply(d, a0, B_LAYOUT | (b0 + 6 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
                     multiply(d, a1, B_LAYOUT | (b0 + 7 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
@@ -852,13 +852,13 @@ static Encode encoder() {
     return reinterpret_cast<Encode>(found);
 }
 
-// x in boxes of a stage.
+// x in boxes of a stage. Copies round to TF32, to nearest and ties to even; a NaN stays one.
 static bool describe(CUtensorMap& map, const float* x, int64_t batch, const int64_t (&in)[3]) {
     const Encode encode = encoder();
     const cuuint64_t sizes[5] = {cuuint64_t(in[2]), cuuint64_t(in[1]), cuuint64_t(in[0]), IN, cuuint64_t(batch * GROUPS)};
     const cuuint64_t row = cuuint64_t(in[2]) * 4, strides[4] = {row, row * in[1], row * in[1] * in[0], row * in[1] * in[0] * IN};
     const cuuint32_t size[5] = {box(2), box(1), box(0), CHUNK, 1}, steps[5] = {1, 1, 1, 1, 1};
-    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                        CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -3915,18 +3915,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8d114574e84ac15b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f7aa6c96ec870d22, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8d114574e84ac15b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f7aa6c96ec870d22, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8d114574e84ac15b"
+_fusegen_NAMESPACE = "fusegen_f7aa6c96ec870d22"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -504,8 +504,8 @@ extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
 
 namespace k1_contraction_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
-// of the padding; threads load the first operand of every product from there, round it to TF32 and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
+// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 constexpr bool TRANSPOSED = true;
 constexpr int GROUPS = 1, IN = 32, OUT = 64;   // channels of a group
@@ -605,9 +605,9 @@ __device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap& map,
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(channel), "r"(sample), "r"(bar) : "memory");
 }
 template <int OFFSET>
-__device__ __forceinline__ float shared_load(uint32_t from) {
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1 + %2];" : "=f"(v) : "r"(from), "n"(OFFSET) : "memory");
+__device__ __forceinline__ uint32_t shared_load(uint32_t from) {
+    uint32_t v;
+    asm volatile("ld.shared.b32 %0, [%1 + %2];" : "=r"(v) : "r"(from), "n"(OFFSET) : "memory");
     return v;
 }
 __device__ __forceinline__ void bulk_multicast(uint32_t to, const void* from, int bytes, uint32_t bar) {
@@ -790,24 +790,24 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 const uint32_t a = a_lane + stage * STAGE_BYTES;
                 const uint32_t b0 = b + 0 * (UNIT_BYTES / 16);
                 {
-                    const float x0 = shared_load<0>(a);
-                    const float x1 = shared_load<144>(a);
-                    const float x2 = shared_load<3456>(a);
-                    const float x3 = shared_load<3600>(a);
-                    const float x4 = shared_load<288>(a);
-                    const float x5 = shared_load<3744>(a);
-                    const float x6 = shared_load<4>(a);
-                    const float x7 = shared_load<148>(a);
-                    const float x8 = shared_load<3460>(a);
-                    const float x9 = shared_load<3604>(a);
-                    const float x10 = shared_load<292>(a);
-                    const float x11 = shared_load<3748>(a);
+                    const uint32_t x0 = shared_load<0>(a);
+                    const uint32_t x1 = shared_load<144>(a);
+                    const uint32_t x2 = shared_load<3456>(a);
+                    const uint32_t x3 = shared_load<3600>(a);
+                    const uint32_t x4 = shared_load<288>(a);
+                    const uint32_t x5 = shared_load<3744>(a);
+                    const uint32_t x6 = shared_load<4>(a);
+                    const uint32_t x7 = shared_load<148>(a);
+                    const uint32_t x8 = shared_load<3460>(a);
+                    const uint32_t x9 = shared_load<3604>(a);
+                    const uint32_t x10 = shared_load<292>(a);
+                    const uint32_t x11 = shared_load<3748>(a);
                     // The assembler holds up all products where an operand is made while some are on the way.
                     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
-                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
-                    const uint32_t a2[4] = {to_tf32(x6), to_tf32(x7), to_tf32(x8), to_tf32(x9)};
-                    const uint32_t a3[4] = {to_tf32(x7), to_tf32(x10), to_tf32(x9), to_tf32(x11)};
+                    const uint32_t a0[4] = {x0, x1, x2, x3};
+                    const uint32_t a1[4] = {x1, x4, x3, x5};
+                    const uint32_t a2[4] = {x6, x7, x8, x9};
+                    const uint32_t a3[4] = {x7, x10, x9, x11};
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                     multiply(d, a0, B_LAYOUT | (b0 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
                     multiply(d, a1, B_LAYOUT | (b0 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
@@ -817,24 +817,24 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 }
                 {
-                    const float x0 = shared_load<432>(a);
-                    const float x1 = shared_load<576>(a);
-                    const float x2 = shared_load<3888>(a);
-                    const float x3 = shared_load<4032>(a);
-                    const float x4 = shared_load<720>(a);
-                    const float x5 = shared_load<4176>(a);
-                    const float x6 = shared_load<436>(a);
-                    const float x7 = shared_load<580>(a);
-                    const float x8 = shared_load<3892>(a);
-                    const float x9 = shared_load<4036>(a);
-                    const float x10 = shared_load<724>(a);
-                    const float x11 = shared_load<4180>(a);
+                    const uint32_t x0 = shared_load<432>(a);
+                    const uint32_t x1 = shared_load<576>(a);
+                    const uint32_t x2 = shared_load<3888>(a);
+                    const uint32_t x3 = shared_load<4032>(a);
+                    const uint32_t x4 = shared_load<720>(a);
+                    const uint32_t x5 = shared_load<4176>(a);
+                    const uint32_t x6 = shared_load<436>(a);
+                    const uint32_t x7 = shared_load<580>(a);
+                    const uint32_t x8 = shared_load<3892>(a);
+                    const uint32_t x9 = shared_load<4036>(a);
+                    const uint32_t x10 = shared_load<724>(a);
+                    const uint32_t x11 = shared_load<4180>(a);
                     // The assembler holds up all products where an operand is made while some are on the way.
                     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                    const uint32_t a0[4] = {to_tf32(x0), to_tf32(x1), to_tf32(x2), to_tf32(x3)};
-                    const uint32_t a1[4] = {to_tf32(x1), to_tf32(x4), to_tf32(x3), to_tf32(x5)};
-                    const uint32_t a2[4] = {to_tf32(x6), to_tf32(x7), to_tf32(x8), to_tf32(x9)};
-                    const uint32_t a3[4] = {to_tf32(x7), to_tf32(x10), to_tf32(x9), to_tf32(x11)};
+                    const uint32_t a0[4] = {x0, x1, x2, x3};
+                    const uint32_t a1[4] = {x1, x4, x3, x5};
+                    const uint32_t a2[4] = {x6, x7, x8, x9};
+                    const uint32_t a3[4] = {x7, x10, x9, x11};
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                     multiply(d, a0, B_LAYOUT | (b0 + 4 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
                     multiply(d, a1, B_LAYOUT | (b0 + 5 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
@@ -992,13 +992,13 @@ static Encode encoder() {
     return reinterpret_cast<Encode>(found);
 }
 
-// x in boxes of a stage.
+// x in boxes of a stage. Copies round to TF32, to nearest and ties to even; a NaN stays one.
 static bool describe(CUtensorMap& map, const float* x, int64_t batch, const int64_t (&in)[3]) {
     const Encode encode = encoder();
     const cuuint64_t sizes[5] = {cuuint64_t(in[2]), cuuint64_t(in[1]), cuuint64_t(in[0]), IN, cuuint64_t(batch * GROUPS)};
     const cuuint64_t row = cuuint64_t(in[2]) * 4, strides[4] = {row, row * in[1], row * in[1] * in[0], row * in[1] * in[0] * IN};
     const cuuint32_t size[5] = {box(2), box(1), box(0), CHUNK, 1}, steps[5] = {1, 1, 1, 1, 1};
-    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                        CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -3322,18 +3322,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_00fbbe393f089877, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_901cf846b081ed7e, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_00fbbe393f089877, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_901cf846b081ed7e, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_00fbbe393f089877"
+_fusegen_NAMESPACE = "fusegen_901cf846b081ed7e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+import torch
+
 from fusegen.compiler import Compiled
 from fusegen.ir import Node, RegionOp
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
@@ -25,6 +27,12 @@ def write(
         + f"\ndef get_inputs():\n    return [{inputs}]\ndef get_init_inputs():\n    return []\n"
     )
     return path
+
+
+def untied(x: torch.Tensor) -> torch.Tensor:
+    """``x`` without numbers halfway between two of TF32: copies round these to even, instructions away from zero."""
+    bits = x.contiguous().view(torch.int32)
+    return torch.where(bits & 0x1FFF == 0x1000, bits + 1, bits).view(torch.float32)
 
 
 def traced(path: Path) -> TracedModel:

@@ -22,7 +22,7 @@ from fusegen.trace import load_model_file
 from tests.emulated import operands_of, steps
 from tests.emulated.hopper import HopperKernel
 from tests.gpu.test_residual import MODELS, PARAMETERS, Rounded
-from tests.models import write
+from tests.models import untied, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
 
@@ -113,7 +113,7 @@ def test_pooled_results_agree_with_float64(name: str, tmp_path: Path, monkeypatc
     (plan,) = steps(compiled, ConvApartPlan)
     kernel = HopperKernel(compiled, plan, "in_place", tmp_path)
     for batch in (2, 5):
-        agrees(plan, kernel, compiled, path, [torch.randn(batch, *shape)])
+        agrees(plan, kernel, compiled, path, [untied(torch.randn(batch, *shape))])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatc
     assert isinstance(plan.hopper, HopperConvPlan)
     assert bool(plan.hopper.ahead) == (name in MODELS)
     kernel = HopperKernel(compiled, plan, variant, tmp_path)
-    agrees(plan, kernel, compiled, path, [torch.randn(2, *shape) for shape in shapes])
+    agrees(plan, kernel, compiled, path, [untied(torch.randn(2, *shape)) for shape in shapes])
 
 
 OF_SAMPLES = {
@@ -164,7 +164,7 @@ def test_statistics_of_samples(name: str, variant: str, tmp_path: Path, monkeypa
     path = write(tmp_path, "return self.n(self.m(x)).tanh()", init, f"torch.rand(3, {', '.join(map(str, shape))})")
     model, kernel = _played(path, variant, tmp_path)
     for batch in (2, 5):
-        x = torch.randn(batch, *shape) + torch.randn(batch, *[1] * len(shape))
+        x = untied(torch.randn(batch, *shape) + torch.randn(batch, *[1] * len(shape)))
         found, mean, *root = kernel(x, 3)
         with torch.no_grad():
             exact = Rounded(model.m.double())(x.double())
@@ -198,7 +198,7 @@ def test_sums_of_exponentials(name: str, variant: str, tmp_path: Path, monkeypat
     path = write(tmp_path, f"return torch.logsumexp(self.m(x) * 3, {axes})", f"self.m = {module}", size)
     model, kernel = _played(path, variant, tmp_path)
     for batch in (1, 5):
-        x = torch.randn(batch, *shape) * torch.logspace(-1, 3, batch).view(-1, *[1] * len(shape))
+        x = untied(torch.randn(batch, *shape) * torch.logspace(-1, 3, batch).view(-1, *[1] * len(shape)))
         special = x.clone()
         special[0, :, *(0 for _ in axes)], special[-1, :, *(1 for _ in axes)] = torch.nan, torch.inf
         for data in (x, special, x * 0 - 700):

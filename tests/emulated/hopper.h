@@ -45,7 +45,8 @@ inline void tensor_load(uint32_t to, const CUtensorMap& map, int x, int y, int z
             const int64_t i = first[axis] + rest % map.box[axis];
             in = in && i >= 0 && i < map.sizes[axis], offset += i * step, step *= map.sizes[axis], rest /= map.box[axis];
         }
-        const float v = in ? map.data[offset] : 0.0f;
+        uint32_t v = in ? __float_as_uint(map.data[offset]) : 0u;
+        if (isfinite(__uint_as_float(v))) v = (v + 0xfffu + (v >> 13 & 1u)) & 0xffffe000u;   // to TF32, ties to even
         memcpy(emulated::at(to + bytes), &v, 4);
     }
     arrived(bar, bytes);
@@ -62,7 +63,7 @@ inline void named_sync(int id, int threads) {
 inline float shared_read(uint32_t from) { return __uint_as_float(emulated::word(from)); }
 inline void shared_write(uint32_t to, float v) { memcpy(emulated::at(to), &v, 4); }
 template <int OFFSET>
-float shared_load(uint32_t from) { return shared_read(from + OFFSET); }
+uint32_t shared_load(uint32_t from) { return emulated::word(from + OFFSET); }
 inline uint32_t to_tf32(float v) { return __float_as_uint(v) + (isfinite(v) ? 0x1000u : 0u); }
 
 // Copies arrive as late as they may.

@@ -16,7 +16,7 @@ from fusegen.plan.details import HopperConvPlan
 from fusegen.verdict.subject import call
 from tests.gpu.cases import agrees, built
 from tests.gpu.test_contraction import full_precision, rounded
-from tests.models import write
+from tests.models import untied, write
 
 pytestmark = pytest.mark.gpu
 __all__ = ["full_precision"]
@@ -81,7 +81,7 @@ def pair(name: str, tmp_path: Path) -> tuple[nn.Module, nn.Module, HopperConvPla
 
 def drawn(name: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     x, y = (torch.randn(batch, *shape, device="cuda") for shape in MODELS[name][2:])
-    return x + 0.5, y
+    return untied(x + 0.5), y
 
 
 class Rounded(nn.Module):
