@@ -388,8 +388,8 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_contraction_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
-// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 constexpr bool TRANSPOSED = false;
 constexpr int GROUPS = 1, IN = 16, OUT = 64;   // channels of a group
@@ -4717,18 +4717,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_814dc36b9779aa88, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_895dd0e361d08565, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_814dc36b9779aa88, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_895dd0e361d08565, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_814dc36b9779aa88"
+_fusegen_NAMESPACE = "fusegen_895dd0e361d08565"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

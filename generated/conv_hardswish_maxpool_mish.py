@@ -343,8 +343,8 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_conv_pool_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
-// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 //
 // A pooling follows: the 64 positions of a product are 8 rows of 8. Such a patch of the image holds whole windows.
@@ -2602,16 +2602,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9ea7212dd8455619, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_daa577bb77e3f564, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9ea7212dd8455619, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_daa577bb77e3f564, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9ea7212dd8455619"
+_fusegen_NAMESPACE = "fusegen_daa577bb77e3f564"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -583,8 +583,8 @@ extern "C" int k0_conv_direct(const float* p0, const float* x0, const float* p1,
 
 namespace k1_contraction_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
-// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there, round it to TF32 and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 constexpr bool TRANSPOSED = false;
 constexpr int GROUPS = 1, IN = 144, OUT = 32;   // channels of a group
@@ -879,8 +879,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     const uint32_t x7 = shared_load<3584>(a);
                     // The assembler holds up all products where an operand is made while some are on the way.
                     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                    const uint32_t a0[4] = {x0, x1, x2, x3};
-                    const uint32_t a1[4] = {x4, x5, x6, x7};
+                    const uint32_t a0[4] = {to_tf32(__uint_as_float(x0)), to_tf32(__uint_as_float(x1)), to_tf32(__uint_as_float(x2)), to_tf32(__uint_as_float(x3))};
+                    const uint32_t a1[4] = {to_tf32(__uint_as_float(x4)), to_tf32(__uint_as_float(x5)), to_tf32(__uint_as_float(x6)), to_tf32(__uint_as_float(x7))};
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                     multiply(d, a0, B_LAYOUT | (b0 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
                     multiply(d, a1, B_LAYOUT | (b0 + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
@@ -1033,13 +1033,13 @@ static Encode encoder() {
     return reinterpret_cast<Encode>(found);
 }
 
-// x in boxes of a stage. Copies round to TF32, to nearest and ties to even; a NaN stays one.
+// x in boxes of a stage.
 static bool describe(CUtensorMap& map, const float* x, int64_t batch, const int64_t (&in)[3]) {
     const Encode encode = encoder();
     const cuuint64_t sizes[5] = {cuuint64_t(in[2]), cuuint64_t(in[1]), cuuint64_t(in[0]), IN, cuuint64_t(batch * GROUPS)};
     const cuuint64_t row = cuuint64_t(in[2]) * 4, strides[4] = {row, row * in[1], row * in[1] * in[0], row * in[1] * in[0] * IN};
     const cuuint32_t size[5] = {box(2), box(1), box(0), CHUNK, 1}, steps[5] = {1, 1, 1, 1, 1};
-    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                        CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -2566,18 +2566,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1d8b4abc0d91e85b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0ec8b5f680292153, m) {
     m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_1d8b4abc0d91e85b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0ec8b5f680292153, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_1d8b4abc0d91e85b"
+_fusegen_NAMESPACE = "fusegen_0ec8b5f680292153"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -288,8 +288,8 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_contraction_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
-// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 constexpr bool TRANSPOSED = false;
 constexpr int GROUPS = 1, IN = 48, OUT = 96;   // channels of a group
@@ -3104,16 +3104,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5c72bfb60ff31c8c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c284be220b45598e, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5c72bfb60ff31c8c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c284be220b45598e, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5c72bfb60ff31c8c"
+_fusegen_NAMESPACE = "fusegen_c284be220b45598e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -251,8 +251,8 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_conv_reduce_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
-// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 constexpr bool TRANSPOSED = false;
 constexpr int GROUPS = 1, IN = 32, OUT = 64;   // channels of a group
@@ -3416,16 +3416,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c2c5e397c56aac5f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2eed8cd65b441fc5, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c2c5e397c56aac5f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_2eed8cd65b441fc5, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c2c5e397c56aac5f"
+_fusegen_NAMESPACE = "fusegen_2eed8cd65b441fc5"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

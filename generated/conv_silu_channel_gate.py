@@ -367,8 +367,8 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_contraction_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
-// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 constexpr bool TRANSPOSED = false;
 constexpr int GROUPS = 1, IN = 64, OUT = 96;   // channels of a group
@@ -3317,14 +3317,14 @@ Tensor call_k3_pointwise(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1fff423c5dd9e156, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd70bc78190a2c9a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor)");
     m.def("k1_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k3_pointwise(Tensor x0, Tensor x1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_1fff423c5dd9e156, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cd70bc78190a2c9a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_gemm_simt", TORCH_BOX(&call_k1_gemm_simt));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
@@ -3332,7 +3332,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_1fff423c5dd9e156, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_1fff423c5dd9e156"
+_fusegen_NAMESPACE = "fusegen_cd70bc78190a2c9a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -504,8 +504,8 @@ extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
 
 namespace k1_contraction_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
-// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 constexpr bool TRANSPOSED = true;
 constexpr int GROUPS = 1, IN = 32, OUT = 64;   // channels of a group
@@ -3322,18 +3322,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_901cf846b081ed7e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c55c1dca88d80c77, m) {
     m.def("k0_pool(Tensor x0) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_901cf846b081ed7e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c55c1dca88d80c77, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_901cf846b081ed7e"
+_fusegen_NAMESPACE = "fusegen_c55c1dca88d80c77"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

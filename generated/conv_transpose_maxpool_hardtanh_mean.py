@@ -335,8 +335,8 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_conv_pool_in_place_kernel {
 
-// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, rounded to TF32, with
-// zeros in place of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
 // is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
 //
 // A pooling follows: the 64 positions of a product are 8 rows of 8. Such a patch of the image holds whole windows.
@@ -3962,18 +3962,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0602d12e9eb9638f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_93d7bb506d9e9026, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0602d12e9eb9638f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_93d7bb506d9e9026, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0602d12e9eb9638f"
+_fusegen_NAMESPACE = "fusegen_93d7bb506d9e9026"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -13,17 +13,18 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.compiler import optimise
-from fusegen.costs import contractions
+from fusegen.compiler import compile_file, optimise
+from fusegen.costs import contractions, direct, hopper, library
 from fusegen.costs.hopper import Taps
 from fusegen.emit import kernels
 from fusegen.emit.render import environment
 from fusegen.ir import ConvOp
-from fusegen.plan import conv_sm90
+from fusegen.plan import contraction, conv_sm90
 from fusegen.plan.details import ContractionAxis, HopperConvPlan, InPlacePlan, TapResidue
 from fusegen.plan.rowprogram import RowProgram, Store
 from fusegen.plan.types import KernelPlan, KernelStep
 from fusegen.trace import trace
+from tests.models import write
 
 NVCC = shutil.which("nvcc")
 _ROWS = RowProgram(
@@ -405,3 +406,32 @@ def test_warpgroups_leave_the_busiest_block_least(samples: int, size: int, warpg
     plan = conv_sm90.plan(conv, (axis,), ((size - 2, size - 2),), (64, 64), False, lambda split: _ROWS, operands, False)
     assert isinstance(plan, HopperConvPlan)
     assert plan.warpgroups == warpgroups
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "rounded"),
+    [
+        ("nn.Conv2d(64, 64, 3)", (64, 30, 40), True),
+        ("nn.Conv3d(17, 24, (2, 3, 2), 1, 1)", (17, 6, 11, 12), True),
+        ("nn.Conv2d(48, 200, 1)", (48, 9, 20), False),
+        ("nn.ConvTranspose2d(16, 20, 4, 2, 1)", (16, 9, 12), False),
+    ],
+)
+def test_products_read_what_was_loaded_where_the_next_loads_write_other_registers(
+    module: str, shape: tuple[int, ...], rounded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of one batch is converted: what its products read would be loaded again while they are on the way."""
+    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
+    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(direct, "is_small", lambda *_: False)
+    monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
+    path = write(
+        tmp_path, "return self.m(x).relu()", f"self.m = {module}", f"torch.rand(8, {', '.join(map(str, shape))})"
+    )
+    source = compile_file(path).source
+    kernel = source[source.index("_in_place_kernel {") : source.index("}  // namespace k0_contraction_in_place")]
+    assert ("CU_TENSOR_MAP_DATA_TYPE_TFLOAT32" in kernel) is rounded
+    assert ("to_tf32(__uint_as_float(x0))" in kernel) is not rounded
+    batches = kernel.count("wgmma.commit_group") - kernel.count("to_tf32(__uint_as_float(x0))")
+    assert batches > 1 if rounded else batches == 0

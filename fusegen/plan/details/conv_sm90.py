@@ -118,6 +118,15 @@ class InPlacePlan(Frozen):
     units: tuple[tuple[ProductGroup, ...], ...]
     """For each of those of a chunk of channels, the products."""
 
+    @property
+    def rounded(self) -> bool:
+        """Whether tensor copies round, so that products read what is loaded.
+
+        Not where a chunk is one batch: the next one's loads would write the registers that products on the way read,
+        and a conversion gives these others.
+        """
+        return sum(map(len, self.units)) > 1
+
 
 class HopperConvPlan(Reducing):
     """A convolution on the tensor cores of sm_90a: structure along z, y, x and the shape of a tile.
