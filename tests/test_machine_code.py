@@ -1,0 +1,72 @@
+"""What the assembler makes of products that read their first operand from registers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.test_golden import cuda_source
+
+NVCC, DUMP = shutil.which("nvcc"), shutil.which("cuobjdump")
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (NVCC and DUMP), reason="needs nvcc and cuobjdump")]
+
+_WRITES_NONE = re.compile(r"(ST|BAR|SYNCS|RED|BRA|WARPGROUP|HGMMA|ISETP|FSETP|PLOP3|UTMA|UBLKCP|R2UR|CALL|NOP)")
+_WIDTHS = {".64": 2, ".WIDE": 2, ".128": 4}
+
+
+def _code(cubin: Path) -> dict[str, list[tuple[int, str]]]:
+    """By kernel: addresses and instructions."""
+    dump = subprocess.run([str(DUMP), "-sass", str(cubin)], capture_output=True, text=True, check=True).stdout
+    kernels = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", dump, re.S)
+    lines = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", re.M)
+    return {name: [(int(at, 16), text) for at, text in lines.findall(body)] for name, body in kernels}
+
+
+def _loops(code: list[tuple[int, str]]) -> list[list[str]]:
+    """The instructions of every loop with such a product."""
+    places = {address: place for place, (address, _) in enumerate(code)}
+    found = []
+    for last, (_, text) in enumerate(code):
+        target = re.search(r"\bBRA\b.* 0x([0-9a-f]+)", text)
+        first = places.get(int(target[1], 16)) if target else None
+        if first is not None and first < last:
+            found.append([text for _, text in code[first : last + 1]])
+    return [loop for loop in found if any(map(_first_operand, loop))]
+
+
+def _first_operand(text: str) -> set[int]:
+    product = re.search(r"HGMMA\S* R\d+, R(\d+),", text)
+    return set(range(int(product[1]), int(product[1]) + 4)) if product else set()
+
+
+def _written(text: str) -> set[int]:
+    name, _, operands = re.sub(r"^@!?U?P\d+\s+", "", text).partition(" ")
+    register = re.match(r"\s*R(\d+)\b", operands)
+    if register is None or _WRITES_NONE.match(name):
+        return set()
+    width = max((count for part, count in _WIDTHS.items() if part in name), default=1)
+    return set(range(int(register[1]), int(register[1]) + width))
+
+
+@pytest.mark.parametrize(
+    "spec", ["conv_hardswish_relu", "conv_inverted_residual", "conv_transpose3d_pool_clamp", "linear_gelu_scale"]
+)
+def test_what_products_on_the_way_read_is_not_written(spec: str, tmp_path: Path) -> None:
+    """Loads for the next products run while these read their operands; the assembler does not hold them up."""
+    source, cubin = tmp_path / "kernel.cu", tmp_path / "kernel.cubin"
+    source.write_text(cuda_source(spec))
+    subprocess.run([str(NVCC), "-O2", "-arch=sm_90a", "-cubin", "-o", cubin, source], capture_output=True, check=True)
+    loops = [(name, loop) for name, code in _code(cubin).items() for loop in _loops(code)]
+    assert loops
+    for name, loop in loops:
+        read: set[int] = set()
+        for text in (*loop, *loop):
+            if "WARPGROUP.DEPBAR" in text and "gsb0, 0x0" in text:
+                read = set()
+            assert not _written(text) & read, (name, text)
+            read |= _first_operand(text)
