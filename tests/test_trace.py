@@ -454,6 +454,12 @@ def test_what_a_trace_would_not_show_is_refused(body: str, name: str, tmp_path: 
     assert caught.value.hint
 
 
+def test_what_asks_for_gradients_is_noted(tmp_path: Path) -> None:
+    """``if self.saves_memory and x.requires_grad`` is common, and changes no result."""
+    (note,) = traced(write(tmp_path, "y = x * 2\nreturn y.detach() if y.requires_grad else y")).notes
+    assert "Model.forward reads requires_grad (model.py:10): compiled as with gradients" in note
+
+
 def test_what_a_forward_calls_is_looked_at_and_nothing_else(tmp_path: Path) -> None:
     path = write(tmp_path, "return self.step(x)")
     methods = """

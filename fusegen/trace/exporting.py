@@ -291,7 +291,12 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         literals=literals,
         results=returned,
         held=tuple(name for name in held if name in read),
-        notes=(*notes, *map(_NOT_SET.format, made), *map(_HOOKED.format, unseen.hooked(model))),
+        notes=(
+            *notes,
+            *map(_NOT_SET.format, made),
+            *map(_HOOKED.format, unseen.hooked(model)),
+            *unseen.asks_for_gradients(model),
+        ),
     )
 
 
