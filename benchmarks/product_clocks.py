@@ -18,6 +18,8 @@ from side_by_side import ROOT
 
 sys.path.insert(0, str(ROOT))
 
+import torch
+
 from fusegen.emit.render import environment
 
 COLUMNS = (32, 64, 128)
@@ -67,10 +69,7 @@ def main() -> None:
                 "ghz": float(ghz),
             }
         )
-    device = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], check=True, capture_output=True, text=True
-    ).stdout.splitlines()[0]
-    out.write_text(json.dumps({"device": device, "products": found}, indent=1) + "\n")
+    out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "products": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ _WRITES_NONE = re.compile(r"(ST|BAR|SYNCS|RED|BRA|WARPGROUP|HGMMA|ISETP|FSETP|PL
 _WIDTHS = {".64": 2, ".WIDE": 2, ".128": 4}
 
 
-def _code(cubin: Path) -> dict[str, list[tuple[int, str]]]:
-    """By kernel: addresses and instructions."""
-    dump = subprocess.run([str(DUMP), "-sass", str(cubin)], capture_output=True, text=True, check=True).stdout
+def machine_code(binary: Path) -> dict[str, list[tuple[int, str]]]:
+    """By kernel of a library or cubin for sm_90: addresses and instructions."""
+    dump = subprocess.run([str(DUMP), "-sass", str(binary)], capture_output=True, text=True, check=True).stdout
     kernels = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", dump, re.S)
     lines = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", re.M)
     return {name: [(int(at, 16), text) for at, text in lines.findall(body)] for name, body in kernels}
@@ -61,7 +61,7 @@ def test_what_products_on_the_way_read_is_not_written(spec: str, tmp_path: Path)
     source, cubin = tmp_path / "kernel.cu", tmp_path / "kernel.cubin"
     source.write_text(cuda_source(spec))
     subprocess.run([str(NVCC), "-O2", "-arch=sm_90a", "-cubin", "-o", cubin, source], capture_output=True, check=True)
-    loops = [(name, loop) for name, code in _code(cubin).items() for loop in _loops(code)]
+    loops = [(name, loop) for name, code in machine_code(cubin).items() for loop in _loops(code)]
     assert loops
     for name, loop in loops:
         read: set[int] = set()

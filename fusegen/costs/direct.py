@@ -63,9 +63,10 @@ def is_narrow(body: Graph, node: Node) -> bool:
 
 def takes(body: Graph, node: Node) -> bool:
     """True for convolutions whose groups are too narrow for tensor cores, or that have little for these to do."""
-    if not isinstance(node.op, ConvOp) or any(not isinstance(n, int) for n in body.node(node.inputs[1]).type.shape):
+    if not isinstance(node.op, ConvOp):
         return False
-    return is_narrow(body, node) or is_small(body, node)
+    known = all(isinstance(size, int) for size in body.node(node.inputs[1]).type.shape)
+    return known and (is_narrow(body, node) or is_small(body, node))
 
 
 def is_small(body: Graph, node: Node) -> bool:

@@ -183,8 +183,7 @@ def _module_checks(
             conditions.append(f"{variable}._parameters.get({slot!r}) is not None")
         if conditions:
             checks.append(Check(_any(conditions), text(f"{label} has hooks, or parts that it had not when compiled")))
-        for slot, name, first in module.tied:
-            checks.append(_is_one(slot, f"{module.path}.{name}" if module.path else name, first, variables))
+        checks += [_is_one(slot, path, first, variables) for slot, path, first in module.tied]
         if mode_dependent:
             word = "training" if module.training else "eval"
             checks.append(

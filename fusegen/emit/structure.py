@@ -35,7 +35,7 @@ class ModuleSnapshot(Frozen):
     """One submodule: its class, attributes, number of children, and the parameters that it lacks.
 
     ``same_as``: the first name of a module that has several; under that alone there is more of it. ``tied``: its
-    parameters and buffers that have a name before, as slot, name and that first one.
+    parameters and buffers that have a name before, as slot, path and the path of that first one.
     """
 
     path: str
@@ -120,7 +120,7 @@ def _tied(path: str, module: nn.Module, known: dict[tuple[str, int], str]) -> It
     for slot, name, value in _tensor_slots(module):
         full = f"{path}.{name}" if path else name
         if value is not None and (first := known.setdefault((slot, id(value)), full)) != full:
-            yield slot, name, first
+            yield slot, full, first
 
 
 def _hooks(hooks: Sequence[object]) -> str:

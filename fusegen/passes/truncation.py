@@ -19,6 +19,7 @@ from fusegen.ir import (
     ReduceOp,
     ReshapeOp,
 )
+from fusegen.passes.algebra.collapse import LINEAR
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
 _AVERAGED = 64
@@ -46,7 +47,7 @@ def _is_averaged(graph: Graph, node: Node) -> bool:
     while pending:
         own = pending.pop()
         for user in map(graph.node, dict.fromkeys(users[own.name])):
-            if isinstance(user.op, ReduceOp) and user.op.fn in ("sum", "mean"):
+            if isinstance(user.op, ReduceOp) and user.op.fn in LINEAR:
                 terms = dims.numel(own.type.shape, graph.sizes) / max(1, dims.numel(user.type.shape, graph.sizes))
                 if terms >= _AVERAGED:
                     return True
@@ -57,11 +58,8 @@ def _is_averaged(graph: Graph, node: Node) -> bool:
 
 
 def _of_data(m: Match) -> str | None:
-    matmul = m.root.op
-    assert isinstance(matmul, MatmulOp)
-    if matmul.summed or not (_is_data(m.graph, m["x"]) and _is_data(m.graph, m["y"])):
-        return ""
-    return None if _is_averaged(m.graph, m.root) else ""
+    of_data = _is_data(m.graph, m["x"]) and _is_data(m.graph, m["y"])
+    return None if of_data and _is_averaged(m.graph, m.root) else ""
 
 
 def _summed(m: Match) -> Node:
@@ -72,7 +70,7 @@ def _summed(m: Match) -> Node:
 RULES = (
     Rule(
         "sum of f(matmul(x, y)) of data x and y: partial sums leave the tensor cores at every step",
-        op(MatmulOp, anything("x"), anything("y")),
+        op(MatmulOp, anything("x"), anything("y"), summed=False),
         _summed,
         Numerics.EXACT,
         _of_data,

@@ -27,5 +27,6 @@ def under_one_name(program: ExportedProgram) -> ExportedProgram:
             program.graph.erase_node(node)
             specs.remove(spec)
             del tensors[str(spec.target)]
-    program.graph_module.recompile()
+    if len(specs) < len(nodes):
+        program.graph_module.recompile()
     return program

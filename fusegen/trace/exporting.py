@@ -268,7 +268,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
                 f"input {position} is a {type(value).__name__}, not a tensor",
                 hint="make it a constructor argument or a tensor",
             )
-    unseen.check(model)
+    noted = unseen.check(model)
     held = hold(model)
     program, fixed, notes, assigned = _first_export(model, inputs, path)
     returned = results(program, forward_line(model, path))
@@ -295,7 +295,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
             *notes,
             *map(_NOT_SET.format, made),
             *map(_HOOKED.format, unseen.hooked(model)),
-            *unseen.asks_for_gradients(model),
+            *noted,
         ),
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, SymIntArgument, TensorArgument
@@ -16,6 +15,7 @@ from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.errors import TraceError
 from fusegen.literals import python_float
+from fusegen.trace.asked import name_sizes
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,8 @@ def is_named(value: object) -> bool:
 def _size(program: ExportedProgram, name: str) -> Dim:
     """The size, or arithmetic on sizes, that the node of this name is."""
     nodes = {node.name: node for node in program.graph.nodes}
-    inputs = [nodes[user].meta["val"] for user in program.graph_signature.user_inputs if user in nodes]
-    names: dict[sympy.Expr, sympy.Expr] = {}
-    for position, value in enumerate(x for x in inputs if isinstance(x, torch.Tensor)):
-        for axis, size in enumerate(value.shape):
-            if isinstance(size, torch.SymInt):
-                symbol = sympy.Symbol(dims.symbol(position, axis), positive=True, integer=True)
-                names.setdefault(size.node.expr, symbol)
+    inputs = [nodes[user] for user in program.graph_signature.user_inputs if user in nodes]
+    names, _ = name_sizes([node for node in inputs if isinstance(node.meta["val"], torch.Tensor)])
     expr = nodes[name].meta["val"].node.expr
     if not expr.free_symbols <= names.keys():
         raise ValueError(f"{expr} is not made of the sizes of inputs")

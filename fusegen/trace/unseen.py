@@ -22,12 +22,8 @@ _ASKED = {
     "is_autocast_enabled": _WHERE,
     "autocast": "computes in other element types than the trace does",
 }
-
-
 _GRADIENTS = ("requires_grad", "grad_fn")
 """Mostly asked before what keeps memory, which changes no result: the trace has gradients."""
-Found = tuple[FunctionType, ast.AST, str]
-"""A function, a node of it, and where that is."""
 
 
 def _methods(kind: type) -> Iterator[FunctionType]:
@@ -66,8 +62,17 @@ def _reason(node: ast.AST) -> tuple[str, str] | None:
     return None
 
 
-def _nodes(model: nn.Module) -> Iterator[Found]:
-    """What the methods consist of that calls of the model may run."""
+def check(model: nn.Module) -> tuple[str, ...]:
+    """Notes on methods of the model that ask a tensor for its gradient.
+
+    Raises ``TraceError`` where one does what a trace would not show, or hooks would run twice.
+    """
+    if (model._forward_hooks or model._forward_pre_hooks) and not torchs_hooks(model):
+        raise TraceError(
+            "the model itself has hooks, which are part of the trace and would run around the compiled forward again",
+            hint="do in forward what they do, or register them after construction",
+        )
+    notes: dict[str, None] = {}
     kinds = dict.fromkeys(type(module) for module in model.modules())
     for function in dict.fromkeys(function for kind in kinds for function in _methods(kind)):
         try:
@@ -76,36 +81,18 @@ def _nodes(model: nn.Module) -> Iterator[Found]:
             continue
         off = {id(call.func) for call in ast.walk(tree) if isinstance(call, ast.Call) and _is_off(call)}
         for node in ast.walk(tree):
-            if id(node) not in off:
-                line = function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
-                yield function, node, f"{Path(function.__code__.co_filename).name}:{line}"
-
-
-def asks_for_gradients(model: nn.Module) -> tuple[str, ...]:
-    """Notes on methods that ask a tensor for its gradient."""
-    found = (
-        f"{function.__qualname__} reads {node.attr} ({source}): compiled as with gradients"
-        for function, node, source in _nodes(model)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in _GRADIENTS
-    )
-    return tuple(dict.fromkeys(found))
-
-
-def check(model: nn.Module) -> None:
-    """Raises ``TraceError`` where a method of the model does what a trace would not show, or hooks would run twice."""
-    if (model._forward_hooks or model._forward_pre_hooks) and not torchs_hooks(model):
-        raise TraceError(
-            "the model itself has hooks, which are part of the trace and would run around the compiled forward again",
-            hint="do in forward what they do, or register them after construction",
-        )
-    for function, node, source in _nodes(model):
-        if found := _reason(node):
-            name, why = found
-            raise TraceError(
-                f"{function.__qualname__} {why} ({name})",
-                source=source,
-                hint="say it once, in the constructor" if why is _WHERE else "convert or copy the tensor instead",
-            )
+            line = function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
+            source = f"{Path(function.__code__.co_filename).name}:{line}"
+            if id(node) not in off and (found := _reason(node)):
+                name, why = found
+                raise TraceError(
+                    f"{function.__qualname__} {why} ({name})",
+                    source=source,
+                    hint="say it once, in the constructor" if why is _WHERE else "convert or copy the tensor instead",
+                )
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in _GRADIENTS:
+                notes[f"{function.__qualname__} reads {node.attr} ({source}): compiled as with gradients"] = None
+    return tuple(notes)
 
 
 def torchs_hooks(module: nn.Module) -> tuple[object, ...]:

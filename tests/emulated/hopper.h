@@ -7,7 +7,7 @@
 inline int cudaGetDevice(int* device) { return *device = 0; }
 template <typename Kernel>
 int cudaOccupancyMaxActiveClusters(int* count, Kernel, const cudaLaunchConfig_t*) { return *count = 1, cudaSuccess; }
-struct CUtensorMap { const float* data; int64_t sizes[5]; int box[5]; };
+struct CUtensorMap { const float* data; int64_t sizes[5]; int box[5]; bool rounds; };
 
 namespace emulated {
 struct Barrier { int count, left, bytes, phase; };
@@ -46,7 +46,7 @@ inline void tensor_load(uint32_t to, const CUtensorMap& map, int x, int y, int z
             in = in && i >= 0 && i < map.sizes[axis], offset += i * step, step *= map.sizes[axis], rest /= map.box[axis];
         }
         uint32_t v = in ? __float_as_uint(map.data[offset]) : 0u;
-        if (isfinite(__uint_as_float(v))) v = (v + 0xfffu + (v >> 13 & 1u)) & 0xffffe000u;   // to TF32, ties to even
+        if (map.rounds && isfinite(__uint_as_float(v))) v = (v + 0xfffu + (v >> 13 & 1u)) & 0xffffe000u;   // to TF32, ties to even
         memcpy(emulated::at(to + bytes), &v, 4);
     }
     arrived(bar, bytes);

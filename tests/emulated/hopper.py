@@ -12,7 +12,7 @@ from tests.emulated import Kernel, _library
 
 _HEADER = Path(__file__).with_name("hopper.h")
 _MAP = """static bool describe(CUtensorMap& map, const float* x, int64_t batch, const int64_t (&in)[3]) {
-    map = {x, {in[2], in[1], in[0], IN, batch * GROUPS}, {box(2), box(1), box(0), CHUNK, 1}};
+    map = {x, {in[2], in[1], in[0], IN, batch * GROUPS}, {box(2), box(1), box(0), CHUNK, 1}, %s};
     return true;
 }
 """
@@ -30,7 +30,8 @@ def translated(kernel: str) -> str:
     kernel = re.sub(load, r"\1 = shared_read(\2);", kernel)
     kernel = re.sub(r'asm volatile\("(?:|(?:wgmma|griddepcontrol|setmaxnreg|fence)[^\n]*)"[^\n]*\);', ";", kernel)
     kernel = re.sub(r"^using Encode.*?^(?=static bool describe)", "", kernel, flags=re.S | re.M)
-    return re.sub(r"^static bool describe\(.*?^\}\n", _MAP, kernel, flags=re.S | re.M)
+    describe = _MAP % ("true" if "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32" in kernel else "false")
+    return re.sub(r"^static bool describe\(.*?^\}\n", describe, kernel, flags=re.S | re.M)
 
 
 class HopperKernel(Kernel):

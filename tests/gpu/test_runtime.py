@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.gpu.cases import COLLAPSED, FEW, ROWS, STRIDED, TAIL, WINDOWED, agrees, case
+from tests.test_machine_code import machine_code
 
 pytestmark = pytest.mark.gpu
 
@@ -160,13 +160,6 @@ def test_operators_refuse_what_they_were_not_compiled_for() -> None:
         operator(*(a[..., None] if isinstance(a, torch.Tensor) else a for a in arguments))
 
 
-def _instructions(library: Path) -> dict[str, list[str]]:
-    """The machine code of every kernel of a library for sm_90, by name."""
-    dump = subprocess.run(["cuobjdump", "-sass", str(library)], capture_output=True, text=True, check=True).stdout
-    kernels = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", dump, re.S)
-    return {name: re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", body, re.M) for name, body in kernels}
-
-
 @pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="cuobjdump is not installed")
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="needs Hopper")
 @pytest.mark.parametrize("name", [WINDOWED, STRIDED, ROWS, "linear_pool_gelu_max", "conv_group_norm_hardswish"])
@@ -175,11 +168,10 @@ def test_nothing_is_read_before_the_kernels_before_are_awaited(name: str) -> Non
     case(name).pair()[1](case(name).x())
     with open("/proc/self/maps") as maps:
         loaded = {Path(line.split()[-1]) for line in maps if "fusegen_" in line and line.rstrip().endswith(".so")}
-    kernels: dict[str, list[str]] = {}
-    for library in loaded:
-        kernels |= _instructions(library)
+    kernels = [kernel for library in loaded for kernel in machine_code(library).items()]
     assert kernels
-    for kernel, code in kernels.items():
+    for kernel, addressed in kernels:
+        code = [text for _, text in addressed]
         wait, trigger = (next(i for i, text in enumerate(code) if name in text) for name in ("ACQBULK", "PREEXIT"))
         if wait < trigger:  # else it awaits a preparation, before which nothing is left to wait for, where it reads it
             early = [text for text in code[:wait] if re.search(r"\b(LDG|LD|STG|ST|ATOMG|RED|UBLKCP|LDGSTS)\b", text)]
