@@ -15,6 +15,7 @@ import torch
 
 from fusegen import windows
 from fusegen.ir import (
+    AdaptivePoolOp,
     AxisTapSumOp,
     AxisWindowSumOp,
     CatOp,
@@ -125,6 +126,17 @@ def pool(x: torch.Tensor, op: PoolOp) -> torch.Tensor:
     return y
 
 
+def adaptive_pool(x: torch.Tensor, op: AdaptivePoolOp) -> torch.Tensor:
+    """By the definition: window q of n over a length runs from floor(q length / n) to ceil((q + 1) length / n)."""
+    for axis, count in enumerate(map(int, op.size), x.dim() - len(op.size)):
+        length = x.shape[axis]
+        ends = [(q * length // count, -(-(q + 1) * length // count)) for q in range(count)]
+        parts = [x.narrow(axis, begin, end - begin) for begin, end in ends]
+        joined = [p.amax(axis) if op.fn == "max" else mean(p, (axis,), False) for p in parts]
+        x = torch.stack(joined, axis)
+    return x
+
+
 def mean(x: torch.Tensor, axes: tuple[int, ...], keepdim: bool) -> torch.Tensor:
     total = x.sum(list(axes), keepdim=keepdim) if axes else x
     return (total % PRIME) * inverse(math.prod(x.shape[axis] for axis in axes)) % PRIME
@@ -214,9 +226,12 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return torch.cat(args, axis)
         case PadOp(before=before, after=after, value=value):
             pads = [pad for pair in zip(reversed(before), reversed(after), strict=True) for pad in pair]
-            return torch.nn.functional.pad(args[0], pads, value=int(value) % PRIME)
+            filled = 0 if value == -math.inf else int(value) % PRIME  # no residue is less
+            return torch.nn.functional.pad(args[0], pads, value=filled)
         case PoolOp() as op:
             return pool(args[0], op)
+        case AdaptivePoolOp() as op:
+            return adaptive_pool(args[0], op)
         case WindowSumOp() as op:
             sums = windows.window_sum(args[0], op.replace(mean=False)) % PRIME
             sizes = args[0].shape[2:]

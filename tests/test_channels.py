@@ -38,6 +38,8 @@ class _Chain(nn.Module):
             return F.max_pool2d(F.silu(y), 2)
         if self.tail == "mean":
             return F.hardswish(y).mean((2, 3))
+        if self.tail == "mean of channels":
+            return F.hardswish(y).mean(1)
         return torch.tanh(y)
 
 
@@ -134,6 +136,15 @@ def test_those_of_samples_too(way: str) -> None:
 )
 def test_elsewhere_a_kernel_of_the_norm_finds_them(model: nn.Module, shape: tuple[int, ...]) -> None:
     assert not _found(_program(model, shape))
+
+
+def test_a_kernel_that_is_slower_than_they_save_leaves_them() -> None:
+    """Three channels to sixteen are the portable kernel's, which finds none."""
+    with torch.device("meta"):
+        model = _Chain("mean of channels", nn.Conv3d(3, 16, 3), nn.InstanceNorm3d(16))
+        wide = _Chain("mean of channels", nn.Conv3d(16, 64, 3), nn.InstanceNorm3d(64))
+    assert not _found(_program(model, (128, 3, 16, 32, 32)))
+    assert _found(_program(wide, (32, 16, 16, 32, 32)))
 
 
 def test_statistics_of_a_convolution_in_full_fp32() -> None:

@@ -37,6 +37,11 @@ MODELS = {
         [(2, 3, 299, 9), (1, 3, 400, 9)],
     ),
     "tall": ("F.max_pool2d(x * self.p, (2100, 3), (60, 1), (900, 1), (1, 2)).exp()", [(1, 3, 1700, 9)]),
+    "neighbouring_channels": ("F.local_response_norm(x * self.p, 3, 0.5, 0.6, 1.5)", [(2, 3, 5, 9), (1, 3, 8, 9)]),
+    "layers": (
+        "F.max_pool3d(x * self.p, (3, 1, 1), 1, (1, 0, 0)) + self.p",
+        [(2, 3, 5, 9), (1, 3, 8, 9)],
+    ),
     "line": ("F.max_pool1d(x.flatten(2), 5000, 700, 2500)", [(1, 3, 1000, 9)]),
 }
 """By name: what the forward returns, and shapes of ``x``: the first is the file's."""

@@ -637,10 +637,10 @@ def _tiled(draw: Draw, fn: str | None, pooled: bool) -> Node:
     return draw.reduce(split, (2,))
 
 
-def _pooling(draw: Draw, x: Node, fn: str, plain: bool = False, tiles: bool = False) -> Node:
-    """A pooling of random structure over the trailing axes of ``x``."""
-    rng, rank = draw.rng, x.type.rank - 2
-    sizes = [int(size) for size in x.type.shape[2:]]
+def _pooling(draw: Draw, x: Node, fn: str, plain: bool = False, tiles: bool = False, planes: int = 2) -> Node:
+    """A pooling of random structure over the trailing axes of ``x``, those after its ``planes``."""
+    rng, rank = draw.rng, x.type.rank - planes
+    sizes = [int(size) for size in x.type.shape[planes:]]
     kernel = [rng.randint(1, min(3, size)) for size in sizes]
     stride = kernel if tiles else [rng.randint(1, k) for k in kernel]
     padding = [0 if plain else rng.randint(0, k // 2) for k in kernel]
@@ -659,6 +659,40 @@ def _pooled_twice(draw: Draw, fn: str) -> Node:
     rank = draw.rng.randint(1, 3)
     x = draw.leaf(*(draw.rng.randint(1, 2) for _ in range(2)), *(draw.rng.randint(2, 8) for _ in range(rank)))
     return _pooling(draw, _pooling(draw, x, fn, plain=fn == "mean", tiles=fn == "mean"), fn, plain=True)
+
+
+def _pooled_padding(draw: Draw, fn: str) -> Node:
+    """A pooling over axes that are padded alike on both sides, by half a window at most."""
+    rng, rank = draw.rng, draw.rng.randint(1, 3)
+    planes = draw.rng.randint(1, 2)
+    x = draw.leaf(*(rng.randint(1, 2) for _ in range(planes)), *(rng.randint(2, 5) for _ in range(rank)))
+    kernel = tuple(rng.randint(2, 5) for _ in range(rank))
+    sides = (*(0,) * planes, *(rng.randint(n // 2 if axis == 0 else 0, n // 2) for axis, n in enumerate(kernel)))
+    value = 0.0 if fn == "mean" else -math.inf
+    padded = draw.add(PadOp(before=sides, after=sides, value=value), x)
+    if any(length < n for length, n in zip(padded.type.shape[planes:], kernel, strict=True)):  # type: ignore[operator]
+        _restart(draw)
+        return _pooled_padding(draw, fn)
+    stride, one, zero = tuple(rng.randint(1, n) for n in kernel), (1,) * rank, (0,) * rank
+    op = PoolOp(fn=fn, kernel=kernel, stride=stride, padding=zero, dilation=one, size=one)  # type: ignore[arg-type]
+    sizes = (inference.pool_size(op, axis, int(n)) for axis, n in enumerate(padded.type.shape[planes:]))
+    return draw.add(op.replace(size=tuple(sizes)), padded)
+
+
+def _views_of_planes(draw: Draw, adaptive: bool) -> Node:
+    """A pooling of a view with other axes before those that it runs over, and the view back."""
+    rank = draw.rng.randint(1, 3)
+    planes = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
+    x = draw.leaf(*planes, *(draw.rng.randint(2, 4) for _ in range(rank)))
+    lengths = x.type.shape[len(planes) :]
+    other = (1, *planes) if len(planes) == 1 else (math.prod(planes),)
+    view = draw.add(ReshapeOp(shape=(*other, *lengths)), x)
+    if adaptive:
+        size = tuple(draw.rng.randint(1, int(n)) for n in lengths)
+        pooled = draw.add(AdaptivePoolOp(fn="mean", size=size), view)
+    else:
+        pooled = _pooling(draw, view, "mean", planes=view.type.rank - rank)
+    return draw.add(ReshapeOp(shape=(*planes, *pooled.type.shape[view.type.rank - rank :])), pooled)
 
 
 def _pooled_whole(draw: Draw) -> Node:
@@ -973,6 +1007,10 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "max_pool(max_pool(x)) = max_pool(x)": lambda d: _pooled_twice(d, "max"),
     "mean_pool(mean_pool(x)) = mean_pool(x),  over tiles": lambda d: _pooled_twice(d, "mean"),
     "pool(x) of one window = reduce(x)": _pooled_whole,
+    "mean_pool(pad(x)) = mean_pool(x) that pads,  padded with zeros": lambda d: _pooled_padding(d, "mean"),
+    "max_pool(pad(x)) = max_pool(x) that pads,  padded with -inf": lambda d: _pooled_padding(d, "max"),
+    "reshape(pool(reshape(x))) = pool(x),  views of planes": lambda d: _views_of_planes(d, False),
+    "reshape(adaptive_pool(reshape(x))) = adaptive_pool(x),  views of planes": lambda d: _views_of_planes(d, True),
     **{
         f"mean_pool(conv {sign} c) = mean_pool(conv) {sign} c,  c constant over a plane": partial(
             _pooled_conv, transposed=False, fn=fn

@@ -220,6 +220,14 @@ def test_a_constant_tensor_of_many_numbers_is_refused(tmp_path: Path) -> None:
     assert raised.value.source == "model.py:9"
 
 
+def test_a_derivative_in_forward_is_refused(tmp_path: Path) -> None:
+    """Its tensors hold numbers that no trace knows."""
+    body = "return torch.func.grad(lambda t: (t * self.w).tanh().sum())(x)"
+    with pytest.raises(UnsupportedOpError, match="constant tensor") as raised:
+        traced(write(tmp_path, body, "self.w = nn.Parameter(torch.rand(5))"))
+    assert raised.value.hint == "take derivatives outside forward, or write them out"
+
+
 def test_tensors_in_plain_attributes_are_buffers(tmp_path: Path) -> None:
     init = "self.a = nn.ReLU()\nself.a.t = torch.rand(5)\nself.h, self.same = torch.rand(4, 3, 6, 5), torch.rand(5)"
     body = "self.h, self.same = torch.tanh(self.h + x), self.same.to(x.device)\nreturn self.h * self.a.t * self.same"

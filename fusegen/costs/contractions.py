@@ -189,6 +189,13 @@ def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine, finis
     return min(tensor, plain + (operand_seconds(body, node, machine, streamed=False) if finished else 0.0))
 
 
+def bound_seconds(body: Graph, conv: str, machine: Machine) -> float:
+    """What the asynchronous kernel is expected to take beyond the one that a convolution has where it may be any."""
+    node = body.node(conv)
+    asynchronous, _ = tensor_core_seconds(body, node, False, machine, finished=True)
+    return asynchronous - kernel_seconds(body, node, False, machine, finished=True)
+
+
 def _differs(shape: Dims, rank: int) -> bool:
     """Whether an operand of this shape differs from channel to channel and otherwise, with results of ``rank`` axes."""
     own = (*(1,) * (rank - len(shape)), *shape)

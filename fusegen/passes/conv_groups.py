@@ -38,10 +38,12 @@ def with_statistics(grouping: Grouping, conv: Node, free: set[str], machine: Mac
     head, _ = channels.split(body)
     saved = channels.saved(grouping.graph, head, machine)
     try:
-        reason = unreadable(body) or contractions.statistics_refusal(head, analyze(head), machine, saved)
+        if unreadable(body) or contractions.statistics_refusal(head, analyze(head), machine, saved):
+            return None
     except NotFusable:
         return None
-    return group if reason is None and channels.pays(grouping.graph, head, machine) else None
+    more = contractions.bound_seconds(head, conv.name, machine)
+    return group if channels.pays(grouping.graph, head, machine, more) else None
 
 
 def reduced(grouping: Grouping, conv: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import AdaptivePoolOp, Graph
+from fusegen.ir import AdaptivePoolOp, Graph, PoolOp
 from fusegen.plan.details import PoolAxis, PoolPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style
@@ -23,8 +24,25 @@ MAX_HELD = 56
 _ABSENT = PoolAxis(kernel=1, stride=1, padding=0, dilation=1, size=1, output=1, clipped=False)
 
 
-def _axis(parts: PoolRegion, axis: int, size: Dim, output: Dim) -> PoolAxis:
-    op = parts.op
+def _merged(op: PoolOp | AdaptivePoolOp) -> list[tuple[int, ...]]:
+    """The pooled axes, the last ones as one where every window is an element of them: rows are longer."""
+    axes: list[tuple[int, ...]] = [(axis,) for axis in range(op.rank)]
+    if isinstance(op, AdaptivePoolOp):
+        return axes
+    structure = zip(op.kernel, op.stride, op.padding, strict=True)
+    single = [own == (1, 1, 0) for own in structure]
+    while len(axes) > 1 and single[axes[-2][0]] and single[axes[-1][0]]:
+        axes[-2:] = [axes[-2] + axes[-1]]
+    return axes
+
+
+def _merge(space: PlaneSpace, merged: list[tuple[int, ...]]) -> PlaneSpace:
+    pooled = tuple(tuple(base for axis in own for base in space.pooled[axis]) for own in merged)
+    return replace(space, pooled=pooled)
+
+
+def _axis(parts: PoolRegion, axes: tuple[int, ...], size: Dim, output: Dim) -> PoolAxis:
+    op, axis = parts.op, axes[0]
     if isinstance(op, AdaptivePoolOp):
         return PoolAxis(kernel=1, stride=1, padding=0, dilation=1, size=size, output=output, clipped=False)
     return PoolAxis(
@@ -111,28 +129,30 @@ def plan(region: Region, name: str) -> KernelPlan:
         else:
             region.sizes.define(op.size[axis], output)
         lengths.append((size, output))
-    present = [_axis(parts, axis, *lengths[axis]) for axis in range(op.rank)]
+    merged = _merged(op)
+    present = [_axis(parts, own, *(dims.product(lengths[axis][n] for axis in own) for n in (0, 1))) for own in merged]
+    rank = len(merged)
     count = region.sizes.product(before[:planes])
-    if op.rank == 1:
+    if rank == 1:
         middle = _ABSENT.replace(size=count, output=count)
         axes = (_ABSENT, middle, present[0])
     else:
-        first, second, third = [*[_ABSENT] * (3 - op.rank), *present]
+        first, second, third = [*[_ABSENT] * (3 - rank), *present]
         axes = (first, second, third)
     adaptive = isinstance(op, AdaptivePoolOp)
     unrolled = not adaptive and math.prod(axis.kernel for axis in axes) <= MAX_WINDOW
-    below = dims.evaluate(pool.type.shape[planes + op.rank - 2], region.body.sizes) if op.rank > 1 else 4
+    below = dims.evaluate(pool.type.shape[planes + merged[-2][0]], region.body.sizes) if rank > 1 else 4
     vectors = _vectors(axes[2], unrolled, adaptive)
     outputs = tuple(_outputs(axes, vector, below) if unrolled else 1 for vector in vectors)
-    chain = _lower(region, parts.before, parts.before_space, "v", region.outputs[0])
-    varying = {name: {"y"} if along == {"plane"} and op.rank == 1 else along for name, along in _varying(chain).items()}
+    chain = _lower(region, parts.before, _merge(parts.before_space, merged), "v", region.outputs[0])
+    varying = {name: {"y"} if along == {"plane"} and rank == 1 else along for name, along in _varying(chain).items()}
     column = {o.name for o in chain.operands if unrolled and varying[o.name] == {"x"}}
     detail = PoolPlan(
         fn=op.fn,
         adaptive=adaptive,
         axes=axes,
-        planes=1 if op.rank == 1 else count,
-        rows_are_planes=op.rank == 1,
+        planes=1 if rank == 1 else count,
+        rows_are_planes=rank == 1,
         count_include_pad=isinstance(op, AdaptivePoolOp) or op.count_include_pad,
         fixed_count=fixed_count(op),
         vectors=vectors,
@@ -140,7 +160,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         unrolled=unrolled,
         source=region.args[parts.before_space.source].name,
         before=chain,
-        after=_lower(region, parts.after, parts.after_space, "pooled", region.outputs[0]),
+        after=_lower(region, parts.after, _merge(parts.after_space, merged), "pooled", region.outputs[0]),
         of_plane=tuple(name for name, along in varying.items() if along <= {"plane"}),
         of_row=tuple(name for name, along in varying.items() if not along <= {"plane"} and "x" not in along),
         of_column=tuple(o.name for o in chain.operands if o.name in column),

@@ -252,8 +252,11 @@ def saved(graph: Graph, head: Graph, machine: Machine) -> float:
     return max(0.0, alone - here)
 
 
-def pays(graph: Graph, head: Graph, machine: Machine) -> bool:
-    """Whether statistics in the epilogue of ``head`` are expected to be faster than apart."""
+def pays(graph: Graph, head: Graph, machine: Machine, more: float) -> bool:
+    """Whether statistics in the epilogue of ``head`` are expected to be faster than apart.
+
+    ``more``: seconds that the kernel which finds them takes beyond the one that the convolution has otherwise.
+    """
     here, alone = _seconds(graph, head, machine)
-    answers = {"the convolution": (True, here), "a pass of their own": (False, alone)}
+    answers = {"the convolution": (True, here + more), "a pass of their own": (False, alone)}
     return faster(f"statistics of {head.outputs[0]} by", answers)

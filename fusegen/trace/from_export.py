@@ -296,6 +296,8 @@ class _Converter:
         tensor, type_ = self.program.constants[path], self.type_of(node.meta["val"], node.name)
         known = tensor.numel() <= 4096 and not isinstance(tensor, FakeTensor)
         numbers = tensor.flatten().tolist() if known else []
+        if not all(isinstance(number, (bool, int, float)) for number in numbers):  # of a transform's tensor
+            raise self.refused(path, "take derivatives outside forward, or write them out")
         runs = [(number, len(list(run))) for number, run in itertools.groupby(numbers)]
         if not 1 <= len(runs) <= _MOST_RUNS:
             raise self.refused(path)
@@ -308,12 +310,12 @@ class _Converter:
         row = self.emit(node.name, CatOp(axis=0), tuple(parts), type_)
         return row if tensor.dim() == 1 else self.emit(node.name, ReshapeOp(shape=type_.shape), (row,), type_)
 
-    def refused(self, path: str) -> UnsupportedOpError:
+    def refused(self, path: str, hint: str = "register it as a buffer") -> UnsupportedOpError:
         return UnsupportedOpError(
             f"forward creates a constant tensor ({path})",
             node=self.current.name if self.current else None,
             source=self.source(),
-            hint="register it as a buffer",
+            hint=hint,
         )
 
     def full(self, stem: str, number: float, type_: TensorType) -> Value:

@@ -36,6 +36,23 @@ def test_operands_in_another_order(body: str, sizes: tuple[int, ...], tmp_path: 
 
 @pytest.mark.parametrize(
     "body",
+    {
+        "neighbouring channels": "return F.local_response_norm(torch.relu(x), 5)",
+        "an even number of them": "return F.local_response_norm(x, 4, 0.1, 0.6)",
+        "maxima of rows": "return F.max_pool2d(x.unsqueeze(1), (3, 1), (2, 1), (1, 0)).squeeze(1) + 1",
+        "maxima of padded rows": "return F.max_pool1d(F.pad(x * 2, (1, 1), value=-torch.inf), 3, 2)",
+    }.values(),
+)
+@pytest.mark.parametrize("sizes", [(24, 96, 130), (3, 9, 31), (2, 97, 1024), (0, 96, 130)])
+def test_poolings_of_views(body: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    _, reference, generated = built(write(tmp_path, body, "", f"torch.rand{SHAPE}"))
+    x = torch.randn(sizes, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(generated(x), reference(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
     [
         "return F.hardsigmoid(self.m(x).permute(2, 0, 1))",
         "return F.hardsigmoid(self.m(x).permute(2, 0, 1)).contiguous()",

@@ -1,12 +1,16 @@
-"""Reductions move before padding, and so do the functions between: both meet what they may share a kernel with."""
+"""Reductions move before padding, and so do the functions between: both meet what they may share a kernel with.
+
+Poolings pad by themselves, alike on both sides.
+"""
 
 from __future__ import annotations
 
 import math
 
 from fusegen import dims, interpret
-from fusegen.ir import ConstOp, Graph, Node, PadOp, PointwiseOp, ReduceOp, ReshapeOp
+from fusegen.ir import ConstOp, Graph, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
 from fusegen.passes.algebra.collapse import LINEAR, reduction
+from fusegen.passes.algebra.pools import is_plain
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 
@@ -105,10 +109,37 @@ def _function_before_padding(m: Match) -> Node:
     return m.add(_padding(m).replace(value=_value_of_function(m)), m.add(m.root.op, *operands))
 
 
+def _pools_padding(m: Match) -> str | None:
+    """As much on either side of the axes that are pooled, of what adds nothing, and no window of padding alone."""
+    pool, pad = m.root.op, _padding(m)
+    assert isinstance(pool, PoolOp)
+    planes = m.root.type.rank - pool.rank
+    adds_nothing = pad.value == (0 if pool.fn == "mean" else -math.inf)
+    fits = all(2 * n <= kernel for n, kernel in zip(pad.before[planes:], pool.kernel, strict=True))
+    alike = pad.before == pad.after and not any(pad.before[:planes])
+    return None if adds_nothing and alike and fits and _grows(m) and is_plain(pool) else ""
+
+
+def _pool_with_padding(m: Match) -> Node:
+    pool, pad = m.root.op, _padding(m)
+    assert isinstance(pool, PoolOp)
+    return m.add(pool.replace(padding=pad.before[-pool.rank :], count_include_pad=True), m["x"])
+
+
 _PAD = op(PadOp, anything("x"), name="pad")
 _NUMBER = op(ConstOp)
 
 RULES = (
+    *(
+        Rule(
+            f"{fn}_pool(pad(x)) = {fn}_pool(x) that pads,  padded with {value}",
+            op(PoolOp, _PAD, fn=fn),
+            _pool_with_padding,
+            Numerics.EXACT,
+            _pools_padding,
+        )
+        for fn, value in (("mean", "zeros"), ("max", "-inf"))
+    ),
     Rule(
         "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros",
         op(ReduceOp, _PAD, fn=LINEAR),

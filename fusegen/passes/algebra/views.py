@@ -1,7 +1,7 @@
 """Reductions move before reshapes, permutes, joins: they meet what they may share a kernel with, or collapse.
 
 Elementwise functions, norms and softmaxes move before permutes that leave the graph, that others undo or that
-reductions end: data is computed where it lies.
+reductions end: data is computed where it lies. Views of planes around a pooling leave both.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TypeAlias
 from fusegen import dims
 from fusegen.dims import Dims
 from fusegen.ir import (
+    AdaptivePoolOp,
     CatOp,
     Graph,
     InputOp,
@@ -20,6 +21,7 @@ from fusegen.ir import (
     ParamOp,
     PermuteOp,
     PointwiseOp,
+    PoolOp,
     ReduceOp,
     ReshapeOp,
     SoftmaxOp,
@@ -164,7 +166,27 @@ def _before_join(m: Match) -> Node:
     return m.add(ReshapeOp(shape=m.root.type.shape), m.add(join, *parts))
 
 
+def _views_planes(m: Match) -> str | None:
+    """The views change the axes before those that are pooled, and change them back."""
+    x, pool = m["x"].type, m["pool"]
+    assert isinstance(pool.op, (PoolOp, AdaptivePoolOp))
+    planes = x.rank - pool.op.rank
+    same = m.root.type.shape == (*x.shape[:planes], *pool.op.size)
+    kept = planes in (1, 2) and m["view"].type.shape[-pool.op.rank :] == x.shape[planes:]
+    return None if same and kept and m.only_user("view") and m.only_user("pool") else ""
+
+
 RULES = (
+    *(
+        Rule(
+            f"reshape({name}(reshape(x))) = {name}(x),  views of planes",
+            op(ReshapeOp, op(kind, op(ReshapeOp, anything("x"), name="view"), name="pool")),
+            lambda m: m.add(m["pool"].op, m["x"]),
+            Numerics.EXACT,
+            _views_planes,
+        )
+        for name, kind in (("pool", PoolOp), ("adaptive_pool", AdaptivePoolOp))
+    ),
     Rule(
         "reduce(reshape(x)) = reshape(reduce(x)),  the reshape mixes no axes with others",
         op(ReduceOp, op(ReshapeOp, anything("x"), name="view")),
