@@ -57,13 +57,19 @@ def test_its_results_are_never_written(body: str, fn: str, tmp_path: Path) -> No
         ("y = F.gelu(self.c(x))\nreturn y.mean((2, 3)), y", 64),  # its results are asked for
         ("y = F.gelu(self.c(x))\nreturn y - y.mean((2, 3), keepdim=True)", 64),
         ("return F.gelu(self.c(x)).mean(3)", 64),
-        ("y = F.gelu(self.c(x))\nreturn y.amax((2, 3)) - y.mean((2, 3))", 64),  # a maximum beside something else
         ("y = F.gelu(self.c(x))\nreturn y.logsumexp((2, 3)) - y.mean((2, 3))", 64),
         ("return F.gelu(self.c(x)).mean((2, 3))", 24),  # few positions
     ],
 )
 def test_what_it_leaves_to_another_kernel(body: str, size: int, tmp_path: Path) -> None:
     assert not _reduced(_program(tmp_path, body, size=size))
+
+
+@pytest.mark.parametrize(("first", "second"), [("mean", "amax"), ("amin", "sum"), ("amax", "amin")])
+def test_several_of_them_are_found_at_once(first: str, second: str, tmp_path: Path) -> None:
+    program = _program(tmp_path, f"y = F.gelu(self.c(x))\nreturn torch.cat([y.{first}((2, 3)), y.{second}((2, 3))], 1)")
+    assert sorted(_reduced(program)) == sorted(name.removeprefix("a") for name in (first, second))
+    assert program.bytes_after < 1.1 * 4 * 32 * 64 * 64 * 64
 
 
 def test_without_anything_between_the_mean_collapses(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fusegen.plan.details import (
     TapResidue,
 )
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.spaces.convreduce import extreme, has_exponentials, has_moments
+from fusegen.spaces.convreduce import folds, has_exponentials, has_moments
 from fusegen.tuning import choose
 
 MAX_COLUMNS = 128
@@ -202,7 +202,7 @@ def plan(
         slots=memory.slots,
         stream=memory.stream,
         ring=RING if memory.stream else 0,
-        chain=AVERAGED_CHAIN if reduced and not extreme(functions) else CHAIN,
+        chain=AVERAGED_CHAIN if reduced and folds(functions)[:1] in ((), ("sum",)) else CHAIN,
         consumer_registers=consumer,
         producer_registers=producer,
         window=pooling.plan(patches, taps, block_slots) if pooling and patches else None,

@@ -21,6 +21,7 @@ from fusegen.tuning import together_or_apart
 
 PositionFn = Literal["mean", "sum", "max", "min", "logsumexp", "var", "rest"]
 """``rest``: the mean of the distances from the mean, which is what rounding took from it."""
+Fold = Literal["sum", "max", "min"]
 _FUNCTIONS: dict[str, PositionFn] = {fn: fn for fn in ("mean", "sum", "max", "min", "logsumexp", "var")}
 _EXTREMES = ("max", "min")
 LEAST_POSITIONS = 1024
@@ -49,7 +50,7 @@ class ConvReduce:
         """What the reductions take, of the time in which the convolution's result is read."""
         if has_exponentials(self.results.values()):
             return _EXPONENTIALS
-        return _MOMENTS if has_moments(self.results.values()) else _EPILOGUE
+        return _MOMENTS if has_moments(self.results.values()) else _EPILOGUE * len(folds(self.results.values()))
 
 
 def has_moments(functions: Iterable[PositionFn]) -> bool:
@@ -62,9 +63,13 @@ def has_exponentials(functions: Iterable[PositionFn]) -> bool:
     return "logsumexp" in functions
 
 
-def extreme(functions: Iterable[PositionFn]) -> PositionFn | None:
-    """The maximum or minimum that is all that is asked for, or None."""
-    return next((fn for fn in functions if fn in _EXTREMES), None)
+def folds(functions: Iterable[PositionFn]) -> tuple[Fold, ...]:
+    """What results are folded into, one by one, where that is enough: a mean is of a sum."""
+    kinds = set(functions)
+    if has_moments(kinds) or has_exponentials(kinds):
+        return ()
+    wanted: dict[Fold, bool] = {"sum": not kinds.isdisjoint(("mean", "sum")), "max": "max" in kinds, "min": "min" in kinds}
+    return tuple(fold for fold, needed in wanted.items() if needed)
 
 
 def _is_view(node: Node, value: Node) -> bool:
@@ -133,7 +138,8 @@ def _readers(graph: Graph, value: Node) -> dict[str, PositionFn | None] | None:
         found[distance.name] = None
         found |= dict.fromkeys((node.name for node in rest), "rest")
     kinds = {fn for fn in found.values() if fn}
-    return None if len(kinds) > 1 and not kinds.isdisjoint((*_EXTREMES, "logsumexp")) else found
+    alone = (has_moments(kinds) and kinds.isdisjoint(_EXTREMES)) or not (has_moments(kinds) or has_exponentials(kinds))
+    return found if alone or len(kinds) == 1 else None
 
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:

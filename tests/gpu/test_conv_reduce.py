@@ -19,6 +19,8 @@ from tests.models import write
 
 pytestmark = pytest.mark.gpu
 
+BOTH = "(lambda y, at: torch.cat([y.mean(at), y.amax(at), y.amin(at)], 1))({}, (2, 3))"
+
 MODELS = {
     "conv": ("nn.Conv2d(64, 40, 3, padding=1)", "F.relu(self.m(x)).mean((2, 3))", (64, 21, 33)),
     "sum": ("nn.Conv2d(64, 64, 3)", "F.gelu(self.m(x)).sum((2, 3), keepdim=True)", (64, 17, 40)),
@@ -45,6 +47,11 @@ MODELS = {
     "exponentials_tiles": ("nn.Conv2d(64, 272, 3)", "self.m(x).logsumexp((2, 3)).softmax(1)", (64, 17, 19)),
     "exponentials_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", "self.m(x).abs().logsumexp((2, 3))", (64, 14, 19)),
     "exponentials_precise": ("nn.Conv2d(8, 64, 3)", "F.mish(self.m(x) * 9).logsumexp((2, 3))", (8, 41, 33)),
+    "both": ("nn.Conv2d(64, 40, 3, padding=1)", BOTH.format("F.silu(self.m(x))"), (64, 21, 33)),
+    "both_in_place": ("nn.Conv2d(64, 40, 1)", BOTH.format("F.silu(self.m(x))"), (64, 20, 33)),
+    "both_tiles": ("nn.Conv2d(64, 272, 3)", BOTH.format("self.m(x).tanh()"), (64, 17, 19)),
+    "both_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", BOTH.format("self.m(x).sin()"), (64, 14, 19)),
+    "both_precise": ("nn.Conv2d(8, 64, 3)", BOTH.format("self.m(x).cos()"), (8, 41, 33)),
     "places": ("nn.Conv2d(16, 24, 3)", "(self.m(x) * self.p).relu().mean((2, 3))", (16, 20, 31)),
 }
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""

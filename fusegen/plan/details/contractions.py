@@ -10,7 +10,7 @@ from fusegen.costs.matmul_tiling import MatmulTiling
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
 from fusegen.plan.rowprogram import RowProgram
-from fusegen.spaces.convreduce import PositionFn, extreme, has_exponentials, has_moments
+from fusegen.spaces.convreduce import Fold, PositionFn, folds, has_exponentials, has_moments
 from fusegen.spaces.convsweep import SweptFn
 
 
@@ -76,9 +76,9 @@ class Reducing(Frozen):
         return has_exponentials(result.fn for result in self.reduced)
 
     @property
-    def extreme(self) -> PositionFn | None:
-        """The maximum or minimum that it gives in place of its result, if it is one."""
-        return extreme(result.fn for result in self.reduced)
+    def folds(self) -> tuple[Fold, ...]:
+        """What it folds its results into, where no more than that is asked for."""
+        return folds(result.fn for result in self.reduced)
 
 
 class SweepPlan(Frozen):
