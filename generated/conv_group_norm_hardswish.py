@@ -3458,17 +3458,23 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
-            int64_t q0 = P::RAGGED ? 0 : args.by_q0.quotient(static_cast<unsigned int>(slot.l));
+            const int64_t q0_first = args.by_q0.quotient(static_cast<unsigned int>(slot.l + slot.from));
+            // The element of the slot with which the next quotient begins.
+            [[maybe_unused]] const int q0_turn = P::RAGGED ? static_cast<int>((q0_first + 1) * args.by_q0.divisor - slot.l) : P::WIDTH;
+            const auto v_p0_at = [&](int64_t q0) { return __ldg(args.p0 + (outer % 8) * 8 + (q0)); };   // %group_norm_1: float32[8, 8, 1, 1]
+            const float v_p0_first = v_p0_at(q0_first), v_p0_next = P::RAGGED && q0_turn < slot.to ? v_p0_at(q0_first + 1) : v_p0_first;
+            const auto v_p1_at = [&](int64_t q0) { return __ldg(args.p1 + (outer % 8) * 8 + (q0)); };   // %group_norm_2: float32[8, 8, 1, 1]
+            const float v_p1_first = v_p1_at(q0_first), v_p1_next = P::RAGGED && q0_turn < slot.to ? v_p1_at(q0_first + 1) : v_p1_first;
             float y0_at[P::WIDTH];
 #pragma unroll
             for (int e = 0; e < P::WIDTH; ++e) {
                 if (CHECKED && P::RAGGED && (e < slot.from || e >= slot.to)) continue;
                 [[maybe_unused]] const int i = STRIDED ? e : 0;
                 [[maybe_unused]] const int64_t l = STRIDED ? slot.l : slot.l + e;
-                if constexpr (P::RAGGED) q0 = args.by_q0.quotient(static_cast<unsigned int>(l));
+                [[maybe_unused]] const int64_t q0 = q0_first + (P::RAGGED && e >= q0_turn);
                 const float v_x0 = v_x0_at[u][e];
-                const float v_p0 = __ldg(args.p0 + (outer % 8) * 8 + (q0));   // %group_norm_1: float32[8, 8, 1, 1]
-                const float v_p1 = __ldg(args.p1 + (outer % 8) * 8 + (q0));   // %group_norm_2: float32[8, 8, 1, 1]
+                const float v_p0 = P::RAGGED && e >= q0_turn ? v_p0_next : v_p0_first;
+                const float v_p1 = P::RAGGED && e >= q0_turn ? v_p1_next : v_p1_first;
                 const float t1 = v_x0 - row.r0s[i];   // %group_norm_3_r2: float32[x0_0, 8, 8, x0_2, x0_3] = sub(%group_norm, %group_norm_3_r1)
                 const float t4 = t1 * row.t3[i];   // %group_norm_3_r7: float32[x0_0, 8, 8, x0_2, x0_3] = mul(%group_norm_3_r2, %group_norm_3_r6)
                 const float t5 = t4 * v_p0;   // %group_norm_3_r8: float32[x0_0, 8, 8, x0_2, x0_3] = mul(%group_norm_3_r7, %group_norm_1)
@@ -3690,8 +3696,9 @@ int launch(Args& args, const Schedule& plan, cudaStream_t stream) {
 
 struct Extent {
     int64_t row_count, before, run;
-    // Rows that the first accesses of a few blocks nearly are all of.
-    bool compact() const { return before * run <= COMPACT_ROW && row_count <= THREADS / WARP * multiprocessors(); }
+    bool steep;   // quotients change within an access more than once
+    // Rows that the first accesses of a few blocks nearly are all of, and those that are taken element by element in any case.
+    bool compact() const { return steep || (before * run <= COMPACT_ROW && row_count <= THREADS / WARP * multiprocessors()); }
     int64_t run_slots(bool wide) const { return STRIDED || compact() ? run : wide ? run / WIDE : (run + 2 * WIDE - 2) / WIDE; }
     Schedule plan(bool wide) const {
         const int64_t slots = before * run_slots(wide), rows = THREADS / WARP;   // of a block
@@ -3701,7 +3708,7 @@ struct Extent {
 };
 
 Extent extent(int64_t batch, int64_t height, int64_t width) {
-    return {int64_t(8*batch) * (1) * (1), 1, 8*height*width};
+    return {int64_t(8*batch) * (1) * (1), 1, 8*height*width, (height*width) < WIDE};
 }
 
 int64_t partial_bytes(const Schedule& plan, int64_t row_count) {
@@ -3915,18 +3922,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ec148955ad145184, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_277031de8c25486a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ec148955ad145184, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_277031de8c25486a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ec148955ad145184"
+_fusegen_NAMESPACE = "fusegen_277031de8c25486a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -54,6 +54,22 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
         ), shape
 
 
+def test_operands_of_a_quotient_that_changes_within_an_access(tmp_path: Path) -> None:
+    """Those of the channels of a group, whose planes begin and end anywhere in an access, or several times in one."""
+    init = "self.n = nn.GroupNorm(3, 24)\nnn.init.normal_(self.n.weight)\nnn.init.normal_(self.n.bias)"
+    compiled = compile_file(write(tmp_path, "return F.silu(self.n(x))", init, "torch.rand(4, 24, 25, 29)"))
+    (plan,) = steps(compiled, RowStreamPlan)
+    kernel = Kernel(compiled, plan, tmp_path)
+    torch.manual_seed(0)
+    known = operands_of(compiled, plan, {"n.weight": torch.randn(24), "n.bias": torch.randn(24)})
+    for size in [(25, 29), (25, 28), (5, 1), (1, 3), (2, 1), (1, 1), (60, 61)]:
+        for samples in (4, 150):
+            x = torch.randn(samples if size != (60, 61) else 2, 24, *size) + 0.5
+            operands = [known.get(arg.name, x) for arg in plan.args]
+            (y,), (r,) = kernel(operands), interpret.run(kernel.body, [operand.double() for operand in operands], {})
+            torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=2e-5)
+
+
 NORMS = {
     "stream": ("F.instance_norm(x)", lambda n: (2, 1, n)),
     "stream_held": ("F.instance_norm(x)", lambda n: (600, 1, n)),

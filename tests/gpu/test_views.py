@@ -40,7 +40,10 @@ def test_operands_in_another_order(body: str, sizes: tuple[int, ...], tmp_path: 
         "neighbouring channels": "return F.local_response_norm(torch.relu(x), 5)",
         "an even number of them": "return F.local_response_norm(x, 4, 0.1, 0.6)",
         "maxima of rows": "return F.max_pool2d(x.unsqueeze(1), (3, 1), (2, 1), (1, 0)).squeeze(1) + 1",
-        "maxima of padded rows": "return F.max_pool1d(F.pad(x * 2, (1, 1), value=-torch.inf), 3, 2)",
+        "maxima of padded rows": (
+            "y = F.pad(x.unsqueeze(1) * 2, (0, 0, 1, 1), value=-torch.inf)\n"
+            "return F.max_pool2d(y, (3, 1), (2, 1)).squeeze(1)"
+        ),
     }.values(),
 )
 @pytest.mark.parametrize("sizes", [(24, 96, 130), (3, 9, 31), (2, 97, 1024), (0, 96, 130)])
