@@ -11,6 +11,7 @@ from fusegen.dims import Dim, Dims
 from fusegen.errors import GraphError
 from fusegen.ir import (
     AdaptivePoolOp,
+    ArgReduceOp,
     AxisTapSumOp,
     AxisWindowSumOp,
     CatOp,
@@ -80,6 +81,11 @@ def infer_pointwise(op: PointwiseOp, types: Types, declared: TensorType) -> Tens
 def infer_reduce(op: ReduceOp, types: Types, declared: TensorType) -> TensorType:
     _check_axes(op.axes, types[0].rank)
     return TensorType(dtype=types[0].dtype, shape=reduced_shape(types[0].shape, op.axes, op.keepdim))
+
+
+def infer_arg_reduce(op: ArgReduceOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes((op.axis,), types[0].rank)
+    return TensorType(dtype=DType.INT64, shape=reduced_shape(types[0].shape, (op.axis,), op.keepdim))
 
 
 def infer_along(op: SoftmaxOp | ScanOp, types: Types, declared: TensorType) -> TensorType:

@@ -106,6 +106,15 @@ class ReduceOp(Frozen):
     keepdim: bool
 
 
+class ArgReduceOp(Frozen):
+    """Where along ``axis`` the largest or smallest element is, the first of equal ones; NaN is either (int64)."""
+
+    kind: Literal["arg_reduce"] = "arg_reduce"
+    fn: Literal["argmax", "argmin"]
+    axis: int
+    keepdim: bool
+
+
 class ScanOp(Frozen):
     """What a reduction over ``axis`` has come to at every element of it: from the last one on if ``reverse``, without
     the element itself if ``exclusive`` (the first one is 0 or 1).
@@ -382,6 +391,7 @@ Op: TypeAlias = Annotated[
     | ConstOp
     | PointwiseOp
     | ReduceOp
+    | ArgReduceOp
     | ScanOp
     | SoftmaxOp
     | NormalizeOp

@@ -172,6 +172,11 @@ ROWS: dict[str, OpRow] = {
         _torch_reduce,
         lambda op, operands, result: (4 if op.fn == "var" else 1) * math.prod(operands[0]),
     ),
+    "arg_reduce": OpRow(
+        inference.infer_arg_reduce,
+        lambda op, args: f"torch.{op.fn}({args[0]}, dim={op.axis}, keepdim={op.keepdim})",
+        lambda op, operands, result: math.prod(operands[0]),
+    ),
     "scan": OpRow(inference.infer_along, _torch_scan, lambda op, operands, result: math.prod(result)),
     "flip": OpRow(inference.infer_flip, lambda op, args: f"torch.flip({args[0]}, {list(op.axes)})"),
     "softmax": OpRow(

@@ -6,6 +6,7 @@ import textwrap
 
 from fusegen.ir import (
     AdaptivePoolOp,
+    ArgReduceOp,
     AxisTapSumOp,
     AxisWindowSumOp,
     CatOp,
@@ -63,6 +64,8 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "const", [str(value) if times == 1 else f"{times} * ({value})"]
         case PointwiseOp(fn=fn):
             return fn, []
+        case ArgReduceOp(fn=fn, axis=axis, keepdim=keepdim):
+            return fn, [f"axis={axis}", f"keepdim={keepdim}"]
         case ReduceOp(fn=fn, axes=axes, keepdim=keepdim):
             return f"reduce.{fn}", [f"axes={axes}", f"keepdim={keepdim}"]
         case ScanOp(fn=fn, axis=axis):

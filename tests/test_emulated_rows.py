@@ -70,6 +70,30 @@ def test_operands_of_a_quotient_that_changes_within_an_access(tmp_path: Path) ->
             torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=2e-5)
 
 
+PLACES = {
+    "last": ("(x * 2).argmax(-1)", [(20, 10, 4, 62), (20, 10, 3, 46), (40, 10, 4, 700), (3, 10, 4, 5)]),
+    "strided": ("x.abs().argmin(1)", [(8, 40, 29, 4), (3, 77, 5, 3), (2, 1200, 3, 5)]),
+    "strided_of_four": ("x.argmax(0, keepdim=True)", [(9, 20, 7, 20), (70, 4, 4, 12)]),
+    "planes": ("x.flatten(2).argmax(-1)", [(2, 2, 96, 96), (1, 2, 100, 93), (40, 10, 3, 5)]),
+    "all": ("x.sin().argmin()", [(2, 3, 40, 29), (1, 1, 7, 5)]),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_finds_the_first_extreme(name: str, tmp_path: Path) -> None:
+    """Of equal elements, which there are many of, the first; of all NaN the first."""
+    body, shapes = PLACES[name]
+    compiled = compile_file(write(tmp_path, f"return {body}", inputs=f"torch.rand{shapes[0]}"))
+    (plan,) = steps(compiled, RowStreamPlan)
+    kernel = Kernel(compiled, plan, tmp_path)
+    torch.manual_seed(0)
+    for shape, special in product(shapes, (0.0, torch.inf, -torch.inf, torch.nan)):
+        x = torch.randint(-3, 4, shape) / 2
+        x[torch.rand(shape) < 0.01] = special
+        (y,), (r,) = kernel([x]), interpret.run(kernel.body, [x], {})
+        assert torch.equal(y, r), (shape, special)
+
+
 NORMS = {
     "stream": ("F.instance_norm(x)", lambda n: (2, 1, n)),
     "stream_held": ("F.instance_norm(x)", lambda n: (600, 1, n)),

@@ -46,6 +46,8 @@ def test_spellings_of_a_mean_are_one_op(body: str, tmp_path: Path) -> None:
         ("return torch.logsumexp(x, 1)", ["logsumexp"]),
         ("return torch.max(x, dim=1)[0]", ["max"]),
         ("return x.max(1).values.unsqueeze(0)", ["max", "reshape"]),
+        ("return x.min(1)[1]", ["argmin"]),
+        ("return torch.argmax(x)", ["reshape", "argmax"]),
         ("return F.gelu(x, approximate='tanh')", ["gelu_tanh"]),
         ("y = x + 1\ny += x\nreturn F.relu(y, inplace=True)", ["add", "add", "relu"]),
         ("return x.flatten(1).softmax(-1)", ["reshape", "softmax"]),
@@ -64,7 +66,7 @@ def test_ops(body: str, expected: list[str], tmp_path: Path) -> None:
 
 
 def test_unknown_ops_become_eager_nodes_that_run(tmp_path: Path) -> None:
-    path = write(tmp_path, "v, i = x.max(1)\nreturn torch.logcumsumexp(v, 1) * 2, i, x.view(x.size(0), -1).tril()")
+    path = write(tmp_path, "v, i = x.sort(1)\nreturn torch.logcumsumexp(v, 1) * 2, i, x.view(x.size(0), -1).tril()")
     graph = traced(path).graph
     assert sum(isinstance(n.op, EagerOp) for n in graph.nodes) == 3
     x = torch.rand(2, 3, 5, 4)

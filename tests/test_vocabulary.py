@@ -84,6 +84,14 @@ SPELLINGS = {
         torch.fliplr(x) + torch.flipud(x)
         x.flip(3).cumsum(3).flip(3)
     """,
+    "places of extremes": """
+        x.argmax(1)
+        torch.argmin(x, dim=-1, keepdim=True)
+        x.argmax()
+        torch.argmin(x, keepdim=True)
+        x.max(2)[1]
+        torch.min(x, 0, keepdim=True).indices
+    """,
     "bounds": """
         torch.max(x, torch.tensor(0.5))
         torch.maximum(x, x * 2)

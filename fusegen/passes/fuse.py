@@ -14,6 +14,7 @@ from fusegen import ops
 from fusegen.costs import before_products, boxes, contractions, direct
 from fusegen.ir import (
     AdaptivePoolOp,
+    ArgReduceOp,
     AxisTapSumOp,
     AxisWindowSumOp,
     ConvOp,
@@ -70,8 +71,8 @@ Template = Literal[
 ]
 _POOLS = (PoolOp, AdaptivePoolOp)
 _AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
-_JOINABLE = (PointwiseOp, ReduceOp, ScanOp, SoftmaxOp, *viewspace.VIEWS, *_POOLS)
-_SMALL = (PointwiseOp, ReduceOp, ReshapeOp)
+_JOINABLE = (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *viewspace.VIEWS, *_POOLS)
+_SMALL = (PointwiseOp, ReduceOp, ArgReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
 _SHARED = "it is read outside the kernel too"
 _OTHER = "what it reduces over positions is no elementwise work after the convolution alone"
@@ -100,6 +101,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return "a kernel stores its results in its own order"
         template = _template(body)
         rows = template.startswith("row") or template == "scan"
+        if template != "row_stream" and any(isinstance(node.op, ArgReduceOp) for node in body.nodes):
+            return "kernels of rows alone find where an extreme is"
         if template != "pointwise" and not rows and (reason := unreadable(body)):
             return reason
         if template == "pool":
@@ -124,7 +127,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         return str(error)
     if rows and (reason := unreadable(body, "" if pooled else space.source)):
         return reason
-    if rows and any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
+    results = [body.node(name) for name in body.outputs if not isinstance(body.node(name).op, ArgReduceOp)]
+    if rows and any(result.type.dtype is not DType.FLOAT32 for result in results):
         return "its result is no float32 tensor"
     if pooled and (reason := poolrows.refusal(body, machine)):
         return reason
@@ -198,7 +202,7 @@ def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str
 
     The library adds a bias to a convolution in a pass of its own, and so takes none; to a product it does at once.
     """
-    heads = (ConvOp, MatmulOp, ReduceOp, ScanOp, SoftmaxOp, *_POOLS)
+    heads = (ConvOp, MatmulOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *_POOLS)
     if not viewspace.takes(grouping.body(group)[0]):
         return None
     pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
@@ -307,7 +311,8 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
             unit.add(producer.name)
             pending.extend(name for name in producer.inputs if name not in group.members)
         else:
-            related = any(name in group.members for name in node.inputs) or isinstance(node.op, ReduceOp)
+            reduces = isinstance(node.op, (ReduceOp, ArgReduceOp))
+            related = any(name in group.members for name in node.inputs) or reduces
             candidate = group.plus(unit)
             if related and _refusal(grouping, candidate, machine) is None and not grouping.is_cyclic(candidate):
                 space = poolrows.rows(grouping.body(candidate)[0])
@@ -347,7 +352,8 @@ def _template(body: Graph) -> Template:
     if not space.row_axes:
         return "pointwise"
     many = sum(space.is_element(name) for name in body.outputs) > 1
-    return "row_reduce" if space.on_chip and not many else "row_stream"
+    indices = any(isinstance(node.op, ArgReduceOp) for node in body.nodes)
+    return "row_reduce" if space.on_chip and not many and not indices else "row_stream"
 
 
 def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from fusegen import dims
 from fusegen.ir import (
+    ArgReduceOp,
     ConstOp,
     ExpandOp,
     Graph,
@@ -157,7 +158,7 @@ class Grouping:
             if isinstance(op, ReshapeOp):
                 if user in self.results or not self._fusable_readers(user):
                     return False
-            elif not isinstance(op, (PointwiseOp, ReduceOp, ScanOp, SoftmaxOp)):
+            elif not isinstance(op, (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp)):
                 return False
         return True
 

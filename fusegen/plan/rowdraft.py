@@ -9,7 +9,7 @@ from typing import Literal
 from fusegen.dims import Dim
 from fusegen.ir import ScanOp
 
-Reduced = Literal["sum", "max", "min", "prod", "var", "exponentials"]
+Reduced = Literal["sum", "max", "min", "prod", "var", "exponentials", "argmax", "argmin"]
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,9 @@ class Statement(Frozen):
 class Reduction(Frozen):
     """``name = fn over the row of value``; ``value`` is C++ text in element scope.
 
-    Two results have ``exponentials``: the maximum, and in ``second`` the sum of exp(value - maximum); and ``var``: the
-    variance, and in ``second`` the mean. Of that, ``rest`` is what rounding it to a float took away.
+    Two results have ``exponentials``: the maximum, and in ``second`` the sum of exp(value - maximum); ``var``: the
+    variance, and in ``second`` the mean; and ``argmax``: the maximum, and in ``second`` its place along the row (an
+    int), ``argmin`` likewise. Of a mean, ``rest`` is what rounding it to a float took away.
 
     Where several blocks share a row: a ``partial`` result covers the block's own elements only, and a
     sum of exponentials with a ``shift`` (a partial maximum, subtracted in each block) is brought to
@@ -112,7 +113,7 @@ class Reduction(Frozen):
     """
 
     name: str
-    fn: Literal["sum", "max", "min", "prod", "var", "exponentials"]
+    fn: Literal["sum", "max", "min", "prod", "var", "exponentials", "argmax", "argmin"]
     value: str
     comment: str
     second: str = ""

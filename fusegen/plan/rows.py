@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from fusegen import dims
 from fusegen.ir import (
+    ArgReduceOp,
     ConstOp,
     DType,
     ExpandOp,
@@ -257,6 +258,10 @@ class RowLowering(RowIndices):
                 self.helpers.add(f"nan_{op.fn}")
             self.values[node.name] = self.reduce(op.fn, x, comment)
 
+    def arg_reduction(self, node: Node, fn: Literal["argmax", "argmin"]) -> None:
+        """Where in the row an extreme is: for templates that know the place of an element."""
+        raise AssertionError(f"{node.name}: row_stream finds it")
+
     def scan(self, node: Node, op: ScanOp) -> None:
         operand = self.values[node.inputs[0]]
         value = Value(f"s{len(self.drafts)}", True, operand.phase + 1)
@@ -299,6 +304,8 @@ class RowLowering(RowIndices):
                     self.softmax(node, log)
                 case ReduceOp() as op:
                     self.reduction(node, op)
+                case ArgReduceOp(fn=fn):
+                    self.arg_reduction(node, fn)
                 case ScanOp() as op:
                     self.scan(node, op)
                 case SliceOp() as op:

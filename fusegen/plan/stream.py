@@ -20,6 +20,7 @@ from fusegen.plan.rows import MemoryLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 
+_Pair = Literal["var", "exponentials", "argmax", "argmin"]
 _ALONE = 4
 """Elements of a row for each of a warp's threads; more threads share a row of more than"""
 _EACH, _THREADS = 16, 512
@@ -63,14 +64,19 @@ class StreamLowering(MemoryLowering):
         self.special += 1
         return self.pair("exponentials", x, comment)
 
-    def drafted(self, fn: Literal["var", "exponentials"], x: Value, comment: str) -> DraftReduction:
+    def arg_reduction(self, node: Node, fn: Literal["argmax", "argmin"]) -> None:
+        self.helpers.add(f"is_{fn}")
+        x = self.values[node.inputs[0]]
+        self.values[node.name] = self.pair(fn, x, format_node(node))[1]
+
+    def drafted(self, fn: _Pair, x: Value, comment: str) -> DraftReduction:
         """A reduction with several results."""
         first = self.reduce(fn, x, comment)
         draft = next(d for d in self.drafts if d.value is first)
         assert isinstance(draft, DraftReduction)
         return draft
 
-    def pair(self, fn: Literal["var", "exponentials"], x: Value, comment: str) -> tuple[Value, Value]:
+    def pair(self, fn: _Pair, x: Value, comment: str) -> tuple[Value, Value]:
         """Two results of one reduction."""
         draft = self.drafted(fn, x, comment)
         draft.second = draft.second or Value(f"{draft.value.name}s", False, draft.value.phase)
@@ -217,7 +223,8 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
     kept = tuple(o.name for o in rows.operands if o.vector == "source" and o.name in again)
     operands = sum(operand.vector == "source" for operand in rows.operands)
     stored = any(store.per_element for store in rows.stores)
-    contiguous = inner == middle == 1 and not region.pooled and not double
+    places = any(reduction.fn.startswith("arg") for phase in rows.phases for reduction in phase.reductions)
+    contiguous = inner == middle == 1 and not region.pooled and not double and not places
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),

@@ -19,6 +19,7 @@ from fusegen import dims, ops
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     AdaptivePoolOp,
+    ArgReduceOp,
     CatOp,
     ConvOp,
     ExpandOp,
@@ -68,6 +69,9 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             return broadcast()
         case SoftmaxOp() | ScanOp() | FlipOp():
             return along(range(node.type.rank))
+        case ArgReduceOp(axis=axis, keepdim=keepdim):
+            kept = [own for own in range(operands[0].type.rank) if own != axis]
+            return (pair(operands[0], own, node, own if keepdim else i) for i, own in enumerate(kept))
         case ReduceOp(axes=axes, keepdim=keepdim):
             rank = operands[0].type.rank
             kept = [axis for axis in range(rank) if axis not in axes]

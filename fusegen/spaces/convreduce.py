@@ -68,7 +68,11 @@ def folds(functions: Iterable[PositionFn]) -> tuple[Fold, ...]:
     kinds = set(functions)
     if has_moments(kinds) or has_exponentials(kinds):
         return ()
-    wanted: dict[Fold, bool] = {"sum": not kinds.isdisjoint(("mean", "sum")), "max": "max" in kinds, "min": "min" in kinds}
+    wanted: dict[Fold, bool] = {
+        "sum": not kinds.isdisjoint(("mean", "sum")),
+        "max": "max" in kinds,
+        "min": "min" in kinds,
+    }
     return tuple(fold for fold, needed in wanted.items() if needed)
 
 

@@ -16,6 +16,7 @@ from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     HALVES,
+    ArgReduceOp,
     ConstOp,
     ConvOp,
     DType,
@@ -216,7 +217,8 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
         row_axes.update(run)
 
     for node in body.nodes:
-        if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *HALVES):
+        index = isinstance(node.op, ArgReduceOp)
+        if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *HALVES) and not index:
             raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
         if node.type.dtype in HALVES and isinstance(node.op, (ReduceOp, SoftmaxOp, WindowSumOp, ConvOp)):
             raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels reduce in float32")
@@ -238,6 +240,13 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
                 reduce_over(node, [first[axis] for axis in reduced])
                 left = [() if i in reduced else base for i, base in enumerate(first) if keepdim or i not in reduced]
                 axes[node.name] = tuple(left)
+            case ArgReduceOp(axis=axis, keepdim=keepdim):
+                if first[axis] != tuple(sorted(first[axis])):
+                    raise NotFusable(f"{node.name} counts in another order than the data lies in")
+                reduce_over(node, [first[axis]])
+                axes[node.name] = tuple(
+                    () if i == axis else base for i, base in enumerate(first) if keepdim or i != axis
+                )
             case SoftmaxOp(axis=axis) | ScanOp(axis=axis):
                 reduce_over(node, [first[axis]])
                 axes[node.name] = first

@@ -54,6 +54,10 @@ def _defined(text: str) -> set[str]:
     return set(re.findall(r"^(?:[\w\[\]:&*<>,]+ )+(\w+)\(", text, re.M))
 
 
+def _unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, torch.nan if dtype.is_floating_point else -1, dtype=dtype)
+
+
 def rounded(value: torch.Tensor) -> torch.Tensor:
     """To TF32: to nearest, ties away from zero."""
     bits = (value.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF
@@ -85,7 +89,7 @@ class Kernel:
         shapes = [tuple(dims.evaluate(size, sizes) for size in output.shape) for output in self.plan.outputs]
         own = dict(zip((arg.name for arg in self.plan.args), operands, strict=True))
         results = [
-            own[output.into] if output.into else torch.full(shape, torch.nan)
+            own[output.into] if output.into else _unwritten(shape, getattr(torch, output.dtype.value))
             for output, shape in zip(self.plan.outputs, shapes, strict=True)
         ]
         tensors = [*operands, *results]

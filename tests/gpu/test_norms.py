@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,33 @@ def test_rows_that_begin_anywhere(tmp_path: Path) -> None:
     for shape in ((4, 8, 6, 5), (40, 8, 64, 63), (2, 8, 512, 512)):
         x = torch.randn(torch.Size(shape).numel() + 1, device="cuda")[1:].view(shape)
         _agrees(reference, generated, x)
+
+
+PLACES = {
+    "rows": (
+        "(x * 2).argmax(-1)",
+        (24, 96, 130),
+        [(3, 9, 130), (2, 5, 4099), (1, 1, 300001), (70, 96, 16), (4000, 3, 62)],
+    ),
+    "columns": ("x.abs().argmin(1)", (24, 96, 130), [(3, 9, 130), (2, 5000, 3), (1, 40000, 4), (24, 97, 132)]),
+    "samples": ("torch.min(x - 1, 0, keepdim=True)", (24, 96, 130), [(3000, 3, 130), (70001, 2, 4)]),
+    "planes": ("torch.max(x.flatten(1), 1)", (24, 96, 130), [(3, 999, 131), (1, 1, 2)]),
+    "all": ("x.argmax(), (x * 0.5).argmin(keepdim=True)", (24, 96, 130), [(300, 96, 131), (1, 2, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_first_extreme(name: str, tmp_path: Path) -> None:
+    """Of many equal elements, and of NaN, the first, as in eager."""
+    body, shape, others = PLACES[name]
+    _, reference, generated = built(write(tmp_path, f"return {body}", "", f"torch.rand{shape}"))
+    for size, special in itertools.product((shape, *others), (0.0, torch.inf, torch.nan)):
+        x = torch.randint(-4, 5, size, device="cuda") / 2
+        x[torch.rand(size, device="cuda") < 0.001] = special
+        with torch.no_grad():
+            found, expected = generated(x), reference(x)
+        for y, r in zip(*(v if isinstance(v, tuple) else (v,) for v in (found, expected)), strict=True):
+            torch.testing.assert_close(y, r, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from fusegen.ir import ConvOp, DType, PadOp, ReduceOp, ReshapeOp, ScanOp, SoftmaxOp
+from fusegen import dims
+from fusegen.ir import ArgReduceOp, ConvOp, DType, PadOp, ReduceOp, ReshapeOp, ScanOp, SoftmaxOp
 from fusegen.trace.aten import elementwise, norms, pools, products, shapes  # noqa: F401  (they register their importers)
 from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
 
@@ -84,14 +85,40 @@ IMPORTERS["cumprod.default"] = partial(_scan, fn="prod")
 _REDUCTIONS: dict[_Reduction, tuple[str, ...]] = {
     "sum": ("sum.default", "sum.dim_IntList"),
     "mean": ("mean.default", "mean.dim"),
-    # max.dim and min.dim: the values; ``convert`` imports them only when nothing reads the indices.
-    "max": ("max.default", "amax.default", "max.dim"),
-    "min": ("min.default", "amin.default", "min.dim"),
+    "max": ("max.default", "amax.default"),
+    "min": ("min.default", "amin.default"),
     "prod": ("prod.default", "prod.dim_int"),
     "logsumexp": ("logsumexp.default",),
 }
 for _fn, _overloads in _REDUCTIONS.items():
     IMPORTERS.update(dict.fromkeys(_overloads, partial(_reduce, fn=_fn)))
+
+
+_Place: TypeAlias = Literal["argmax", "argmin"]
+
+
+def _arg_reduce(call: Call, fn: _Place) -> Value | None:
+    x = call["self"]
+    if x.type.dtype is not DType.FLOAT32 or x.type.rank == 0:
+        return None
+    keepdim, dim = bool(call.args.get("keepdim")), call.args.get("dim")
+    if dim is not None:
+        return call.build.add(ArgReduceOp(fn=fn, axis=dim % x.type.rank, keepdim=keepdim), x)
+    flat = call.build.add(ReshapeOp(shape=(dims.product(x.type.shape),)), x)  # where among all elements
+    found = call.build.add(ArgReduceOp(fn=fn, axis=0, keepdim=False), flat)
+    return call.build.add(ReshapeOp(shape=call.result.shape), found) if keepdim else found
+
+
+def _extreme(call: Call, fn: _Reduction, place: _Place) -> Imported:
+    """The values, and where they are."""
+    value = _reduce(call, fn)
+    return value and (value, _arg_reduce(call, place))
+
+
+IMPORTERS["argmax.default"] = partial(_arg_reduce, fn="argmax")
+IMPORTERS["argmin.default"] = partial(_arg_reduce, fn="argmin")
+IMPORTERS["max.dim"] = partial(_extreme, fn="max", place="argmax")
+IMPORTERS["min.dim"] = partial(_extreme, fn="min", place="argmin")
 
 
 @register("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default")
