@@ -65,7 +65,7 @@ class StreamLowering(MemoryLowering):
         return self.pair("exponentials", x, comment)
 
     def arg_reduction(self, node: Node, fn: Literal["argmax", "argmin"]) -> None:
-        self.helpers.add(f"is_{fn}")
+        self.helpers |= {f"is_{fn}", f"later_{fn}", f"nan_{fn.removeprefix('arg')}"}
         x = self.values[node.inputs[0]]
         self.values[node.name] = self.pair(fn, x, format_node(node))[1]
 
@@ -223,8 +223,7 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
     kept = tuple(o.name for o in rows.operands if o.vector == "source" and o.name in again)
     operands = sum(operand.vector == "source" for operand in rows.operands)
     stored = any(store.per_element for store in rows.stores)
-    places = any(reduction.fn.startswith("arg") for phase in rows.phases for reduction in phase.reductions)
-    contiguous = inner == middle == 1 and not region.pooled and not double and not places
+    contiguous = inner == middle == 1 and not region.pooled and not double
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),
