@@ -84,6 +84,20 @@ SPELLINGS = {
         torch.fliplr(x) + torch.flipud(x)
         x.flip(3).cumsum(3).flip(3)
     """,
+    "vector norms": """
+        x.norm()
+        x.norm(p=1, dim=1)
+        x.norm(p=3, dim=1)
+        torch.norm(x, dim=(1, 2), keepdim=True)
+        torch.norm(x, float('inf'), dim=2)
+        torch.linalg.vector_norm(x, ord=2.5, dim=(1, 2))
+        torch.linalg.vector_norm(x, ord=-1, dim=1, keepdim=True)
+        torch.linalg.matrix_norm(x)
+        torch.linalg.norm(x)
+        torch.linalg.norm(x, dim=(1, 2))
+        F.normalize(x, p=3, dim=1)
+        F.normalize(x)
+    """,
     "places of extremes": """
         x.argmax(1)
         torch.argmin(x, dim=-1, keepdim=True)

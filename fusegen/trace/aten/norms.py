@@ -181,11 +181,16 @@ for _fn, _root in (("var", False), ("std", True)):
         IMPORTERS[f"{_fn}_mean.{_overload}"] = partial(_var_mean, root=_root)
 
 
-@register("linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.Scalar", "linalg_norm.default")
+_VECTOR_NORMS = ("linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.Scalar", "linalg_norm.default")
+
+
+@register(*_VECTOR_NORMS, "linalg_matrix_norm.str_ord")
 def _vector_norm(call: Call) -> Imported:
+    """Those of vectors, and of matrices the Frobenius norm, which is that of all elements."""
     x, order = call["self"], call.args.get("ord", call.args.get("p", 2))
-    order = 2 if order is None else order
-    of_matrix = call["fn"] == "linalg_norm" and x.type.rank != 1 and len(call.args.get("dim") or ()) != 1
+    order = 2 if order in (None, "fro") else order
+    as_matrix = call["fn"] == "linalg_norm" and x.type.rank != 1 and len(call.args.get("dim") or ()) != 1
+    of_matrix = isinstance(order, str) or (as_matrix and call.args.get("ord") is not None)
     if of_matrix or call.args.get("dtype") is not None or x.type.dtype not in _WIDE or x.type.rank == 0:
         return None
     axes, keepdim = axes_of(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
@@ -197,7 +202,13 @@ def _vector_norm(call: Call) -> Imported:
         return reduce("sum", size)
     if math.isinf(order):
         return reduce("max" if order > 0 else "min", size)
-    return None
+    if order == 0:
+        return None
+    cube = order == 3
+    power = (
+        pointwise(call, "mul", pointwise(call, "square", size), size) if cube else pointwise(call, "pow", size, order)
+    )
+    return pointwise(call, "pow", reduce("sum", power), 1 / order)
 
 
 @register("aminmax.default")
