@@ -58,6 +58,8 @@ def test_what_shares_a_kernel_with_a_depthwise_convolution(body: str, expected: 
     ("init", "x", "expected"),
     [
         ("nn.Conv1d(64, 16, 1, stride=2)", "torch.empty(128, 64, 16384)", True),
+        ("nn.ConvTranspose3d(3, 16, 2, stride=2)", "torch.empty(64, 3, 16, 32, 32)", True),
+        ("nn.ConvTranspose3d(3, 8, 3, stride=2, padding=1)", "torch.empty(64, 3, 16, 32, 32)", False),  # idle phases
         ("nn.Conv2d(32, 16, 3, padding=1)", "torch.empty(64, 32, 64, 64)", False),  # it would wait for its products
         ("nn.Conv1d(64, 24, 1, stride=2)", "torch.empty(128, 64, 16384)", False),  # no tile has so many outputs
     ],

@@ -23,6 +23,9 @@ from fusegen.tuning import kernel_or_library
 
 _BANDWIDTH, _FLOPS = 0.75, 0.33
 """Shares of a machine's rates that the kernel reaches."""
+_PHASED_MOVED, _PHASED_WORK, _IDLE = 1.1, 1.3, 1.5
+"""Of channels whose threads have results of one phase each: what the traffic takes, and the products, whose weights
+are loaded one by one; times over for each axis some phases of which have fewer taps, for which a warp's lanes wait."""
 _FEW_SECONDS = 5e-6
 """Of the arithmetic of a convolution of a single group."""
 _ALTERNATIVE = 0.85
@@ -175,7 +178,19 @@ def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
 def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> float:
     """Expected time of the kernel at the traced sizes, with so many operations ``before`` the products."""
     work = _work_seconds(body, conv, machine) + 2 * before / (_FLOPS * machine.flops)
-    return max(_moved_seconds(body, conv, machine), work) + machine.launch
+    moved, idle = _moved_seconds(body, conv, machine), _idle_phases(body, conv)
+    if idle is None:
+        return max(moved, work) + machine.launch
+    return (_PHASED_MOVED * moved + _PHASED_WORK * work) * _IDLE**idle + machine.launch
+
+
+def _idle_phases(body: Graph, conv: Node) -> int | None:
+    """Axes some phases of which have fewer taps than others; None where threads have several phases, or few channels."""
+    tile, work = region_tiles(body, conv)[0], _work(body, conv)
+    if not any(tile.phased) or work.op.groups > 1 or tile.outputs < contractions.LEAST_OUTPUTS:
+        return None
+    alongs = along_axes(work.op, work.kernel, tile.phased[3 - work.op.rank :])
+    return sum(along.phased and along.kernel % along.gap > 0 for along in alongs)
 
 
 def _moved_seconds(body: Graph, conv: Node, machine: Machine) -> float:
