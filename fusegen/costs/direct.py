@@ -185,12 +185,16 @@ def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> f
 
 
 def _idle_phases(body: Graph, conv: Node) -> int | None:
-    """Axes some phases of which have fewer taps than others; None where threads have several phases, or few channels."""
+    """Axes some phases of which have fewer taps than others.
+
+    None where threads have several phases, or few channels, or no phase has several taps.
+    """
     tile, work = region_tiles(body, conv)[0], _work(body, conv)
-    if not any(tile.phased) or work.op.groups > 1 or tile.outputs < contractions.LEAST_OUTPUTS:
+    if work.op.groups > 1 or tile.outputs < contractions.LEAST_OUTPUTS:
         return None
     alongs = along_axes(work.op, work.kernel, tile.phased[3 - work.op.rank :])
-    return sum(along.phased and along.kernel % along.gap > 0 for along in alongs)
+    several = [along for along in alongs if along.phased and along.kernel > along.gap]
+    return sum(along.kernel % along.gap > 0 for along in several) if several else None
 
 
 def _moved_seconds(body: Graph, conv: Node, machine: Machine) -> float:
