@@ -8,15 +8,11 @@ where computing it again costs no more traffic than reading it; or as a further 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from fusegen import ops
-from fusegen.costs import before_products, boxes, contractions, direct
+from fusegen.costs import before_products, contractions, direct
 from fusegen.ir import (
-    AdaptivePoolOp,
     ArgReduceOp,
-    AxisTapSumOp,
-    AxisWindowSumOp,
     ConvOp,
     DType,
     GetItemOp,
@@ -41,11 +37,9 @@ from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, unreadable, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
+from fusegen.passes.templates import AXIS_SUMS, POOLS, template_of
 from fusegen.spaces import (
-    channels,
     convpool,
-    convreduce,
-    convsweep,
     poolrows,
     poolspace,
     prologue,
@@ -54,24 +48,7 @@ from fusegen.spaces import (
 )
 from fusegen.spaces.rowspace import NotFusable, analyze
 
-Template = Literal[
-    "window_sum",
-    "axis_sum",
-    "contraction",
-    "conv_boxes",
-    "conv_direct",
-    "conv_sweep",
-    "conv_pool",
-    "conv_reduce",
-    "pool",
-    "row_reduce",
-    "row_stream",
-    "scan",
-    "pointwise",
-]
-_POOLS = (PoolOp, AdaptivePoolOp)
-_AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
-_JOINABLE = (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *viewspace.VIEWS, *_POOLS)
+_JOINABLE = (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *viewspace.VIEWS, *POOLS)
 _SMALL = (PointwiseOp, ReduceOp, ArgReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
 _SHARED = "it is read outside the kernel too"
@@ -99,7 +76,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
             return viewspace.refusal(body)
         if any(isinstance(body.node(name).op, viewspace.STRIDED) for name in body.outputs):
             return "a kernel stores its results in its own order"
-        template = _template(body)
+        template = template_of(body)
         rows = template.startswith("row") or template == "scan"
         if template != "row_stream" and any(isinstance(node.op, ArgReduceOp) for node in body.nodes):
             return "kernels of rows alone find where an extreme is"
@@ -202,7 +179,7 @@ def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str
 
     The library adds a bias to a convolution in a pass of its own, and so takes none; to a product it does at once.
     """
-    heads = (ConvOp, MatmulOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *_POOLS)
+    heads = (ConvOp, MatmulOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *POOLS)
     if not viewspace.takes(grouping.body(group)[0]):
         return None
     pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
@@ -246,7 +223,7 @@ def _computed_once(grouping: Grouping, group: Group, node: Node, free: set[str],
         return None
     if set(grouping.users[node.name]) <= group.owned:
         body, _ = grouping.body(group)
-        space = poolrows.rows(body) if _template(body) == "row_stream" else None
+        space = poolrows.rows(body) if template_of(body) == "row_stream" else None
         if space is None or not any(space.is_element(name) for name in body.outputs):
             return None
     taken = _refusal(grouping, Group(frozenset(chain | {head})), machine) is None
@@ -291,7 +268,7 @@ def _up_to_data(grouping: Grouping, unit: set[str], free: set[str]) -> set[str]:
 def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) -> Group:
     """``group`` with the row values that follow from it or from its data: running statistics, a second mean."""
     body, operands = grouping.body(group)
-    if not _template(body).startswith("row"):
+    if not template_of(body).startswith("row"):
         return group
     for node in grouping.graph.nodes:
         if node.name in group.members or node.name not in free or not isinstance(node.op, _SMALL):
@@ -321,44 +298,9 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
     return group
 
 
-def _template(body: Graph) -> Template:
-    if scanspace.takes(body):
-        return "scan"
-    if any(isinstance(node.op, WindowSumOp) for node in body.nodes):
-        return "window_sum"
-    if any(isinstance(node.op, _AXIS_SUMS) for node in body.nodes):
-        return "axis_sum"
-    pools = any(isinstance(node.op, _POOLS) for node in body.nodes)
-    conv = next((node for node in body.nodes if isinstance(node.op, ConvOp)), None)
-    if conv and boxes.is_over_boxes(body, conv):
-        return "conv_boxes"
-    if pools and conv:
-        return "conv_pool"
-    if channels.rows(body):
-        return "contraction"
-    if conv and any(convreduce.is_over_positions(body, node, conv) for node in body.nodes):
-        return "conv_reduce"
-    if conv and convsweep.reduction(body, conv):
-        return "conv_sweep"
-    if any(direct.takes(body, node) for node in body.nodes):
-        return "conv_direct"
-    if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):
-        return "contraction"
-    if pools and not poolrows.takes(body):
-        return "pool"
-    if viewspace.takes(body):
-        return "pointwise"
-    space = poolrows.rows(body)
-    if not space.row_axes:
-        return "pointwise"
-    many = sum(space.is_element(name) for name in body.outputs) > 1
-    indices = any(isinstance(node.op, ArgReduceOp) for node in body.nodes)
-    return "row_reduce" if space.on_chip and not many and not indices else "row_stream"
-
-
 def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
     """The region node in place of the group that ends in ``node``, and a node for each of several results."""
-    op = RegionOp(template=_template(body), body=body)
+    op = RegionOp(template=template_of(body), body=body)
     outputs = [body.node(name) for name in body.outputs]
     if len(outputs) == 1:
         return [outputs[0].replace(op=op, inputs=operands)]
@@ -380,7 +322,7 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     free = {node.name for node in graph.nodes if not ops.is_leaf(node.op) and not _is_part_of_parameter(graph, node)}
     grouping = Grouping(graph)
     refused: dict[str, str] = {}
-    for kind in _AXIS_SUMS:
+    for kind in AXIS_SUMS:
         for node in graph.nodes:
             if isinstance(node.op, kind) and node.name in free:
                 sums = axis_sums(grouping, node, free)

@@ -402,25 +402,3 @@ class RowLowering(RowIndices):
             helpers=tuple(sorted(self.helpers)),
             special=self.special,
         )
-
-
-class MemoryLowering(RowLowering):
-    """Phases read the elements that they need from memory, or from where the template keeps operands."""
-
-    def data(self, node: Node) -> Value:
-        return self.operand(node, self.space.axes[node.name])
-
-    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
-        if tuple(order) == self.space.base_axes(self.space.source):
-            return "source"
-        return "row" if index == "l" else ""
-
-    def behind(self, needed: list[Value]) -> tuple[tuple[str, ...], tuple[Statement, ...]]:
-        """Names of operands, and element statements, that the values ``needed`` follow from: of whichever phase."""
-        needed, elements = list(needed), list[Draft]()
-        for draft in reversed(self.drafts):
-            if isinstance(draft, Draft) and draft.value.element and any(draft.value is value for value in needed):
-                elements.insert(0, draft)
-                needed += draft.operands
-        loads = dict.fromkeys(value.name for value in needed if value.element and value.literal is not None)
-        return tuple(loads), tuple(map(self.text_of, elements))

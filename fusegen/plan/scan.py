@@ -8,7 +8,7 @@ from fusegen.plan.details import ScanPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftScan, Style, Value
 from fusegen.plan.rowprogram import Phase, Scan
-from fusegen.plan.rows import MemoryLowering
+from fusegen.plan.stream import MemoryLowering
 from fusegen.plan.types import KernelPlan
 
 _HELD = 48

@@ -15,8 +15,8 @@ from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import HeldRows, RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftReduction, Style, Value, factor
-from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram
-from fusegen.plan.rows import MemoryLowering
+from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
+from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
 
@@ -31,6 +31,28 @@ _SUMMED = 8
 """Those that are on their way where a row is read once; of two rows at least."""
 _MANY_ROWS = 512
 """Fewer rows are given a block each, or a cluster."""
+
+
+class MemoryLowering(RowLowering):
+    """Phases read the elements that they need from memory, or from where the template keeps operands."""
+
+    def data(self, node: Node) -> Value:
+        return self.operand(node, self.space.axes[node.name])
+
+    def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
+        if tuple(order) == self.space.base_axes(self.space.source):
+            return "source"
+        return "row" if index == "l" else ""
+
+    def behind(self, needed: list[Value]) -> tuple[tuple[str, ...], tuple[Statement, ...]]:
+        """Names of operands, and element statements, that the values ``needed`` follow from: of whichever phase."""
+        needed, elements = list(needed), list[Draft]()
+        for draft in reversed(self.drafts):
+            if isinstance(draft, Draft) and draft.value.element and any(draft.value is value for value in needed):
+                elements.insert(0, draft)
+                needed += draft.operands
+        loads = dict.fromkeys(value.name for value in needed if value.element and value.literal is not None)
+        return tuple(loads), tuple(map(self.text_of, elements))
 
 
 @dataclass
