@@ -3458,6 +3458,7 @@ __device__ __forceinline__ void sweep_1(const Args& args, const Place<VEC, PARTS
             const Position step = k + u * PARTS;
             if (CHECKED && step >= steps) continue;
             const Slot slot = at.slot(args, SOURCE == AGAIN ? end - 1 - step : begin + step);
+            if (CHECKED && P::RAGGED && slot.from >= slot.to) continue;   // nothing of it is the row's
             const int64_t q0_first = args.by_q0.quotient(static_cast<unsigned int>(slot.l + slot.from));
             // The element of the slot with which the next quotient begins.
             [[maybe_unused]] const int q0_turn = P::RAGGED ? static_cast<int>((q0_first + 1) * args.by_q0.divisor - slot.l) : P::WIDTH;
@@ -3922,18 +3923,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_277031de8c25486a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_673b39424b5b6b34, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_277031de8c25486a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_673b39424b5b6b34, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_277031de8c25486a"
+_fusegen_NAMESPACE = "fusegen_673b39424b5b6b34"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
