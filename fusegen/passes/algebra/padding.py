@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from fusegen import dims, interpret
-from fusegen.ir import ConstOp, Graph, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
+from fusegen.ir import ConstOp, ConvOp, Graph, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
 from fusegen.passes.algebra.collapse import LINEAR, reduction
 from fusegen.passes.algebra.pools import is_plain
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
@@ -110,9 +110,14 @@ def _function_before_padding(m: Match) -> Node:
 
 
 def _pools_padding(m: Match) -> str | None:
-    """As much on either side of the axes that are pooled, of what adds nothing, and no window of padding alone."""
+    """As much on either side of the axes that are pooled, of what adds nothing, and no window of padding alone.
+
+    Box means of a padded input that a convolution reads (``boxes.py``) stay as they are: its kernel knows them so.
+    """
     pool, pad = m.root.op, _padding(m)
     assert isinstance(pool, PoolOp)
+    if any(isinstance(m.graph.node(name).op, ConvOp) for name in m.graph.users()[m.root.name]):
+        return ""
     planes = m.root.type.rank - pool.rank
     adds_nothing = pad.value == (0 if pool.fn == "mean" else -math.inf)
     fits = all(2 * n <= kernel for n, kernel in zip(pad.before[planes:], pool.kernel, strict=True))
