@@ -58,6 +58,8 @@ def test_its_results_are_never_written(body: str, fn: str, tmp_path: Path) -> No
         ("y = F.gelu(self.c(x))\nreturn y - y.mean((2, 3), keepdim=True)", 64),
         ("return F.gelu(self.c(x)).mean(3)", 64),
         ("y = F.gelu(self.c(x))\nreturn y.logsumexp((2, 3)) - y.mean((2, 3))", 64),
+        ("y = F.gelu(self.c(x))\nreturn y.logsumexp((2, 3)) - y.var((2, 3))", 64),
+        ("y = F.gelu(self.c(x))\nreturn y.amax((2, 3)) - y.var((2, 3))", 64),
         ("return F.gelu(self.c(x)).mean((2, 3))", 24),  # few positions
     ],
 )

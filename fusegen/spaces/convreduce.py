@@ -142,8 +142,12 @@ def _readers(graph: Graph, value: Node) -> dict[str, PositionFn | None] | None:
         found[distance.name] = None
         found |= dict.fromkeys((node.name for node in rest), "rest")
     kinds = {fn for fn in found.values() if fn}
-    alone = (has_moments(kinds) and kinds.isdisjoint(_EXTREMES)) or not (has_moments(kinds) or has_exponentials(kinds))
-    return found if alone or len(kinds) == 1 else None
+    others = (
+        kinds - {"logsumexp"}
+        if has_exponentials(kinds)
+        else kinds.intersection(_EXTREMES if has_moments(kinds) else ())
+    )
+    return None if others else found  # a state of moments, or of exponentials, is all that a kernel keeps
 
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
