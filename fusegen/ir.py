@@ -360,6 +360,23 @@ class GetItemOp(Frozen):
     index: int
 
 
+Template: TypeAlias = Literal[
+    "window_sum",
+    "axis_sum",
+    "contraction",
+    "conv_boxes",
+    "conv_direct",
+    "conv_sweep",
+    "conv_pool",
+    "conv_reduce",
+    "pool",
+    "row_reduce",
+    "row_stream",
+    "scan",
+    "pointwise",
+]
+
+
 class RegionOp(Frozen):
     """A fused group: ``body``'s inputs are this node's inputs, in order; one kernel computes it.
 
@@ -367,21 +384,7 @@ class RegionOp(Frozen):
     """
 
     kind: Literal["region"] = "region"
-    template: Literal[
-        "window_sum",
-        "axis_sum",
-        "contraction",
-        "conv_boxes",
-        "conv_direct",
-        "conv_sweep",
-        "conv_pool",
-        "conv_reduce",
-        "pool",
-        "row_reduce",
-        "row_stream",
-        "scan",
-        "pointwise",
-    ]
+    template: Template
     body: Graph
 
 

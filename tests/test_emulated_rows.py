@@ -14,7 +14,7 @@ from fusegen import interpret
 from fusegen.compiler import compile_file
 from fusegen.plan import kernels
 from fusegen.plan.details import RowReducePlan, RowStreamPlan
-from tests.emulated import Kernel, operands_of, steps
+from tests.emulated import Kernel, kernel_of, operands_of, steps
 from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
@@ -39,9 +39,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
     body, shapes = MODELS[name]
-    compiled = compile_file(write(tmp_path, f"return {body}", inputs=f"torch.rand{shapes[0]}"))
-    (plan,) = steps(compiled, RowStreamPlan)
-    kernel = Kernel(compiled, plan, tmp_path)
+    kernel = kernel_of(body, f"torch.rand{shapes[0]}", RowStreamPlan, tmp_path)
     for shape, special in product(shapes, (0.0, torch.inf)):
         x = torch.randn(shape) + 0.5
         x[0, 0, 0, 0] = special
@@ -87,9 +85,7 @@ PLACES = {
 def test_finds_the_first_extreme(name: str, tmp_path: Path) -> None:
     """Of equal elements, which there are many of, the first; of all NaN the first."""
     body, shapes = PLACES[name]
-    compiled = compile_file(write(tmp_path, f"return {body}", inputs=f"torch.rand{shapes[0]}"))
-    (plan,) = steps(compiled, RowStreamPlan)
-    kernel = Kernel(compiled, plan, tmp_path)
+    kernel = kernel_of(body, f"torch.rand{shapes[0]}", RowStreamPlan, tmp_path)
     torch.manual_seed(0)
     for shape, special in product(shapes, (0.0, torch.inf, -torch.inf, torch.nan)):
         x = torch.randint(-3, 4, shape) / 2

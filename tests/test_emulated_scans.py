@@ -11,7 +11,7 @@ import torch
 from fusegen import interpret
 from fusegen.compiler import compile_file
 from fusegen.plan.details import ScanPlan
-from tests.emulated import Kernel, steps
+from tests.emulated import Kernel, kernel_of, steps
 from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
@@ -48,9 +48,7 @@ def _agrees(kernel: Kernel, operands: list[torch.Tensor], case: object) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
     body, shapes = MODELS[name]
-    compiled = compile_file(write(tmp_path, f"return {body}", inputs=f"torch.rand{shapes[0]}"))
-    (plan,) = steps(compiled, ScanPlan)
-    kernel = Kernel(compiled, plan, tmp_path)
+    kernel = kernel_of(body, f"torch.rand{shapes[0]}", ScanPlan, tmp_path)
     for shape in shapes:
         for special in (0.0, torch.inf):
             x = torch.randn(shape)

@@ -177,19 +177,19 @@ def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
 
 def seconds(body: Graph, conv: Node, machine: Machine, before: float = 0.0) -> float:
     """Expected time of the kernel at the traced sizes, with so many operations ``before`` the products."""
-    work = _work_seconds(body, conv, machine) + 2 * before / (_FLOPS * machine.flops)
-    moved, idle = _moved_seconds(body, conv, machine), _idle_phases(body, conv)
+    found = region_tiles(body, conv)
+    work = _work_seconds(body, conv, found, machine) + 2 * before / (_FLOPS * machine.flops)
+    moved, idle = _moved_seconds(body, conv, machine), _idle_phases(_work(body, conv), found[0])
     if idle is None:
         return max(moved, work) + machine.launch
     return (_PHASED_MOVED * moved + _PHASED_WORK * work) * _IDLE**idle + machine.launch
 
 
-def _idle_phases(body: Graph, conv: Node) -> int | None:
+def _idle_phases(work: direct_shared.Work, tile: Tile) -> int | None:
     """Axes some phases of which have fewer taps than others.
 
     None where threads have several phases, or few channels, or no phase has several taps.
     """
-    tile, work = region_tiles(body, conv)[0], _work(body, conv)
     if work.op.groups > 1 or tile.outputs < contractions.LEAST_OUTPUTS:
         return None
     alongs = along_axes(work.op, work.kernel, tile.phased[3 - work.op.rank :])
@@ -202,8 +202,7 @@ def _moved_seconds(body: Graph, conv: Node, machine: Machine) -> float:
     return moved / (_BANDWIDTH * machine.bandwidth)
 
 
-def _work_seconds(body: Graph, conv: Node, machine: Machine) -> float:
-    found = region_tiles(body, conv)
+def _work_seconds(body: Graph, conv: Node, found: tuple[Tile, ...], machine: Machine) -> float:
     if found[0].shares and found[0].outputs == conv.type.shape[1]:
         return _turn_seconds(body, conv, found, machine)
     return ops.flops(body, conv) / (_FLOPS * machine.flops)
@@ -214,7 +213,7 @@ def _waits_for_memory(body: Graph, conv: Node, machine: Machine) -> bool:
 
     Raises ``NotFusable``.
     """
-    return _work_seconds(body, conv, machine) <= _moved_seconds(body, conv, machine)
+    return _work_seconds(body, conv, region_tiles(body, conv), machine) <= _moved_seconds(body, conv, machine)
 
 
 def reduced_seconds(body: Graph, conv: Node, machine: Machine) -> float:

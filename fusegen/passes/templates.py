@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fusegen.costs import boxes, direct
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -14,25 +12,11 @@ from fusegen.ir import (
     Graph,
     MatmulOp,
     PoolOp,
+    Template,
     WindowSumOp,
 )
 from fusegen.spaces import channels, convreduce, convsweep, poolrows, scanspace, viewspace
 
-Template = Literal[
-    "window_sum",
-    "axis_sum",
-    "contraction",
-    "conv_boxes",
-    "conv_direct",
-    "conv_sweep",
-    "conv_pool",
-    "conv_reduce",
-    "pool",
-    "row_reduce",
-    "row_stream",
-    "scan",
-    "pointwise",
-]
 POOLS = (PoolOp, AdaptivePoolOp)
 AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
 

@@ -133,6 +133,7 @@ def plan(
     functions = [result.fn for result in reduced]
     # A warp has a value of every channel that its lanes share.
     by_channel = (statistics and statistics.squares) or has_moments(functions) or has_exponentials(functions)
+    averaged = reduced and (not folds(functions) or "sum" in folds(functions))
     loaded = [*rows.operands, *(pooling.before.operands if pooling else ())]
     lengths = [*[(1, 1)] * (3 - len(axes)), *traced]
     bases = [(size, output // count) for (size, output), count in zip(lengths, parts, strict=True)]
@@ -202,7 +203,7 @@ def plan(
         slots=memory.slots,
         stream=memory.stream,
         ring=RING if memory.stream else 0,
-        chain=AVERAGED_CHAIN if reduced and folds(functions)[:1] in ((), ("sum",)) else CHAIN,
+        chain=AVERAGED_CHAIN if averaged else CHAIN,
         consumer_registers=consumer,
         producer_registers=producer,
         window=pooling.plan(patches, taps, block_slots) if pooling and patches else None,

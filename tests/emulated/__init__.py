@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 
 from fusegen import dims, interpret
-from fusegen.compiler import Compiled
+from fusegen.compiler import Compiled, compile_file
 from fusegen.ir import Frozen, ParamOp, RegionOp
 from fusegen.plan.details import ContractionPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 from tests.emitted import region_of
+from tests.models import write
 
 _HEADER = Path(__file__).with_name("cuda.h")
 _DYNAMIC = r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
@@ -110,6 +111,13 @@ def steps(compiled: Compiled, kind: type[Frozen] | tuple[type[Frozen], ...]) -> 
     """The kernels of a compiled model whose details are of ``kind``."""
     plans = [step.plan for step in compiled.program.steps if isinstance(step, KernelStep)]
     return [plan for plan in plans if isinstance(plan.detail, kind)]
+
+
+def kernel_of(body: str, inputs: str, kind: type[Frozen], folder: Path) -> Kernel:
+    """The one kernel whose details are of ``kind``, of a model that returns ``body``."""
+    compiled = compile_file(write(folder, f"return {body}", inputs=inputs))
+    (plan,) = steps(compiled, kind)
+    return Kernel(compiled, plan, folder)
 
 
 def operands_of(compiled: Compiled, plan: KernelPlan, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

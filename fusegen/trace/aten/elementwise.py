@@ -35,6 +35,11 @@ def _rsub(call: Call) -> Value | None:
     return pointwise(call, "sub", call["other"], _scaled(call, call["self"], call.args.get("alpha", 1)))
 
 
+def cube(call: Call, x: Value) -> Value:
+    """Multiplied out, as ATen does."""
+    return pointwise(call, "mul", pointwise(call, "square", x), x)
+
+
 @register("pow.Tensor_Scalar")
 def _pow(call: Call) -> Value | None:
     """Powers that ATen multiplies out, as it does; the others through ``pow``."""
@@ -47,7 +52,7 @@ def _pow(call: Call) -> Value | None:
     if exponent == 1:
         return Value(x.name, x.type)
     if exponent == 3:
-        return pointwise(call, "mul", pointwise(call, "square", x), x)
+        return cube(call, x)
     if exponent == -2:
         return pointwise(call, "reciprocal", pointwise(call, "square", x))
     return pointwise(call, "pow", x, exponent)

@@ -14,6 +14,7 @@ from fusegen import dims
 from fusegen.dims import Dims
 from fusegen.ir import DType, NormalizeOp, ReduceOp, ReshapeOp
 from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register
+from fusegen.trace.aten.elementwise import cube
 
 _WIDE = (DType.FLOAT32, DType.FLOAT64)
 
@@ -204,10 +205,7 @@ def _vector_norm(call: Call) -> Imported:
         return reduce("max" if order > 0 else "min", size)
     if order == 0:
         return None
-    cube = order == 3
-    power = (
-        pointwise(call, "mul", pointwise(call, "square", size), size) if cube else pointwise(call, "pow", size, order)
-    )
+    power = cube(call, size) if order == 3 else pointwise(call, "pow", size, order)
     return pointwise(call, "pow", reduce("sum", power), 1 / order)
 
 
