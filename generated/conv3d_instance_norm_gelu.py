@@ -353,6 +353,8 @@ namespace k0_contraction_kernel {
 // different taps, each phase of the stride is a convolution of its own: phases along the width share a
 // block, so that it writes whole runs, the others are blocks of their own.
 //
+// A block computes box after box from one load of x and of all weights.
+//
 // Weights are the left factor (rows = output channels). `pack` puts them into the order in which the
 // fragments of mma want them, rounded to TF32, and beside every slice the offsets at which its products
 // find x.
@@ -389,6 +391,13 @@ struct Axis {
         return TRANSPOSED ? (phase + PADDING - k * DILATION) / STRIDE : k * DILATION - PADDING;
     }
     __host__ __device__ static constexpr int origin(int phase) { return offset(phase, TRANSPOSED ? taps(phase) - 1 : 0); }
+    // Where the first of all phases starts to read.
+    __host__ __device__ static constexpr int least() {
+        int found = INT32_MAX;
+        for (int phase = 0; phase < PHASES; ++phase)
+            if (taps(phase) && origin(phase) < found) found = origin(phase);
+        return found;
+    }
     // Where an output position meets x by tap k; outside x where it does not.
     __device__ static int met(int position, int k) {
         if (!TRANSPOSED) return position * STRIDE - PADDING + k * DILATION;
@@ -408,7 +417,6 @@ constexpr int GRID_PHASES = Depth::PHASES * Height::PHASES * (Width::PHASES / IN
 
 constexpr int CHUNK = 4;                   // channels of x in shared memory at a time
 constexpr bool AFFINE = false;             // 8 neighbouring products are 8 neighbouring channels
-constexpr int PLANES = AFFINE ? CHUNK : CHUNK + 1;  // with one of zeros for products that pad a slice
 constexpr int CHANNEL_CHUNKS = (CHANNELS + CHUNK - 1) / CHUNK;
 
 constexpr int WARPS_O = 1, WARPS_P = 4;
@@ -432,14 +440,18 @@ struct Shape {
     static constexpr int TILES_P = SPLIT ? 8 : 8;   // fragments of 8 positions in a warp, per phase
     static constexpr int POSITIONS = WARPS_P * TILES_P * 8;   // of a block, per phase
     static constexpr int COLUMNS = POSITIONS * INTERLEAVED;   // outputs of a channel in a block
-    static constexpr int RESIDENT = SPLIT ? 3 : 3;   // blocks of a multiprocessor
-    static constexpr int STAGES = SPLIT ? 3 : 3;    // slices in flight
-    static constexpr int SLOTS = SPLIT ? 2 : 2;     // loads of x in flight
-    static constexpr int PLANE = SPLIT ? 1080 : 1160;   // words, 8 modulo 16: fragments read without bank conflicts
+    static constexpr int RESIDENT = SPLIT ? 2 : 2;   // blocks of a multiprocessor
+    static constexpr int STAGES = SPLIT ? 2 : 2;    // slices in flight
+    static constexpr int SLOTS = SPLIT ? 1 : 1;     // loads of x in flight
+    static constexpr int PLANE = SPLIT ? 3816 : 3176;   // words, 8 modulo 16: fragments read without bank conflicts
     static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
-    static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
+    // With one of zeros for products that pad a slice; where sums that are not finite are computed again, these read what others do.
+    static constexpr int PLANES = CHUNK + !(AFFINE || SPLIT);
+    static constexpr int LONGEST_RUN = TILES_P < 4 ? TILES_P : 4;   // fragments side by side
+    static_assert(STAGES == SLICES && SLOTS == 1 && CHANNEL_CHUNKS == 1 && !TAP_BY_TAP);
+    static constexpr int OPERAND_WORDS = SLICES * SLICE + PLANES * PLANE;
     static constexpr int REDUCED_WORDS = 0, RESULT_WORDS = THREADS / WARP * 16 * (TILES_P + 1) * 8 * INTERLEAVED;
-    static constexpr int WORDS = (OPERAND_WORDS > RESULT_WORDS ? OPERAND_WORDS : RESULT_WORDS) + REDUCED_WORDS;
+    static constexpr int WORDS = OPERAND_WORDS + RESULT_WORDS + REDUCED_WORDS;
 };
 
 struct Args {
@@ -452,7 +464,9 @@ struct Args {
     int64_t height;
     int64_t width;
     int in[3], out[3];      // sizes of x and of the result
-    int box[3], boxes[3];   // positions of a block along the axes (of one phase), and blocks
+    int box[3], boxes[3];   // positions of a turn along the axes (of one phase), and blocks
+    int turns[3];           // boxes of a block
+    FastDivide by_columns, by_rows;   // of the loaded part of x
     int extent[3];          // of the loaded part of x
     FastDivide by_width, by_height;   // of the box
     bool aligned;           // rows of x start on 16 bytes
@@ -571,13 +585,13 @@ __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Arg
         const int product = step * S::K_STEPS * 8 + i * (AFFINE ? 8 : 1);
         const int tap = product / CHUNK;
         if (tap >= taps) {   // padding reads zeros, or multiplies by them
-            offsets[i] = AFFINE ? 0 : 4 * (PLANES - 1) * S::PLANE;
+            offsets[i] = AFFINE || SPLIT ? 0 : 4 * (S::PLANES - 1) * S::PLANE;
             continue;
         }
         const int h = tap / width_taps % phase.height_taps, d = tap / width_taps / phase.height_taps;
         const int column = Width::offset(width, tap % width_taps) - width_origin(width);
-        const int row = Height::TAP_BY_TAP ? 0 : (Height::offset(phase.height, h) - Height::origin(phase.height)) / Height::PITCH;
-        const int layer = Depth::TAP_BY_TAP ? 0 : (Depth::offset(phase.depth, d) - Depth::origin(phase.depth)) / Depth::PITCH;
+        const int row = (Height::offset(phase.height, h) - Height::least()) / Height::PITCH;
+        const int layer = (Depth::offset(phase.depth, d) - Depth::least()) / Depth::PITCH;
         offsets[i] = 4 * (product % CHUNK * S::PLANE + (layer * args.extent[1] + row) * args.extent[2] + column);
     }
 }
@@ -605,28 +619,25 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
     return sum;
 }
 
-template <bool SPLIT>
+// RUN fragments of positions lie side by side.
+template <bool SPLIT, int RUN>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
     using S = Shape<SPLIT>;
     extern __shared__ float4 memory[];
     float* const weights = reinterpret_cast<float*>(memory);        // [STAGES][SLICE]
     float* const inputs = weights + S::STAGES * S::SLICE;           // [SLOTS][PLANES][PLANE]
+    float* const staging = weights + S::OPERAND_WORDS;              // results on their way
 
     // The block's box of positions.
     unsigned rest = blockIdx.x;
     auto next = [&](unsigned count) { const unsigned i = rest % count; rest /= count; return static_cast<int>(i); };
     const int block_tile = OUTPUT_TILES > 1 ? next(OUTPUT_TILES) : 0;
-    const int phase_index = GRID_PHASES > 1 ? next(GRID_PHASES) : 0;
-    const Phase<S> phase(phase_index);
-    const int box_w = next(args.boxes[2]) * args.box[2], box_h = next(args.boxes[1]) * args.box[1];
-    const int box_d = next(args.boxes[0]) * args.box[0];
+    const int origin_w = next(args.boxes[2]) * args.turns[2] * args.box[2], origin_h = next(args.boxes[1]) * args.turns[1] * args.box[1];
+    const int origin_d = next(args.boxes[0]) * args.turns[0] * args.box[0];
     const int block_group = GROUPS > 1 ? next(GROUPS) : 0, sample = rest;
-    __shared__ int first_output[3], block[3];   // spare registers until the sums are done
+    __shared__ int block[3];   // spares registers until the sums are done
     if (threadIdx.x == 0) {
         block[0] = block_tile, block[1] = block_group, block[2] = sample;
-        first_output[0] = box_d * Depth::PHASES + phase.depth;
-        first_output[1] = box_h * Height::PHASES + phase.height;
-        first_output[2] = box_w * Width::PHASES + phase.width;
     }
 
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -634,46 +645,38 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     const int64_t plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
     const float* const x = args.x + (static_cast<int64_t>(sample) * GROUPS + block_group) * CHANNELS * plane;
     const float* const packed = args.packed +
-        (static_cast<int64_t>(block_group * OUTPUT_TILES + block_tile) * S::SLICES + S::first_slice(phase_index)) * S::SLICE;
+        (static_cast<int64_t>(block_group * OUTPUT_TILES + block_tile) * S::SLICES) * S::SLICE;
 
     // Columns of x are loaded from a multiple of 4 on where rows are aligned.
-    const int first_column = box_w * Width::STEP + width_origin(phase.width);
+    const int first_column = origin_w * Width::STEP + Width::least();
     const int shift = args.aligned ? first_column & 3 : 0;
 
     // Where the v-th vector of a plane lies in x, or -1 for one outside it.
     const int vector = args.aligned ? 4 : 1;
     const int words = args.extent[0] * args.extent[1] * args.extent[2], vectors = words / vector;
-    auto locate = [&](int v, int part) {
-        const int row = v * vector / args.extent[2], layer = row / args.extent[1];
-        const int d = box_d * Depth::STEP + layer * Depth::PITCH +
-                      (Depth::TAP_BY_TAP ? Depth::offset(phase.depth, part / phase.height_parts) : Depth::origin(phase.depth));
-        const int h = box_h * Height::STEP + (row - layer * args.extent[1]) * Height::PITCH +
-                      (Height::TAP_BY_TAP ? Height::offset(phase.height, part % phase.height_parts) : Height::origin(phase.height));
+    auto locate = [&](int v) {
+        const int row = args.by_columns.quotient(v * vector), layer = args.by_rows.quotient(row);
+        const int d = origin_d * Depth::STEP + layer * Depth::PITCH + Depth::least();
+        const int h = origin_h * Height::STEP + (row - layer * args.extent[1]) * Height::PITCH + Height::least();
         const int w = first_column - shift + v * vector - row * args.extent[2];
         const bool in = unsigned(d) < unsigned(args.in[0]) && unsigned(h) < unsigned(args.in[1]) && unsigned(w) < unsigned(args.in[2]);
         return in ? (d * args.in[1] + h) * args.in[2] + w : -1;
     };
-    int* const located = reinterpret_cast<int*>(inputs + S::SLOTS * PLANES * S::PLANE);
-    if (!TAP_BY_TAP) {
-#pragma unroll 1
-        for (int v = threadIdx.x; v < vectors; v += THREADS) located[v] = locate(v, 0);
-        __syncthreads();
-    }
     await_previous();   // where everything lies depends on sizes alone
     auto load_inputs = [&](int chunk) {
-        const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
-        float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
+        constexpr int first_channel = 0;
+        float* const slot = inputs;
         auto copy = [&](auto width) {
             constexpr int VEC = decltype(width)::value, STEP = THREADS / WARP / PLANE_WARPS;   // planes at a time
 #pragma unroll 1
             for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                const int at = TAP_BY_TAP ? locate(v, part) : located[v];
+                const int at = locate(v);
                 const float* from = x + (first_channel + warp / PLANE_WARPS) * plane + max(at, 0);
 #pragma unroll
-                for (int i = 0; i < (PLANES + STEP - 1) / STEP; ++i, from += STEP * plane) {
+                for (int i = 0; i < (S::PLANES + STEP - 1) / STEP; ++i, from += STEP * plane) {
                     const int c = warp / PLANE_WARPS + i * STEP;
-                    const bool live = (PLANES == CHUNK || c < CHUNK) && (CHANNELS % CHUNK == 0 || first_channel + c < CHANNELS);
-                    if (PLANES % STEP == 0 || c < PLANES) copy_words<VEC>(slot + c * S::PLANE + v * VEC, live ? from : x, live && at >= 0);
+                    const bool live = (S::PLANES == CHUNK || c < CHUNK) && (CHANNELS % CHUNK == 0 || first_channel + c < CHANNELS);
+                    if (S::PLANES % STEP == 0 || c < S::PLANES) copy_words<VEC>(slot + c * S::PLANE + v * VEC, live ? from : x, live && at >= 0);
                 }
             }
         };
@@ -682,7 +685,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     };
     // Applies `change` to all that has been copied, four words at a time.
     auto for_copied = [&](int chunk, auto change) {
-        float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
+        float* const slot = inputs;
 #pragma unroll 1
         for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS)
 #pragma unroll 2
@@ -714,27 +717,17 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
             for_copied(chunk, [&](float& v) { return v = round_tf32_fast(v), true; });
         }
     };
-    const float* next_slice = packed + threadIdx.x * 4;
-    auto load_weights = [&](int stage) {
-        float* const to = weights + stage * S::SLICE + threadIdx.x * 4;
-#pragma unroll
-        for (int i = 0; i < S::SLICE; i += THREADS * 4)
-            if (i + THREADS * 4 <= S::SLICE || i + threadIdx.x * 4 < S::SLICE) copy_words<4>(to + i, next_slice + i);
-        next_slice += S::SLICE;
-    };
 
     // Where a thread's positions lie in a plane, in bytes; those beyond the box repeat the first.
-    int place[S::TILES_P];
+    int place[S::TILES_P / RUN];
 #pragma unroll
-    for (int i = 0; i < S::TILES_P; ++i) {
-        int position = (warp_p * S::TILES_P + i) * 8 + lane / 4;
+    for (int i = 0; i < S::TILES_P / RUN; ++i) {
+        int position = (warp_p * S::TILES_P + i * RUN) * 8 + lane / 4;
         if (position >= args.box[0] * args.box[1] * args.box[2]) position = 0;
         const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
         place[i] = 4 * ((layer * (Depth::STEP / Depth::PITCH) * args.extent[1] + (row - layer * args.box[1]) * (Height::STEP / Height::PITCH)) * args.extent[2] +
-                   (position - row * args.box[2]) * Width::STEP + shift + (AFFINE ? lane % 4 * S::PLANE : 0));
+                   (position - row * args.box[2]) * Width::STEP + (AFFINE ? lane % 4 * S::PLANE : 0));
     }
-
-    float sums[INTERLEAVED][TILES_O][S::TILES_P][4] = {};
 
     auto multiply = [&](float (&d)[TILES_O][S::TILES_P][4], const float* slice, const float* slot) {
         const int* const offsets = reinterpret_cast<const int*>(slice + S::SLICE - S::OFFSETS);
@@ -762,7 +755,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                     unsigned high_x[2], low_x[2];
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        const unsigned a = *reinterpret_cast<const unsigned*>(at[i][0] + place[p]), b = *reinterpret_cast<const unsigned*>(at[i][1] + place[p]);
+                        const unsigned a = *reinterpret_cast<const unsigned*>(at[i][0] + place[p / RUN] + p % RUN * (32 * Width::STEP)), b = *reinterpret_cast<const unsigned*>(at[i][1] + place[p / RUN] + p % RUN * (32 * Width::STEP));
                         high_x[i] = high_halves(a, b), low_x[i] = low_halves(a, b);
                     }
                     float terms[TILES_O][4] = {};
@@ -787,7 +780,7 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
                 const char *const from = near(k), *const beyond = far(k);
 #pragma unroll
                 for (int p = 0; p < S::TILES_P; ++p) {
-                    const float b0 = *reinterpret_cast<const float*>(from + place[p]), b1 = *reinterpret_cast<const float*>(beyond + place[p]);
+                    const float b0 = *reinterpret_cast<const float*>(from + place[p / RUN] + p % RUN * (32 * Width::STEP)), b1 = *reinterpret_cast<const float*>(beyond + place[p / RUN] + p % RUN * (32 * Width::STEP));
 #pragma unroll
                     for (int o = 0; o < TILES_O; ++o) multiply_add(d[o][p], a[o], b0, b1);
                 }
@@ -795,120 +788,118 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
         }
     };
 
-    const int chunks = phase.chunks(), slices = chunks * phase.chunk_slices();
-#pragma unroll
-    for (int i = 0; i < S::SLOTS - 1; ++i)
-        if (i < chunks) load_inputs(i);
-#pragma unroll
-    for (int i = 0; i < S::STAGES - 1; ++i) {
-        if (i < slices) load_weights(i);
-        commit_copies();
-    }
-    int slice = 0, stage = 0, free_stage = S::STAGES - 1;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-        bool first = true;
-#pragma unroll
-        for (int sub = 0; sub < INTERLEAVED; ++sub) {
-            const int count = phase.slices(sub);
-            for (int i = 0; i < count; ++i) {
-                wait_copies<S::STAGES - 2>();
-                if (first) convert_inputs(chunk);
-                __syncthreads();
-                if (first && chunk + S::SLOTS - 1 < chunks) load_inputs(chunk + S::SLOTS - 1);
-                first = false;
-                if (slice++ < slices - (S::STAGES - 1)) load_weights(free_stage);
-                commit_copies();
-                multiply(sums[sub], weights + stage * S::SLICE, slot);
-                free_stage = stage;
-                stage = stage + 1 < S::STAGES ? stage + 1 : 0;
-            }
-        }
+#pragma unroll 1
+    for (int i = threadIdx.x * 4; i < S::SLICES * S::SLICE; i += THREADS * 4) copy_words<4>(weights + i, packed + i);
+    load_inputs(0);
+    commit_copies();
+    __shared__ float v_p0_of[OUTPUT_TILE];   // %conv3d_r1: float32[32, 1, 1, 1]
+    for (int i = threadIdx.x; i < OUTPUT_TILE; i += THREADS) {
+        const int l = block_group * OUTPUTS + min(block_tile * OUTPUT_TILE + i, OUTPUTS - 1);
+        v_p0_of[i] = __ldg(args.p0 + l);
     }
     wait_copies<0>();
+    convert_inputs(0);
     __syncthreads();
-
+    [[maybe_unused]] const int output_tile = block[0], group = block[1];
+    const int64_t outer = block[2];
     [[maybe_unused]] const int64_t depth = args.depth;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
-    const int64_t out_plane = static_cast<int64_t>(args.out[0]) * args.out[1] * args.out[2];
-    [[maybe_unused]] const int output_tile = block[0], group = block[1];
-    const int64_t outer = block[2];
-    // An output of the block: where it lies, and whether it exists.
-    auto output_at = [&](int column, int64_t& inner) {
-        const int position = column / INTERLEAVED;
-        const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
-        const int d = first_output[0] + layer * Depth::PHASES, h = first_output[1] + (row - layer * args.box[1]) * Height::PHASES;
-        const int w = first_output[2] + (position - row * args.box[2]) * Width::PHASES + column % INTERLEAVED;
-        inner = (static_cast<int64_t>(d) * args.out[1] + h) * args.out[2] + w;
-        return layer < args.box[0] && d < args.out[0] && h < args.out[1] && w < args.out[2];
-    };
-    // The sums of 16 channels and a warp's positions, a row per channel, the phases of the width interleaved.
-    auto stage_sums = [&](float* rows, int pitch, int o) {
-#pragma unroll
-        for (int p = 0; p < S::TILES_P; ++p)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float run[2 * INTERLEAVED];
-#pragma unroll
-                for (int i = 0; i < 2 * INTERLEAVED; ++i)
-                    run[i] = sums[i % INTERLEAVED][o][p][half * 2 + i / INTERLEAVED];
-                float* const to = rows + (half * 8 + lane / 4) * pitch + (p * 8 + lane % 4 * 2) * INTERLEAVED;
-                if constexpr (INTERLEAVED % 2 == 0)
-#pragma unroll
-                    for (int i = 0; i < 2 * INTERLEAVED; i += 4) store_vector<4>(to + i, run + i);
-                else
-#pragma unroll
-                    for (int i = 0; i < 2 * INTERLEAVED; i += 2) *reinterpret_cast<float2*>(to + i) = make_float2(run[i], run[i + 1]);
-            }
-    };
-    const bool special = SPLIT && !all_finite<INTERLEAVED * TILES_O * S::TILES_P * 4>(&sums[0][0][0][0]);
-    // Line `output` of the block's results, where split sums are not finite.
-    auto plain = [&](int output, int column) {
-        int64_t inner;
-        return output < OUTPUTS && output_at(column, inner) ? plain_sum(args, outer, group, output, inner) : 0.0f;
-    };
 
-    // The epilogue: every warp takes its sums through shared memory, so that lanes side by side write
-    // outputs side by side.
-    constexpr int WARP_COLUMNS = S::TILES_P * 8 * INTERLEAVED, PITCH = WARP_COLUMNS + 8 * INTERLEAVED;
-    constexpr int LANE_COLUMNS = (WARP_COLUMNS + WARP - 1) / WARP;
-    float* const staged = weights + warp * 16 * PITCH;
-    int64_t at[LANE_COLUMNS];
-    bool in[LANE_COLUMNS];
+#pragma unroll 1
+    for (int turn = 0; turn < args.turns[0] * args.turns[1] * args.turns[2] * GRID_PHASES; ++turn) {
+        rest = turn / GRID_PHASES;
+        const int turn_w = next(args.turns[2]) * args.box[2], turn_h = next(args.turns[1]) * args.box[1], turn_d = rest * args.box[0];
+        const int box_d = origin_d + turn_d, box_h = origin_h + turn_h, box_w = origin_w + turn_w;
+        const float* const from = inputs + (turn_d * (Depth::STEP / Depth::PITCH) * args.extent[1] + turn_h * (Height::STEP / Height::PITCH)) * args.extent[2] + turn_w * Width::STEP + shift;
+        const Phase<S> phase(turn % GRID_PHASES);
+        // The first of the turn's outputs.
+        const int first_output[3] = {box_d * Depth::PHASES + phase.depth, box_h * Height::PHASES + phase.height, box_w * Width::PHASES + phase.width};
+        if (first_output[0] >= args.out[0] || first_output[1] >= args.out[1] || first_output[2] >= args.out[2]) continue;
+        float sums[INTERLEAVED][TILES_O][S::TILES_P][4] = {};
+        const float* slice = weights + S::first_slice(turn % GRID_PHASES) * S::SLICE;
 #pragma unroll
-    for (int j = 0; j < LANE_COLUMNS; ++j) {
-        in[j] = output_at(warp_p * WARP_COLUMNS + j * WARP + lane, at[j]) && j * WARP + lane < WARP_COLUMNS;
-    }
+        for (int sub = 0; sub < INTERLEAVED; ++sub)
+#pragma unroll 1
+            for (int i = phase.slices(sub); i > 0; --i, slice += S::SLICE) multiply(sums[sub], slice, from);
+
+        const int64_t out_plane = static_cast<int64_t>(args.out[0]) * args.out[1] * args.out[2];
+        // An output of the block: where it lies, and whether it exists.
+        auto output_at = [&](int column, int64_t& inner) {
+            const int position = column / INTERLEAVED;
+            const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
+            const int d = first_output[0] + layer * Depth::PHASES, h = first_output[1] + (row - layer * args.box[1]) * Height::PHASES;
+            const int w = first_output[2] + (position - row * args.box[2]) * Width::PHASES + column % INTERLEAVED;
+            inner = (static_cast<int64_t>(d) * args.out[1] + h) * args.out[2] + w;
+            return layer < args.box[0] && d < args.out[0] && h < args.out[1] && w < args.out[2];
+        };
+        // The sums of 16 channels and a warp's positions, a row per channel, the phases of the width interleaved.
+        auto stage_sums = [&](float* rows, int pitch, int o) {
 #pragma unroll
-    for (int o = 0; o < TILES_O; ++o) {
-        stage_sums(staged, PITCH, o);
-        const int first = output_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16;
-        if (__any_sync(~0u, special)) {
-            __syncwarp();
-            mend(staged, 16, WARP_COLUMNS, PITCH, lane, WARP, [&](int line, int column) { return plain(first + line, warp_p * WARP_COLUMNS + column); });
+            for (int p = 0; p < S::TILES_P; ++p)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float run[2 * INTERLEAVED];
+#pragma unroll
+                    for (int i = 0; i < 2 * INTERLEAVED; ++i)
+                        run[i] = sums[i % INTERLEAVED][o][p][half * 2 + i / INTERLEAVED];
+                    float* const to = rows + (half * 8 + lane / 4) * pitch + (p * 8 + lane % 4 * 2) * INTERLEAVED;
+                    if constexpr (INTERLEAVED % 2 == 0)
+#pragma unroll
+                        for (int i = 0; i < 2 * INTERLEAVED; i += 4) store_vector<4>(to + i, run + i);
+                    else
+#pragma unroll
+                        for (int i = 0; i < 2 * INTERLEAVED; i += 2) *reinterpret_cast<float2*>(to + i) = make_float2(run[i], run[i + 1]);
+                }
+        };
+        const bool special = SPLIT && !all_finite<INTERLEAVED * TILES_O * S::TILES_P * 4>(&sums[0][0][0][0]);
+        // Line `output` of the block's results, where split sums are not finite.
+        auto plain = [&](int output, int column) {
+            int64_t inner;
+            return output < OUTPUTS && output_at(column, inner) ? plain_sum(args, outer, group, output, inner) : 0.0f;
+        };
+
+        // The epilogue: every warp takes its sums through shared memory, so that lanes side by side write
+        // outputs side by side.
+        constexpr int WARP_COLUMNS = S::TILES_P * 8 * INTERLEAVED, PITCH = WARP_COLUMNS + 8 * INTERLEAVED;
+        constexpr int LANE_COLUMNS = (WARP_COLUMNS + WARP - 1) / WARP;
+        float* const staged = staging + warp * 16 * PITCH;
+        int64_t at[LANE_COLUMNS];
+        bool in[LANE_COLUMNS];
+#pragma unroll
+        for (int j = 0; j < LANE_COLUMNS; ++j) {
+            in[j] = output_at(warp_p * WARP_COLUMNS + j * WARP + lane, at[j]) && j * WARP + lane < WARP_COLUMNS;
         }
-        __syncwarp();
-        float* to[LANE_COLUMNS];
 #pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; ++j)
-            to[j] = args.y0 + ((outer * GROUPS + group) * OUTPUTS + first) * out_plane + at[j];
-#pragma unroll 4
-        for (int channel = 0; channel < 16; ++channel) {
-            if (OUTPUTS % OUTPUT_TILE && first + channel >= OUTPUTS) break;
-            [[maybe_unused]] const int l = group * OUTPUTS + first + channel;
-#pragma unroll
-            for (int j = 0; j < LANE_COLUMNS; ++j) {
-                [[maybe_unused]] const int64_t inner = at[j];
-                float v[LANE_COLUMNS];
-                v[j] = staged[channel * PITCH + j * WARP + lane];
-                const float v_p0 = __ldg(args.p0 + l);   // %conv3d_r1: float32[32, 1, 1, 1]
-                const float t0 = v[j] + v_p0;   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
-                store_where(in[j], to[j], t0);
-                advance(to[j], out_plane * int64_t(sizeof(float)));
+        for (int o = 0; o < TILES_O; ++o) {
+            stage_sums(staged, PITCH, o);
+            const int first = output_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16;
+            if (__any_sync(~0u, special)) {
+                __syncwarp();
+                mend(staged, 16, WARP_COLUMNS, PITCH, lane, WARP, [&](int line, int column) { return plain(first + line, warp_p * WARP_COLUMNS + column); });
             }
+            __syncwarp();
+            float* to[LANE_COLUMNS];
+#pragma unroll
+            for (int j = 0; j < LANE_COLUMNS; ++j)
+                to[j] = args.y0 + ((outer * GROUPS + group) * OUTPUTS + first) * out_plane + at[j];
+#pragma unroll 4
+            for (int channel = 0; channel < 16; ++channel) {
+                if (OUTPUTS % OUTPUT_TILE && first + channel >= OUTPUTS) break;
+                [[maybe_unused]] const int l = group * OUTPUTS + first + channel;
+#pragma unroll
+                for (int j = 0; j < LANE_COLUMNS; ++j) {
+                    [[maybe_unused]] const int64_t inner = at[j];
+                    float v[LANE_COLUMNS];
+                    v[j] = staged[channel * PITCH + j * WARP + lane];
+                    const float v_p0 = v_p0_of[(warp_o * TILES_O + o) * 16 + channel];
+                    const float t0 = v[j] + v_p0;   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
+                    store_where(in[j], to[j], t0);
+                    advance(to[j], out_plane * int64_t(sizeof(float)));
+                }
+            }
+            __syncwarp();
         }
-        __syncwarp();
     }
 }
 
@@ -920,31 +911,50 @@ inline int64_t measure(const int (&box)[3], int (&extent)[3]) {
     return static_cast<int64_t>(extent[0]) * extent[1] * extent[2];
 }
 
-// The box that costs least: products for all of a block's positions, and the loads of x.
+// The box that costs least, and as many of them along one axis.
 template <bool SPLIT>
-bool choose_box(Args& args) {
+bool choose_box(Args& args, int64_t samples) {
     using S = Shape<SPLIT>;
     const int phases[3] = {Depth::PHASES, Height::PHASES, Width::PHASES};
+    constexpr int STEPS[3] = {Depth::STEP / Depth::PITCH, Height::STEP / Height::PITCH, Width::STEP}, HALOS[3] = {Depth::HALO, Height::HALO, Width::HALO + 6};
     int size[3];
     for (int a = 0; a < 3; ++a) size[a] = (args.out[a] + phases[a] - 1) / phases[a];
-    constexpr double PRODUCTS = (SPLIT ? 1024 : 896) / 80.0 * S::POSITIONS;   // the time of a block's products, in words of x
+    // Times, in words of x that are loaded: of a turn, without addresses for every fragment, of a block, and of what a
+    // run of stores leaves unused at its ends.
+    constexpr double TURN = GRID_PHASES * (SPLIT ? 6520 : 4045), BY_RUNS = 0.85, BLOCK = 1500;
+    constexpr double ENDS = 4.0 * S::POSITIONS * INTERLEAVED * (OUTPUTS < OUTPUT_TILE ? OUTPUTS : OUTPUT_TILE);
+    constexpr int TRIED = 4;   // numbers of blocks along the axis of the turns
+    const double at_once = double(S::RESIDENT) * multiprocessors();
     double least = INFINITY;
-    for (int w = 8; w < S::POSITIONS + 8; w += 8) {
-        int box[3] = {1, 1, w < size[2] ? w : size[2]}, extent[3];
-        if (box[2] > S::POSITIONS) break;
+    for (int w = 8; w <= S::POSITIONS; w += 8) {
+        const bool runs = w % (8 * S::LONGEST_RUN) == 0;
+        int box[3] = {1, 1, w < size[2] || runs ? w : size[2]}, extent[3];
         for (box[1] = 1; box[1] <= size[1] && box[1] * box[2] <= S::POSITIONS; ++box[1]) {
             box[0] = S::POSITIONS / (box[1] * box[2]);
             if (box[0] > size[0]) box[0] = size[0];
             while (box[0] && measure(box, extent) > S::PLANE) --box[0];
             if (box[0] == 0) break;
-            double blocks = 1;
-            for (int a = 0; a < 3; ++a) blocks *= (size[a] + box[a] - 1) / box[a];
-            const double cost = blocks * (PRODUCTS + measure(box, extent));
-            if (cost >= least) continue;
-            least = cost;
-            for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = (size[a] + box[a] - 1) / box[a];
+            int axis = 0, boxes[3];   // turns are along the first axis that has several boxes
+            for (int a = 0; a < 3; ++a) boxes[a] = (size[a] + box[a] - 1) / box[a];
+            while (axis < 2 && boxes[axis] == 1) ++axis;
+            const int across = extent[0] * extent[1] * extent[2] / extent[axis], all = boxes[axis];
+            const int longest = ((S::PLANE / across - HALOS[axis] - 1) / STEPS[axis] + 1) / box[axis], most = longest < 1 ? 1 : longest < all ? longest : all;
+            const double turn = TURN * (runs ? BY_RUNS : 1.0) + ENDS / (boxes[2] > 1 ? box[2] : box[1] * box[2]);
+            for (int blocks = (all + most - 1) / most, tried = 0; blocks <= all && tried < TRIED; ++blocks, ++tried) {
+                int turns[3] = {1, 1, 1};
+                turns[axis] = (all + blocks - 1) / blocks;
+                const int whole[3] = {box[0] * turns[0], box[1] * turns[1], box[2] * turns[2]};
+                const int64_t words = measure(whole, extent);
+                if (words > S::PLANE) continue;
+                boxes[axis] = blocks;
+                const double waves = double(samples) * GROUPS * OUTPUT_TILES * boxes[0] * boxes[1] * boxes[2] / at_once;
+                const double cost = ceil(waves) * (double(all) / blocks * turn + words + BLOCK);
+                if (cost >= least) continue;
+                least = cost;
+                for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = boxes[a], args.turns[a] = turns[a];
+            }
         }
-        if (w >= size[2]) break;
+        if (w >= size[2] && runs) break;
     }
     return least < INFINITY;
 }
@@ -952,16 +962,18 @@ bool choose_box(Args& args) {
 template <bool SPLIT>
 int launch(Args& args, int64_t samples, cudaStream_t stream) {
     using S = Shape<SPLIT>;
-    if (!choose_box<SPLIT>(args)) return cudaErrorInvalidConfiguration;
-    const int64_t blocks = static_cast<int64_t>(args.boxes[0]) * args.boxes[1] * args.boxes[2] * OUTPUT_TILES * GRID_PHASES * GROUPS * samples;
+    if (!choose_box<SPLIT>(args, samples)) return cudaErrorInvalidConfiguration;
+    const int64_t blocks = static_cast<int64_t>(args.boxes[0]) * args.boxes[1] * args.boxes[2] * OUTPUT_TILES * GROUPS * samples;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     args.by_width = fast_divide(args.box[2]);
     args.by_height = fast_divide(args.box[1]);
+    args.by_columns = fast_divide(args.extent[2]), args.by_rows = fast_divide(args.extent[1]);
     const int bytes = S::WORDS * int(sizeof(float));
-    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
-    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
+    const auto kernel = args.box[2] % (8 * S::LONGEST_RUN) ? run<SPLIT, 1> : run<SPLIT, S::LONGEST_RUN>;
+    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
+    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
     enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES * (OUTPUT_TILE / 16), PACK_THREADS, 0, stream, args);
-    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
+    enqueue(kernel, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -1846,18 +1858,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f7c0534bafa06f55, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_849dfd1816d0def0, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f7c0534bafa06f55, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_849dfd1816d0def0, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f7c0534bafa06f55"
+_fusegen_NAMESPACE = "fusegen_849dfd1816d0def0"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -268,6 +268,8 @@ namespace k0_conv_sweep_kernel {
 // different taps, each phase of the stride is a convolution of its own: phases along the width share a
 // block, so that it writes whole runs, the others are blocks of their own.
 //
+// A block computes box after box from one load of x and of all weights.
+//
 // A minimum follows along some axes: a block computes all positions there, box after box, and keeps what they come to in
 // registers. The last box ends where the axis does: what is met twice changes no minimum.
 //
@@ -307,6 +309,13 @@ struct Axis {
         return TRANSPOSED ? (phase + PADDING - k * DILATION) / STRIDE : k * DILATION - PADDING;
     }
     __host__ __device__ static constexpr int origin(int phase) { return offset(phase, TRANSPOSED ? taps(phase) - 1 : 0); }
+    // Where the first of all phases starts to read.
+    __host__ __device__ static constexpr int least() {
+        int found = INT32_MAX;
+        for (int phase = 0; phase < PHASES; ++phase)
+            if (taps(phase) && origin(phase) < found) found = origin(phase);
+        return found;
+    }
     // Where an output position meets x by tap k; outside x where it does not.
     __device__ static int met(int position, int k) {
         if (!TRANSPOSED) return position * STRIDE - PADDING + k * DILATION;
@@ -327,7 +336,6 @@ constexpr int KEPT = INTERLEAVED;   // running results for each position of a bl
 
 constexpr int CHUNK = 3;                   // channels of x in shared memory at a time
 constexpr bool AFFINE = false;             // 8 neighbouring products are 8 neighbouring channels
-constexpr int PLANES = AFFINE ? CHUNK : CHUNK + 1;  // with one of zeros for products that pad a slice
 constexpr int CHANNEL_CHUNKS = (CHANNELS + CHUNK - 1) / CHUNK;
 
 constexpr int WARPS_O = 1, WARPS_P = 4;
@@ -353,12 +361,16 @@ struct Shape {
     static constexpr int POSITIONS = WARPS_P * TILES_P * 8;   // of a block, per phase
     static constexpr int COLUMNS = POSITIONS * INTERLEAVED;   // outputs of a channel in a block
     static constexpr int RESIDENT = SPLIT ? 3 : 3;   // blocks of a multiprocessor
-    static constexpr int STAGES = SPLIT ? 3 : 3;    // slices in flight
-    static constexpr int SLOTS = SPLIT ? 3 : 2;     // loads of x in flight
-    static constexpr int PLANE = SPLIT ? 664 : 824;   // words, 8 modulo 16: fragments read without bank conflicts
+    static constexpr int STAGES = SPLIT ? 1 : 2;    // slices in flight
+    static constexpr int SLOTS = SPLIT ? 1 : 1;     // loads of x in flight
+    static constexpr int PLANE = SPLIT ? 4936 : 3720;   // words, 8 modulo 16: fragments read without bank conflicts
     static constexpr int SLICE = INVERSES + (SPLIT ? OUTPUT_TILE : 0) + OFFSETS;   // words
     static constexpr int RUNNING = KEPT * TILES_O * TILES_P * 4;   // results of a thread
-    static constexpr int OPERAND_WORDS = STAGES * SLICE + SLOTS * PLANES * PLANE + (TAP_BY_TAP ? 0 : PLANE);
+    // With one of zeros for products that pad a slice; where sums that are not finite are computed again, these read what others do.
+    static constexpr int PLANES = CHUNK + !(AFFINE || SPLIT);
+    static constexpr int LONGEST_RUN = TILES_P < 4 ? TILES_P : 4;   // fragments side by side
+    static_assert(STAGES == SLICES && SLOTS == 1 && CHANNEL_CHUNKS == 1 && !TAP_BY_TAP);
+    static constexpr int OPERAND_WORDS = SLICES * SLICE + PLANES * PLANE;
     static constexpr int PITCH = (POSITIONS + 8) * KEPT;   // of what a channel comes to, in shared memory
     static constexpr int LANES = WARP, SHARERS = THREADS / WARP, VALUES = OUTPUT_TILE / SHARERS;   // columns side by side, threads that share one, its values in each
     static constexpr int REDUCED_WORDS = 2 * THREADS, RESULT_WORDS = OUTPUT_TILE * PITCH;
@@ -374,7 +386,9 @@ struct Args {
     int64_t height;
     int64_t width;
     int in[3], out[3];      // sizes of x and of the convolution's result
-    int box[3], boxes[3];   // positions of a block along the axes (of one phase), and blocks
+    int box[3], boxes[3];   // positions of a turn along the axes (of one phase), and blocks
+    int turns[3];           // boxes of a block
+    FastDivide by_columns, by_rows;   // of the loaded part of x
     int extent[3];          // of the loaded part of x
     FastDivide by_width, by_height;   // of the box
     bool aligned;           // rows of x start on 16 bytes
@@ -493,13 +507,13 @@ __global__ void __launch_bounds__(PACK_THREADS) pack(const __grid_constant__ Arg
         const int product = step * S::K_STEPS * 8 + i * (AFFINE ? 8 : 1);
         const int tap = product / CHUNK;
         if (tap >= taps) {   // padding reads zeros, or multiplies by them
-            offsets[i] = AFFINE ? 0 : 4 * (PLANES - 1) * S::PLANE;
+            offsets[i] = AFFINE || SPLIT ? 0 : 4 * (S::PLANES - 1) * S::PLANE;
             continue;
         }
         const int h = tap / width_taps % phase.height_taps, d = tap / width_taps / phase.height_taps;
         const int column = Width::offset(width, tap % width_taps) - width_origin(width);
-        const int row = Height::TAP_BY_TAP ? 0 : (Height::offset(phase.height, h) - Height::origin(phase.height)) / Height::PITCH;
-        const int layer = Depth::TAP_BY_TAP ? 0 : (Depth::offset(phase.depth, d) - Depth::origin(phase.depth)) / Depth::PITCH;
+        const int row = (Height::offset(phase.height, h) - Height::least()) / Height::PITCH;
+        const int layer = (Depth::offset(phase.depth, d) - Depth::least()) / Depth::PITCH;
         offsets[i] = 4 * (product % CHUNK * S::PLANE + (layer * args.extent[1] + row) * args.extent[2] + column);
     }
 }
@@ -540,7 +554,8 @@ __device__ __forceinline__ float plain_sum(const Args& args, int64_t outer, int 
     return sum;
 }
 
-template <bool SPLIT>
+// RUN fragments of positions lie side by side.
+template <bool SPLIT, int RUN>
 __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __grid_constant__ Args args) {
     await_previous();
     using S = Shape<SPLIT>;
@@ -552,263 +567,226 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
     unsigned rest = blockIdx.x;
     auto next = [&](unsigned count) { const unsigned i = rest % count; rest /= count; return static_cast<int>(i); };
     const int block_tile = OUTPUT_TILES > 1 ? next(OUTPUT_TILES) : 0;
-    const int phase_w = next(Width::PHASES / INTERLEAVED), box_w = next(args.boxes[2]) * args.box[2];
-    const int phase_h = next(Height::PHASES), box_h = next(args.boxes[1]) * args.box[1];
+    const int box_w = next(args.boxes[2]) * args.box[2];
+    const int box_h = next(args.boxes[1]) * args.box[1];
+    int origin_d = 0, origin_h = box_h, origin_w = box_w;   // of the loaded part
     const int block_group = GROUPS > 1 ? next(GROUPS) : 0, sample = rest;
-    __shared__ int first_output[3], block[3];   // spare registers until the sums are done
+    __shared__ int block[3];   // spares registers until the sums are done
     if (threadIdx.x == 0) {
         block[0] = block_tile, block[1] = block_group, block[2] = sample;
-        first_output[0] = 0;
-        first_output[1] = box_h * Height::PHASES + phase_h;
-        first_output[2] = box_w * Width::PHASES + phase_w;
     }
 
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int warp_o = warp % WARPS_O, warp_p = warp / WARPS_O;
     const int64_t plane = static_cast<int64_t>(args.in[0]) * args.in[1] * args.in[2];
     const float* const x = args.x + (static_cast<int64_t>(sample) * GROUPS + block_group) * CHANNELS * plane;
+    const float* const packed = args.packed +
+        (static_cast<int64_t>(block_group * OUTPUT_TILES + block_tile) * S::SLICES) * S::SLICE;
 
+    // Columns of x are loaded from a multiple of 4 on where rows are aligned.
+    const int first_column = origin_w * Width::STEP + Width::least();
+    const int shift = args.aligned ? first_column & 3 : 0;
+
+    // Where the v-th vector of a plane lies in x, or -1 for one outside it.
+    const int vector = args.aligned ? 4 : 1;
+    const int words = args.extent[0] * args.extent[1] * args.extent[2], vectors = words / vector;
+    auto locate = [&](int v) {
+        const int row = args.by_columns.quotient(v * vector), layer = args.by_rows.quotient(row);
+        const int d = origin_d * Depth::STEP + layer * Depth::PITCH + Depth::least();
+        const int h = origin_h * Height::STEP + (row - layer * args.extent[1]) * Height::PITCH + Height::least();
+        const int w = first_column - shift + v * vector - row * args.extent[2];
+        const bool in = unsigned(d) < unsigned(args.in[0]) && unsigned(h) < unsigned(args.in[1]) && unsigned(w) < unsigned(args.in[2]);
+        return in ? (d * args.in[1] + h) * args.in[2] + w : -1;
+    };
+    auto load_inputs = [&](int chunk) {
+        constexpr int first_channel = 0;
+        float* const slot = inputs;
+        auto copy = [&](auto width) {
+            constexpr int VEC = decltype(width)::value, STEP = THREADS / WARP / PLANE_WARPS;   // planes at a time
+#pragma unroll 1
+            for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
+                const int at = locate(v);
+                const float* from = x + (first_channel + warp / PLANE_WARPS) * plane + max(at, 0);
+#pragma unroll
+                for (int i = 0; i < (S::PLANES + STEP - 1) / STEP; ++i, from += STEP * plane) {
+                    const int c = warp / PLANE_WARPS + i * STEP;
+                    const bool live = (S::PLANES == CHUNK || c < CHUNK) && (CHANNELS % CHUNK == 0 || first_channel + c < CHANNELS);
+                    if (S::PLANES % STEP == 0 || c < S::PLANES) copy_words<VEC>(slot + c * S::PLANE + v * VEC, live ? from : x, live && at >= 0);
+                }
+            }
+        };
+        if (args.aligned) copy(std::integral_constant<int, 4>());
+        else copy(std::integral_constant<int, 1>());
+    };
+    // Applies `change` to all that has been copied, four words at a time.
+    auto for_copied = [&](int chunk, auto change) {
+        float* const slot = inputs;
+#pragma unroll 1
+        for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS)
+#pragma unroll 2
+            for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < words / 4; v += PLANE_WARPS * WARP) {
+                float values[4];
+                load_vector<4>(values, slot + c * S::PLANE + v * 4);
+                bool store = false;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) store = change(values[i]);
+                if (store) store_vector<4>(slot + c * S::PLANE + v * 4, values);
+            }
+    };
+    [[maybe_unused]] float inverse_x = 1.0f;   // one over the scale of x, of the current chunk
+    __shared__ unsigned peaks[THREADS / WARP];
+    auto convert_inputs = [&](int chunk) {
+        if (!args.aligned) __syncthreads();   // else a thread has copied itself what it changes
+        if constexpr (SPLIT) {
+            unsigned peak = 0;
+            for_copied(chunk, [&](float v) { return peak = max(peak, finite_magnitude(v)), false; });
+            peak = __reduce_max_sync(~0u, peak);
+            if (lane == 0) peaks[warp] = peak;
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < THREADS / WARP; ++i) peak = max(peak, peaks[i]);
+            inverse_x = half_inverse(peak);
+            const float scale = half_scale(peak);
+            for_copied(chunk, [&](float& v) { return v = __uint_as_float(split_halves(v * scale)), true; });
+        } else {
+            for_copied(chunk, [&](float& v) { return v = round_tf32_fast(v), true; });
+        }
+    };
+
+    // Where a thread's positions lie in a plane, in bytes; those beyond the box repeat the first.
+    int place[S::TILES_P / RUN];
+#pragma unroll
+    for (int i = 0; i < S::TILES_P / RUN; ++i) {
+        int position = (warp_p * S::TILES_P + i * RUN) * 8 + lane / 4;
+        if (position >= args.box[0] * args.box[1] * args.box[2]) position = 0;
+        const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
+        place[i] = 4 * ((layer * (Depth::STEP / Depth::PITCH) * args.extent[1] + (row - layer * args.box[1]) * (Height::STEP / Height::PITCH)) * args.extent[2] +
+                   (position - row * args.box[2]) * Width::STEP + (AFFINE ? lane % 4 * S::PLANE : 0));
+    }
+
+    auto multiply = [&](float (&d)[TILES_O][S::TILES_P][4], const float* slice, const float* slot) {
+        const int* const offsets = reinterpret_cast<const int*>(slice + S::SLICE - S::OFFSETS);
+        const float4* fragments = reinterpret_cast<const float4*>(slice) + warp_o * TILES_O * WARP + lane;
+        // x of products k and k + 4 of a group of 8 begins at these.
+        auto near = [&](int group) { return reinterpret_cast<const char*>(slot) + offsets[AFFINE ? group : group * 8 + lane % 4]; };
+        auto far = [&](int group) {
+            return AFFINE ? near(group) + 4 * S::PLANE * sizeof(float) : reinterpret_cast<const char*>(slot) + offsets[group * 8 + 4 + lane % 4];
+        };
+        if constexpr (SPLIT) {
+            float inverse[TILES_O][2];
+#pragma unroll
+            for (int o = 0; o < TILES_O; ++o)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    inverse[o][half] = inverse_x * slice[S::INVERSES + (warp_o * TILES_O + o) * 16 + half * 8 + lane / 4];
+#pragma unroll 1
+            for (int k = 0; k < S::K_STEPS; k += 2, fragments += OUTPUT_TILE * 4) {
+                float4 high[TILES_O], low[TILES_O];
+#pragma unroll
+                for (int o = 0; o < TILES_O; ++o) high[o] = fragments[o * WARP], low[o] = fragments[OUTPUT_TILE * 2 + o * WARP];
+                const char* const at[2][2] = {{near(k), far(k)}, {near(k + 1), far(k + 1)}};
+#pragma unroll
+                for (int p = 0; p < S::TILES_P; ++p) {
+                    unsigned high_x[2], low_x[2];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const unsigned a = *reinterpret_cast<const unsigned*>(at[i][0] + place[p / RUN] + p % RUN * (32 * Width::STEP)), b = *reinterpret_cast<const unsigned*>(at[i][1] + place[p / RUN] + p % RUN * (32 * Width::STEP));
+                        high_x[i] = high_halves(a, b), low_x[i] = low_halves(a, b);
+                    }
+                    float terms[TILES_O][4] = {};
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], low[o], high_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], low_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], high_x);
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) d[o][p][e] = fmaf(terms[o][e], inverse[o][e / 2], d[o][p][e]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < S::K_STEPS; ++k, fragments += OUTPUT_TILE * 2) {
+                float4 a[TILES_O];
+#pragma unroll
+                for (int o = 0; o < TILES_O; ++o) a[o] = fragments[o * WARP];
+                const char *const from = near(k), *const beyond = far(k);
+#pragma unroll
+                for (int p = 0; p < S::TILES_P; ++p) {
+                    const float b0 = *reinterpret_cast<const float*>(from + place[p / RUN] + p % RUN * (32 * Width::STEP)), b1 = *reinterpret_cast<const float*>(beyond + place[p / RUN] + p % RUN * (32 * Width::STEP));
+#pragma unroll
+                    for (int o = 0; o < TILES_O; ++o) multiply_add(d[o][p], a[o], b0, b1);
+                }
+            }
+        }
+    };
+
+#pragma unroll 1
+    for (int i = threadIdx.x * 4; i < S::SLICES * S::SLICE; i += THREADS * 4) copy_words<4>(weights + i, packed + i);
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t width = args.width;
     float kept[KEPT][TILES_O][S::TILES_P][4];
 #pragma unroll
     for (int n = 0; n < S::RUNNING; ++n) (&kept[0][0][0][0])[n] = INFINITY;
+    const Phase<S> phase(0);
 #pragma unroll 1
-    for (int turn = 0; turn < args.boxes[0] * Depth::PHASES; ++turn) {
-        rest = turn;
-        const int phase_d = next(Depth::PHASES), count_d = (args.out[0] - phase_d + Depth::PHASES - 1) / Depth::PHASES;
-        const int box_d = min(next(args.boxes[0]) * args.box[0], count_d - args.box[0]);
-        if (box_d < 0) continue;   // a phase without positions
-        const int phase_index = (phase_d * Height::PHASES + phase_h) * (Width::PHASES / INTERLEAVED) + phase_w;
-        const Phase<S> phase(phase_index);
-        const float* const packed = args.packed +
-            (static_cast<int64_t>(block_group * OUTPUT_TILES + block_tile) * S::SLICES + S::first_slice(phase_index)) * S::SLICE;
-
-        // Columns of x are loaded from a multiple of 4 on where rows are aligned.
-        const int first_column = box_w * Width::STEP + width_origin(phase.width);
-        const int shift = args.aligned ? first_column & 3 : 0;
-
-        // Where the v-th vector of a plane lies in x, or -1 for one outside it.
-        const int vector = args.aligned ? 4 : 1;
-        const int words = args.extent[0] * args.extent[1] * args.extent[2], vectors = words / vector;
-        auto locate = [&](int v, int part) {
-            const int row = v * vector / args.extent[2], layer = row / args.extent[1];
-            const int d = box_d * Depth::STEP + layer * Depth::PITCH +
-                          (Depth::TAP_BY_TAP ? Depth::offset(phase.depth, part / phase.height_parts) : Depth::origin(phase.depth));
-            const int h = box_h * Height::STEP + (row - layer * args.extent[1]) * Height::PITCH +
-                          (Height::TAP_BY_TAP ? Height::offset(phase.height, part % phase.height_parts) : Height::origin(phase.height));
-            const int w = first_column - shift + v * vector - row * args.extent[2];
-            const bool in = unsigned(d) < unsigned(args.in[0]) && unsigned(h) < unsigned(args.in[1]) && unsigned(w) < unsigned(args.in[2]);
-            return in ? (d * args.in[1] + h) * args.in[2] + w : -1;
-        };
-        int* const located = reinterpret_cast<int*>(inputs + S::SLOTS * PLANES * S::PLANE);
-        if (!TAP_BY_TAP) {
-#pragma unroll 1
-            for (int v = threadIdx.x; v < vectors; v += THREADS) located[v] = locate(v, 0);
-            __syncthreads();
-        }
-        auto load_inputs = [&](int chunk) {
-            const int part = chunk % phase.parts(), first_channel = chunk / phase.parts() * CHUNK;
-            float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-            auto copy = [&](auto width) {
-                constexpr int VEC = decltype(width)::value, STEP = THREADS / WARP / PLANE_WARPS;   // planes at a time
-#pragma unroll 1
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < vectors; v += PLANE_WARPS * WARP) {
-                    const int at = TAP_BY_TAP ? locate(v, part) : located[v];
-                    const float* from = x + (first_channel + warp / PLANE_WARPS) * plane + max(at, 0);
-#pragma unroll
-                    for (int i = 0; i < (PLANES + STEP - 1) / STEP; ++i, from += STEP * plane) {
-                        const int c = warp / PLANE_WARPS + i * STEP;
-                        const bool live = (PLANES == CHUNK || c < CHUNK) && (CHANNELS % CHUNK == 0 || first_channel + c < CHANNELS);
-                        if (PLANES % STEP == 0 || c < PLANES) copy_words<VEC>(slot + c * S::PLANE + v * VEC, live ? from : x, live && at >= 0);
-                    }
-                }
-            };
-            if (args.aligned) copy(std::integral_constant<int, 4>());
-            else copy(std::integral_constant<int, 1>());
-        };
-        // Applies `change` to all that has been copied, four words at a time.
-        auto for_copied = [&](int chunk, auto change) {
-            float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-#pragma unroll 1
-            for (int c = warp / PLANE_WARPS; c < CHUNK; c += THREADS / WARP / PLANE_WARPS)
-#pragma unroll 2
-                for (int v = threadIdx.x % (PLANE_WARPS * WARP); v < words / 4; v += PLANE_WARPS * WARP) {
-                    float values[4];
-                    load_vector<4>(values, slot + c * S::PLANE + v * 4);
-                    bool store = false;
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) store = change(values[i]);
-                    if (store) store_vector<4>(slot + c * S::PLANE + v * 4, values);
-                }
-        };
-        [[maybe_unused]] float inverse_x = 1.0f;   // one over the scale of x, of the current chunk
-        __shared__ unsigned peaks[THREADS / WARP];
-        auto convert_inputs = [&](int chunk) {
-            if (!args.aligned) __syncthreads();   // else a thread has copied itself what it changes
-            if constexpr (SPLIT) {
-                unsigned peak = 0;
-                for_copied(chunk, [&](float v) { return peak = max(peak, finite_magnitude(v)), false; });
-                peak = __reduce_max_sync(~0u, peak);
-                if (lane == 0) peaks[warp] = peak;
-                __syncthreads();
-#pragma unroll
-                for (int i = 0; i < THREADS / WARP; ++i) peak = max(peak, peaks[i]);
-                inverse_x = half_inverse(peak);
-                const float scale = half_scale(peak);
-                for_copied(chunk, [&](float& v) { return v = __uint_as_float(split_halves(v * scale)), true; });
-            } else {
-                for_copied(chunk, [&](float& v) { return v = round_tf32_fast(v), true; });
-            }
-        };
-        const float* next_slice = packed + threadIdx.x * 4;
-        auto load_weights = [&](int stage) {
-            float* const to = weights + stage * S::SLICE + threadIdx.x * 4;
-#pragma unroll
-            for (int i = 0; i < S::SLICE; i += THREADS * 4)
-                if (i + THREADS * 4 <= S::SLICE || i + threadIdx.x * 4 < S::SLICE) copy_words<4>(to + i, next_slice + i);
-            next_slice += S::SLICE;
-        };
-
-        // Where a thread's positions lie in a plane, in bytes; those beyond the box repeat the first.
-        int place[S::TILES_P];
-#pragma unroll
-        for (int i = 0; i < S::TILES_P; ++i) {
-            int position = (warp_p * S::TILES_P + i) * 8 + lane / 4;
-            if (position >= args.box[0] * args.box[1] * args.box[2]) position = 0;
-            const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
-            place[i] = 4 * ((layer * (Depth::STEP / Depth::PITCH) * args.extent[1] + (row - layer * args.box[1]) * (Height::STEP / Height::PITCH)) * args.extent[2] +
-                       (position - row * args.box[2]) * Width::STEP + shift + (AFFINE ? lane % 4 * S::PLANE : 0));
-        }
-
-        float sums[INTERLEAVED][TILES_O][S::TILES_P][4] = {};
-
-        auto multiply = [&](float (&d)[TILES_O][S::TILES_P][4], const float* slice, const float* slot) {
-            const int* const offsets = reinterpret_cast<const int*>(slice + S::SLICE - S::OFFSETS);
-            const float4* fragments = reinterpret_cast<const float4*>(slice) + warp_o * TILES_O * WARP + lane;
-            // x of products k and k + 4 of a group of 8 begins at these.
-            auto near = [&](int group) { return reinterpret_cast<const char*>(slot) + offsets[AFFINE ? group : group * 8 + lane % 4]; };
-            auto far = [&](int group) {
-                return AFFINE ? near(group) + 4 * S::PLANE * sizeof(float) : reinterpret_cast<const char*>(slot) + offsets[group * 8 + 4 + lane % 4];
-            };
-            if constexpr (SPLIT) {
-                float inverse[TILES_O][2];
-#pragma unroll
-                for (int o = 0; o < TILES_O; ++o)
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        inverse[o][half] = inverse_x * slice[S::INVERSES + (warp_o * TILES_O + o) * 16 + half * 8 + lane / 4];
-#pragma unroll 1
-                for (int k = 0; k < S::K_STEPS; k += 2, fragments += OUTPUT_TILE * 4) {
-                    float4 high[TILES_O], low[TILES_O];
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) high[o] = fragments[o * WARP], low[o] = fragments[OUTPUT_TILE * 2 + o * WARP];
-                    const char* const at[2][2] = {{near(k), far(k)}, {near(k + 1), far(k + 1)}};
-#pragma unroll
-                    for (int p = 0; p < S::TILES_P; ++p) {
-                        unsigned high_x[2], low_x[2];
-#pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            const unsigned a = *reinterpret_cast<const unsigned*>(at[i][0] + place[p]), b = *reinterpret_cast<const unsigned*>(at[i][1] + place[p]);
-                            high_x[i] = high_halves(a, b), low_x[i] = low_halves(a, b);
-                        }
-                        float terms[TILES_O][4] = {};
-#pragma unroll
-                        for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], low[o], high_x);
-#pragma unroll
-                        for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], low_x);
-#pragma unroll
-                        for (int o = 0; o < TILES_O; ++o) multiply_add_halves(terms[o], high[o], high_x);
-#pragma unroll
-                        for (int o = 0; o < TILES_O; ++o)
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) d[o][p][e] = fmaf(terms[o][e], inverse[o][e / 2], d[o][p][e]);
-                    }
-                }
-            } else {
-#pragma unroll
-                for (int k = 0; k < S::K_STEPS; ++k, fragments += OUTPUT_TILE * 2) {
-                    float4 a[TILES_O];
-#pragma unroll
-                    for (int o = 0; o < TILES_O; ++o) a[o] = fragments[o * WARP];
-                    const char *const from = near(k), *const beyond = far(k);
-#pragma unroll
-                    for (int p = 0; p < S::TILES_P; ++p) {
-                        const float b0 = *reinterpret_cast<const float*>(from + place[p]), b1 = *reinterpret_cast<const float*>(beyond + place[p]);
-#pragma unroll
-                        for (int o = 0; o < TILES_O; ++o) multiply_add(d[o][p], a[o], b0, b1);
-                    }
-                }
-            }
-        };
-
-        const int chunks = phase.chunks(), slices = chunks * phase.chunk_slices();
-#pragma unroll
-        for (int i = 0; i < S::SLOTS - 1; ++i)
-            if (i < chunks) load_inputs(i);
-#pragma unroll
-        for (int i = 0; i < S::STAGES - 1; ++i) {
-            if (i < slices) load_weights(i);
-            commit_copies();
-        }
-        int slice = 0, stage = 0, free_stage = S::STAGES - 1;
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            const float* const slot = inputs + chunk % S::SLOTS * (PLANES * S::PLANE);
-            bool first = true;
-#pragma unroll
-            for (int sub = 0; sub < INTERLEAVED; ++sub) {
-                const int count = phase.slices(sub);
-                for (int i = 0; i < count; ++i) {
-                    wait_copies<S::STAGES - 2>();
-                    if (first) convert_inputs(chunk);
-                    __syncthreads();
-                    if (first && chunk + S::SLOTS - 1 < chunks) load_inputs(chunk + S::SLOTS - 1);
-                    first = false;
-                    if (slice++ < slices - (S::STAGES - 1)) load_weights(free_stage);
-                    commit_copies();
-                    multiply(sums[sub], weights + stage * S::SLICE, slot);
-                    free_stage = stage;
-                    stage = stage + 1 < S::STAGES ? stage + 1 : 0;
-                }
-            }
-        }
+    for (int begin = 0; begin < args.boxes[0]; begin += args.turns[0]) {
+        origin_d = min(begin * args.box[0], args.out[0] - args.box[0]);   // the last box ends where the axis does
+        load_inputs(0);
+        commit_copies();
         wait_copies<0>();
+        convert_inputs(0);
         __syncthreads();
-        // In full fp32, what is not finite is computed again.
-        if (SPLIT && !all_finite<INTERLEAVED * TILES_O * S::TILES_P * 4>(&sums[0][0][0][0])) {
-            float cell[INTERLEAVED][TILES_O][S::TILES_P][4];   // in memory: registers have no run-time index
-#pragma unroll
-            for (int n = 0; n < INTERLEAVED * TILES_O * S::TILES_P * 4; ++n) (&cell[0][0][0][0])[n] = (&sums[0][0][0][0])[n];
 #pragma unroll 1
-            for (int n = 0; n < INTERLEAVED * TILES_O * S::TILES_P * 4; ++n) {
-                float& element = (&cell[0][0][0][0])[n];
-                if (isfinite(element)) continue;
-                const int e = n % 4, p = n / 4 % S::TILES_P, o = n / 4 / S::TILES_P % TILES_O, i = n / 4 / S::TILES_P / TILES_O;
-                const int position = (warp_p * S::TILES_P + p) * 8 + lane % 4 * 2 + e % 2, output = block_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16 + e / 2 * 8 + lane / 4;
-                const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
-                const int d = (box_d + layer) * Depth::PHASES + phase.depth, h = (box_h + row - layer * args.box[1]) * Height::PHASES + phase.height;
-                const int w = (box_w + position - row * args.box[2]) * Width::PHASES + phase.width + i;
-                const bool in = layer < args.box[0] && d < args.out[0] && h < args.out[1] && w < args.out[2] && output < OUTPUTS;
-                element = in ? plain_sum(args, sample, block_group, output, (static_cast<int64_t>(d) * args.out[1] + h) * args.out[2] + w) : 0.0f;
+        for (int index = begin; index < min(begin + args.turns[0], args.boxes[0]); ++index) {
+            const int first_d = index * args.box[0], box_d = min(first_d, args.out[0] - args.box[0]);
+            const float* const from = inputs + (box_d - origin_d) * (Depth::STEP / Depth::PITCH) * args.extent[1] * args.extent[2] + shift;
+            float sums[INTERLEAVED][TILES_O][S::TILES_P][4] = {};
+            const float* slice = weights + S::first_slice(0) * S::SLICE;
+#pragma unroll
+            for (int sub = 0; sub < INTERLEAVED; ++sub)
+#pragma unroll 1
+                for (int i = phase.slices(sub); i > 0; --i, slice += S::SLICE) multiply(sums[sub], slice, from);
+            // In full fp32, what is not finite is computed again.
+            if (SPLIT && !all_finite<INTERLEAVED * TILES_O * S::TILES_P * 4>(&sums[0][0][0][0])) {
+                float cell[INTERLEAVED][TILES_O][S::TILES_P][4];   // in memory: registers have no run-time index
+#pragma unroll
+                for (int n = 0; n < INTERLEAVED * TILES_O * S::TILES_P * 4; ++n) (&cell[0][0][0][0])[n] = (&sums[0][0][0][0])[n];
+#pragma unroll 1
+                for (int n = 0; n < INTERLEAVED * TILES_O * S::TILES_P * 4; ++n) {
+                    float& element = (&cell[0][0][0][0])[n];
+                    if (isfinite(element)) continue;
+                    const int e = n % 4, p = n / 4 % S::TILES_P, o = n / 4 / S::TILES_P % TILES_O, i = n / 4 / S::TILES_P / TILES_O;
+                    const int position = (warp_p * S::TILES_P + p) * 8 + lane % 4 * 2 + e % 2, output = block_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16 + e / 2 * 8 + lane / 4;
+                    const int row = args.by_width.quotient(position), layer = args.by_height.quotient(row);
+                    const int d = (box_d + layer) * Depth::PHASES + phase.depth, h = (box_h + row - layer * args.box[1]) * Height::PHASES + phase.height;
+                    const int w = (box_w + position - row * args.box[2]) * Width::PHASES + phase.width + i;
+                    const bool in = layer < args.box[0] && d < args.out[0] && h < args.out[1] && w < args.out[2] && output < OUTPUTS;
+                    element = in ? plain_sum(args, sample, block_group, output, (static_cast<int64_t>(d) * args.out[1] + h) * args.out[2] + w) : 0.0f;
+                }
+#pragma unroll
+                for (int n = 0; n < INTERLEAVED * TILES_O * S::TILES_P * 4; ++n) (&sums[0][0][0][0])[n] = (&cell[0][0][0][0])[n];
             }
 #pragma unroll
-            for (int n = 0; n < INTERLEAVED * TILES_O * S::TILES_P * 4; ++n) (&sums[0][0][0][0])[n] = (&cell[0][0][0][0])[n];
-        }
+            for (int line = 0; line < 2 * TILES_O; ++line) {
+                const int o = line / 2, half = line % 2;
+                const int output = block_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16 + half * 8 + lane / 4;
+                [[maybe_unused]] const int l = block_group * OUTPUTS + (output < OUTPUTS ? output : 0);
+                const float v_p0 = __ldg(args.p0 + l);   // %conv3d_r1: float32[32, 1, 1, 1]
 #pragma unroll
-        for (int line = 0; line < 2 * TILES_O; ++line) {
-            const int o = line / 2, half = line % 2;
-            const int output = block_tile * OUTPUT_TILE + (warp_o * TILES_O + o) * 16 + half * 8 + lane / 4;
-            [[maybe_unused]] const int l = block_group * OUTPUTS + (output < OUTPUTS ? output : 0);
-            const float v_p0 = __ldg(args.p0 + l);   // %conv3d_r1: float32[32, 1, 1, 1]
-#pragma unroll
-            for (int n = 0; n < S::TILES_P * 2 * INTERLEAVED; ++n) {
-                const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, p = n / INTERLEAVED / 2;
-                const float v = sums[i][o][p][2 * half + e];
-                const float t0 = v + v_p0;   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
-                kept[i][o][p][2 * half + e] = nan_min(kept[i][o][p][2 * half + e], t0);
+                for (int n = 0; n < S::TILES_P * 2 * INTERLEAVED; ++n) {
+                    const int i = n % INTERLEAVED, e = n / INTERLEAVED % 2, p = n / INTERLEAVED / 2;
+                    const float v = sums[i][o][p][2 * half + e];
+                    const float t0 = v + v_p0;   // %conv3d: float32[x0_0, 32, x0_2 - 2, x0_3 - 2, x0_4 - 2] = add(%conv3d_r2, %conv3d_r1)
+                    kept[i][o][p][2 * half + e] = nan_min(kept[i][o][p][2 * half + e], t0);
+                }
             }
         }
+        __syncthreads();   // this part of x has been read
     }
+    const int first_output[3] = {0, box_h, box_w};
 
     const int64_t out_plane = int64_t(1) * args.out[1] * args.out[2];   // of what is left
     [[maybe_unused]] const int output_tile = block[0], group = block[1];
@@ -914,24 +892,30 @@ bool choose_box(Args& args, int64_t samples) {
         size[a] = (args.out[a] + PHASES[a] - 1) / PHASES[a];
         most[a] = !SWEPT[a] ? size[a] : args.out[a] < PHASES[a] ? 1 : args.out[a] / PHASES[a];
     }
-    constexpr double PRODUCTS = (SPLIT ? 1024 : 1024) / 80.0 * S::POSITIONS;   // the time of a block's products, in words of x
+    // Times, in words of x that are loaded: of a turn, without addresses for every fragment, and of a part of x.
+    constexpr double TURN = SPLIT ? 3960 : 2840, BY_RUNS = 0.85, PART = 1000;
     constexpr int64_t KEPT_PHASES = 1 * Height::PHASES * (Width::PHASES / INTERLEAVED);
     const double at_once = double(S::RESIDENT) * multiprocessors();
     double least = INFINITY;
     for (int w = 8; w < S::POSITIONS + 8; w += 8) {
-        int box[3] = {1, 1, w < most[2] ? w : most[2]}, extent[3];
+        int box[3] = {1, 1, w < most[2] || w % (8 * S::LONGEST_RUN) == 0 ? w : most[2]}, extent[3];
         if (box[2] > S::POSITIONS) break;
         for (box[1] = 1; box[1] <= most[1] && box[1] * box[2] <= S::POSITIONS; ++box[1]) {
             for (box[0] = 1; box[0] <= most[0] && box[0] * box[1] * box[2] <= S::POSITIONS && measure(box, extent) <= S::PLANE; ++box[0]) {
                 double blocks = double(samples) * GROUPS * OUTPUT_TILES * KEPT_PHASES, turns = 1;
                 for (int a = 0; a < 3; ++a) (SWEPT[a] ? turns : blocks) *= (size[a] + box[a] - 1) / box[a];
-                const double cost = ceil(blocks / at_once) * turns * (PRODUCTS + measure(box, extent));
+                // As many turns as x of them fits, in parts of about the same length.
+                const int across = extent[0] * extent[1] * extent[2] / extent[0], all = (size[0] + box[0] - 1) / box[0];
+                const int longest = ((S::PLANE / across - Depth::HALO - 1) / (Depth::STEP / Depth::PITCH) + 1) / box[0];
+                const int most_turns = longest < 1 ? 1 : longest, parts = (all + most_turns - 1) / most_turns, of_part = (all + parts - 1) / parts;
+                const int whole[3] = {of_part * box[0], box[1], box[2]};
+                const double cost = ceil(blocks / at_once) * (turns * TURN * (box[2] % (8 * S::LONGEST_RUN) ? 1.0 : BY_RUNS) + turns / all * parts * (measure(whole, extent) + PART));
                 if (cost >= least) continue;
                 least = cost;
-                for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = (size[a] + box[a] - 1) / box[a];
+                for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = (size[a] + box[a] - 1) / box[a], args.turns[a] = whole[a] / box[a];
             }
         }
-        if (w >= most[2]) break;
+        if (w >= most[2] && w % (8 * S::LONGEST_RUN) == 0) break;
     }
     return least < INFINITY;
 }
@@ -948,11 +932,13 @@ int launch(Args& args, int64_t samples, cudaStream_t stream) {
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     args.by_width = fast_divide(args.box[2]);
     args.by_height = fast_divide(args.box[1]);
+    args.by_columns = fast_divide(args.extent[2]), args.by_rows = fast_divide(args.extent[1]);
     const int bytes = S::WORDS * int(sizeof(float));
-    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
-    if (const cudaError_t error = cudaFuncSetAttribute(run<SPLIT>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
+    const auto kernel = args.box[2] % (8 * S::LONGEST_RUN) ? run<SPLIT, 1> : run<SPLIT, S::LONGEST_RUN>;
+    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
+    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)) return error;
     enqueue(pack<SPLIT>, GROUPS * OUTPUT_TILES * S::SLICES * (OUTPUT_TILE / 16), PACK_THREADS, 0, stream, args);
-    enqueue(run<SPLIT>, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
+    enqueue(kernel, static_cast<unsigned int>(blocks), THREADS, bytes, stream, args);
     return cudaGetLastError();
 }
 
@@ -1108,16 +1094,16 @@ Tensor call_k0_conv_sweep(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6083716b5485097e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d3ee20cd8458a118, m) {
     m.def("k0_conv_sweep(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6083716b5485097e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d3ee20cd8458a118, CUDA, m) {
     m.impl("k0_conv_sweep", TORCH_BOX(&call_k0_conv_sweep));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6083716b5485097e"
+_fusegen_NAMESPACE = "fusegen_d3ee20cd8458a118"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

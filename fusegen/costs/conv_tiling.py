@@ -6,6 +6,8 @@ from math import ceil, prod
 
 from fusegen.ir import Frozen
 
+_STEP, _RESULT, _WORD = 30, 15, 0.4
+"""Instructions of a warp: beside sixteen products of its fragments, for a result, for a word of one channel of x."""
 MOST_SHARES = 8
 """Blocks that share the channels of a tile."""
 
@@ -63,6 +65,8 @@ class ConvTiling(Frozen):
     tiles_o: int
     few: bool = False
     """For few positions: blocks may share the channels of a tile."""
+    turns: bool = False
+    """A block computes box after box, and every phase, from one load of x; all weights are in shared memory."""
     plain: TilingShape
     split: TilingShape
 
@@ -81,6 +85,15 @@ class ConvTiling(Frozen):
     def products(self, split: bool) -> int:
         """Multiply-adds of a position and a channel, for all outputs of a block."""
         return max(1, round(self.output_tile * self._depth(split) / (self.chunk * self.channel_chunks)))
+
+    def turn_words(self, split: bool) -> float:
+        """What a turn takes, its epilogue included, as words of x of all channels that are loaded meanwhile."""
+        shape = self.shape(split)
+        steps = shape.first_slices[-1] * shape.k_steps / 2 / self.grid_phases
+        fragments = shape.tiles_p * ((8 + 7 * self.tiles_o) if split else (4 + 2 * self.tiles_o))
+        results = shape.tiles_p * self.tiles_o * 4 * self.interleaved
+        instructions = self.warps_o * self.warps_p * (steps * (fragments + _STEP) + results * _RESULT)
+        return instructions / (_WORD * self.chunk)
 
     @property
     def loads(self) -> int:

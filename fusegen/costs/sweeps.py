@@ -13,6 +13,8 @@ from fusegen.machines import Machine
 _PRODUCTS, _TURN_SECONDS, _PHASES = 1.3, 7.5e-7, 1.5
 """Times over that products take, which have half the registers; what a turn takes
 of a multiprocessor beside them; times over that a transposed convolution's phases take (13 convolutions, H200)."""
+_IN_TURNS = (1.0, 2.5e-7)
+"""Of these the first two where turns share a load of x (three convolutions of few channels, H100)."""
 _LOAD_SECONDS = 2.5e-6
 """What every further load of input channels takes of a turn in TF32 (2.4 and 5 us, of 256 and of 128 channels)."""
 _CHAIN = 10.0
@@ -50,7 +52,7 @@ def seconds(
     split = not library.allows_tf32(body, node)
     x, w = (body.node(name).type for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(conv, x, w)
-    tiling = tile_conv(Structure(conv, inference.kernel_size(w), inputs, outputs, whole, swept=True))
+    tiling = tile_conv(Structure(conv, inference.kernel_size(w), inputs, outputs, whole, swept=swept))
     samples, _, *lengths = body.shape(node.name)
     phases = (tiling.axes[0].phases, tiling.axes[1].phases, tiling.axes[2].phases)
     sizes = tuple(ceil(size / own) for size, own in zip([*[1] * (3 - conv.rank), *lengths], phases, strict=True))
@@ -62,7 +64,8 @@ def seconds(
     slots = machine.multiprocessors * resident
     blocks = samples * conv.groups * ceil(outputs / tiling.output_tile) * others
     waves, turns = _sweep(sizes, swept, tiling.positions(split), blocks, slots)
-    turn = _PRODUCTS * tiling.block_flops(split) * slots / machine.mma_flops + resident * _TURN_SECONDS
+    products, beside = _IN_TURNS if tiling.turns else (_PRODUCTS, _TURN_SECONDS)
+    turn = products * tiling.block_flops(split) * slots / machine.mma_flops + resident * beside
     turn += (tiling.loads - 1) * (contractions.LOAD_SECONDS if split else _LOAD_SECONDS)
     turn *= _PHASES if prod(phases) > 1 else 1.0
     chain = sum(ops.function_flops(before, own) for own in before.nodes) * _CHAIN / machine.flops

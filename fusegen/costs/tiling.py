@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, islice
+from itertools import accumulate, islice, product
 from math import ceil, gcd, prod
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ _WARPS = 4
 """Of a block; several share a multiprocessor, so that one computes while another loads or stores."""
 _WARP_TILES = 8
 """Fragments of eight positions in a warp, over all phases of a block."""
+_TURNS = (4, 2)
+"""Boxes that a block should compute from one load of x, where it computes several: as many as may be."""
 _SWEPT_TILES = 4
 """Where there is a running result for each value of a thread too."""
 _FILLED, _SHARES, _SHARED_CHANNELS = 120, 4, 16
@@ -68,10 +70,11 @@ class _Taps:
         step = gcd(*(offset - every[0] for offset in every)) or 1
         return _Taps((every[-1] - every[0]) // step + 1, 1, -every[0], step, False)
 
-    def tiled(self, *, alone: bool = False, width: bool = False, interleaved: bool = False) -> TilingAxis:
+    def tiled(self, *, alone: bool = False, width: bool = False, together: bool = False) -> TilingAxis:
+        """``together``: a load of x serves all phases."""
         row = 1 if width else self.step if alone or self.most == 1 else gcd(self.step, self.spread)
         span = 0 if alone else (self.most - 1) * self.spread // row
-        if interleaved:
+        if together and self.phases > 1:
             every = [offset for offsets in self.offsets for offset in offsets]
             span = max(every) - min(every)
         return TilingAxis(
@@ -117,6 +120,15 @@ def _nominal_box(positions: int, rank: int) -> tuple[int, int, int]:
     return (1, height, width) if rank == 2 or height < 4 else (2, height // 2, width)
 
 
+def _turning_box(positions: int, rank: int, turns: int) -> tuple[int, int, int]:
+    """What so many boxes of a block come to, one after the other along the first axis."""
+    if rank == 1:
+        return 1, 1, turns * positions
+    width = min(32, positions)
+    height = positions // width
+    return (1, turns * height, width) if rank == 2 else (turns, height, width)
+
+
 def _chunks(channels: int) -> Iterator[tuple[int, bool]]:
     """(channels at a time, affine) candidates, best first."""
     if channels % 8 == 0 or channels >= 32:
@@ -154,8 +166,10 @@ class Structure(NamedTuple):
     """Phases of a transposed convolution may be rows of the products, as channels are."""
     positions: int | None = None
     """Of the result, in all samples and groups; where these are few, a block has fewer of them."""
-    swept: bool = False
-    """A block computes box after box, and keeps what they come to in registers."""
+    swept: tuple[bool, bool, bool] = (False, False, False)
+    """Axes along which a block computes box after box, and keeps what they come to in registers."""
+    reduced: bool = False
+    """A block reduces its results in registers and stores none of them."""
 
 
 def tile_conv(structure: Structure) -> ConvTiling:
@@ -173,14 +187,14 @@ def conv_tilings(structure: Structure) -> dict[str, ConvTiling]:
 
 def _conv_tilings(structure: Structure, most: int) -> list[ConvTiling]:
     """Those that fit, best first, up to ``most`` for each of as many tiles. Raises ``TooLarge`` where none does."""
-    conv, kernel, channels, outputs, whole, merge, positions, swept = structure
+    conv, kernel, channels, outputs, whole, merge, positions, swept, reduced = structure
     axes = list(zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True))
     taps = tuple(_Taps(*axis, conv.transposed) for axis in [(1, 1, 0, 1)] * (3 - conv.rank) + axes)
     phases = tuple(axis.phases for axis in taps)
     if merge and not whole and _merges(taps, outputs):
         together = tuple(axis.merged() for axis in taps)
         tiles = _output_tiles(outputs * prod(phases), True)[:1]
-        if found := _fitting(together, conv.rank, channels, tiles, most, phases):
+        if found := _fitting(together, conv.rank, channels, tiles, most, phases, _Parts(turns=True)):
             return found
     tiles = _output_tiles(outputs, whole)[:most]
     few = None
@@ -188,7 +202,9 @@ def _conv_tilings(structure: Structure, most: int) -> list[ConvTiling]:
         few = _fitting_few(taps, conv.rank, channels, outputs, tiles[0], positions)
     if few:
         return [few]
-    parts = _Parts(warp_tiles=_SWEPT_TILES) if swept else _Parts()
+    parts = _Parts(turns=True, whole=whole, reduced=reduced)
+    if any(swept):
+        parts = _Parts(warp_tiles=_SWEPT_TILES, turns=not conv.transposed, reduced=True)
     found = _fitting(taps, conv.rank, channels, tiles, most, parts=parts)
     if not found:
         raise TooLarge("the input that a few output positions meet does not fit into shared memory")
@@ -228,11 +244,17 @@ def _merges(taps: tuple[_Taps, ...], outputs: int) -> bool:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Of a block: its warps, their fragments of eight positions, and the most blocks of a multiprocessor."""
+    """Of a block: its warps, their fragments of eight positions, and the most blocks of a multiprocessor.
+
+    ``turns``: it may compute several boxes from one load of x. ``whole``, ``reduced``: as in ``Structure``.
+    """
 
     warps: int = _WARPS
     warp_tiles: int = _WARP_TILES
     resident: int = 4
+    turns: bool = False
+    whole: bool = False
+    reduced: bool = False
 
 
 def _fitting(
@@ -290,7 +312,7 @@ class _Fitter:
         return (
             depth.tiled(alone=self.alone[0]),
             height.tiled(alone=self.alone[1]),
-            width.tiled(width=True, interleaved=self.interleaved > 1),
+            width.tiled(width=True, together=self.interleaved > 1),
         )
 
     @cached_property
@@ -329,7 +351,7 @@ class _Fitter:
         plain, split = shape(False), shape(True)
         if plain is None or split is None:
             return None
-        return ConvTiling(
+        found = ConvTiling(
             axes=self.axes,
             merged=(self.merged[0], self.merged[1], self.merged[2]),
             interleaved=self.interleaved,
@@ -343,6 +365,42 @@ class _Fitter:
             plain=plain,
             split=split,
         )
+        return self._in_turns(found) or found
+
+    def _in_turns(self, tiling: ConvTiling) -> ConvTiling | None:
+        """``tiling`` for blocks that compute several boxes each, where x and all weights fit besides results."""
+        if not self.parts.turns or tiling.loads > 1 or tiling.interleaved < self.taps[2].phases:
+            return None
+        depth, height, width = (axis.tiled(width=n == 2, together=True) for n, axis in enumerate(self.taps))
+        axes = (depth, height, width)
+        plain, split = self._turned(tiling, axes, False), self._turned(tiling, axes, True)
+        if plain is None or split is None:
+            return None
+        return tiling.replace(axes=axes, turns=True, plain=plain, split=split)
+
+    def _turned(self, tiling: ConvTiling, axes: tuple[TilingAxis, ...], split: bool) -> TilingShape | None:
+        shape = tiling.shape(split)
+        slice = (shape.k_steps * 8 + split) * tiling.output_tile
+        slice += ceil(shape.k_steps * (1 if tiling.affine else 8) / 4) * 4
+        taken = shape.first_slices[-1] * slice + self._results(tiling, shape) + 3 * self.warps_p * tiling.output_tile
+        planes = tiling.chunk + (not tiling.affine and not split)
+        for turns, resident in product(_TURNS, range(shape.resident, 1, -1)):
+            box = _turning_box(tiling.positions(split), self.rank, turns)
+            rows = [(b - 1) * (t.step // a.row) + a.span + 1 for t, a, b in zip(self.taps, axes, box, strict=True)]
+            spare = ((_SHARED_WORDS[resident] - taken) // planes - 8) // 16 * 16 + 8
+            if spare >= _aligned_plane(rows[0] * rows[1] * ((rows[2] + 6) // 4 * 4)):
+                return shape.replace(resident=resident, stages=shape.first_slices[-1], slots=1, plane=spare)
+        return None
+
+    def _results(self, tiling: ConvTiling, shape: TilingShape) -> int:
+        """Words through which a block's results go to their places, as ``RESULT_WORDS`` in the template."""
+        if self.parts.reduced:
+            return 0
+        if max(tiling.merged) > 1:
+            return self.parts.warps * tiling.output_tile * (shape.tiles_p * 8 + 4)
+        if self.parts.whole:
+            return tiling.output_tile * (self.warps_p * shape.tiles_p + 1) * 8 * tiling.interleaved
+        return self.parts.warps * 16 * (shape.tiles_p + 1) * 8 * tiling.interleaved
 
     def _shape(
         self, words: _Words, k_steps: int, first_slices: tuple[int, ...], split: bool, nominal: bool

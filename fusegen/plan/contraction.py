@@ -124,12 +124,13 @@ def portable_conv(
     alone: bool = False,
     merge: bool = False,
     stored: bool = False,
-    swept: bool = False,
+    swept: tuple[bool, bool, bool] = (False, False, False),
+    reduced: bool = False,
 ) -> ContractionPlan:
     """A convolution by mma.sync, with ``rows`` after it; ``whole``: a block has all channels of its positions.
 
     ``alone``: no other kernel computes it on any device. ``merge``: as in ``Structure``. ``stored``: nothing is
-    reduced, so tiles may be smaller where positions are few. ``swept``: as in ``Structure``.
+    reduced, so tiles may be smaller where positions are few. ``swept``, ``reduced``: as in ``Structure``.
     """
     assert isinstance(node.op, ConvOp)
     x, w = (region.body.node(operand) for operand in node.inputs)
@@ -137,7 +138,8 @@ def portable_conv(
     samples, _, *lengths = region.body.shape(node.name)
     positions = samples * node.op.groups * prod(lengths) if stored else None
     of_group = inference.group_channels(node.op, x.type, w.type)
-    structure = tiling.Structure(node.op, inference.kernel_size(w.type), *of_group, whole, merge, positions, swept)
+    kernel = inference.kernel_size(w.type)
+    structure = tiling.Structure(node.op, kernel, *of_group, whole, merge, positions, swept, reduced)
     return ContractionPlan(
         head="conv_transpose" if node.op.transposed else "conv",
         source=region.args[x.name].name,
@@ -260,7 +262,7 @@ def plan(region: Region, name: str, portable: bool = False) -> KernelPlan:
     if hopper_plan and stored and not before and direct.pays_in_fp32(region.body, node, machine("sm_90")):
         hopper_plan = hopper_plan.replace(in_fp32=conv_direct.detail_of(region).replace(precise=True))
     alone = not portable and hopper_plan is None
-    detail = portable_conv(region, node, axes, rows, whole, alone, not reduced, stored)
+    detail = portable_conv(region, node, axes, rows, whole, alone, not reduced, stored, reduced=bool(reduced))
     return region.plan(
         f"{name}_conv_reduce" if reduced else f"{name}_contraction",
         detail.replace(before=before, statistics=statistics, reduced=reduced),

@@ -33,7 +33,7 @@ def _portable(region: Region, parts: ConvSweep, name: str) -> KernelPlan:
     )
     rows = region.lower_part(parts.after, parts.after_space, "v", Style("{}[j]", "{}"))
     sizes = tuple(dict.fromkeys((*sweep.before.sizes, *rows.sizes)))  # declared once for both chains
-    detail = contraction.portable_conv(region, conv, axes, rows.replace(sizes=sizes), parts.whole, swept=True)
+    detail = contraction.portable_conv(region, conv, axes, rows.replace(sizes=sizes), parts.whole, swept=parts.swept)
     return region.plan(f"{name}_conv_sweep", detail.replace(sweep=sweep), workspace=True, tf32="conv")
 
 

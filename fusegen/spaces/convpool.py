@@ -21,6 +21,8 @@ from fusegen.tuning import together_or_apart
 
 _PORTABLE = 1.5
 """Times over what is expected of it that the portable kernel takes for a transposed convolution (1.3 and 1.7, H200)."""
+_IN_TURNS = 0.35
+"""Share of it, without its stores, that is left where a block computes all phases from one load of x (both of two)."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ def _channels(body: Graph, conv: Node) -> tuple[int, int]:
     return inference.group_channels(conv.op, x, w)
 
 
-def unfit(body: Graph, conv: Node, left: Node, *, whole: bool = False, swept: bool = False) -> str | None:
+def unfit(
+    body: Graph, conv: Node, left: Node, *, whole: bool = False, swept: tuple[bool, bool, bool] = (False, False, False)
+) -> str | None:
     """Why the portable kernel, which takes the calls with TF32 off, has not ``conv`` up to ``left`` of it, or None.
 
     ``whole``, ``swept``: as in ``Structure``.
@@ -127,8 +131,10 @@ def refusal(body: Graph, machine: Machine) -> str | None:
     if parts.by_phases:
         if channels[1] < contractions.LEAST_OUTPUTS:
             return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"
-        portable *= _PORTABLE
-        ours = portable + pooled - result
+        weight = body.node(conv.inputs[1]).type
+        tiling = tile_conv(Structure(conv.op, inference.kernel_size(weight), *channels, False))
+        ours = (_IN_TURNS * (portable - result) if tiling.turns else _PORTABLE * portable - result) + pooled
+        portable *= 1.0 if tiling.turns else _PORTABLE
     else:
         if not machine.wgmma:
             return "only the kernel for sm_90a pools what it computes"

@@ -132,7 +132,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return _narrow_refusal(body, parts, machine, alone + result + machine.launch)
     if parts.whole and conv.op.groups > 1:
         return "a reduction over the channels of several groups"
-    if reason := unfit(body, conv, parts.reduction, whole=parts.whole, swept=True):
+    if reason := unfit(body, conv, parts.reduction, whole=parts.whole, swept=parts.swept):
         return reason
     if int(conv.type.shape[1]) < contractions.LEAST_OUTPUTS * conv.op.groups:
         return f"groups of fewer than {contractions.LEAST_OUTPUTS} output channels would mostly multiply zeros"
