@@ -992,8 +992,9 @@ bool choose_box(Args& args, int64_t samples) {
     constexpr int TRIED = 4;   // numbers of blocks along the axis of the turns
     const double at_once = double(S::RESIDENT) * multiprocessors();
     double least = INFINITY;
-    for (int w = 8; w <= S::POSITIONS; w += 8) {
-        const bool runs = w % (8 * S::LONGEST_RUN) == 0;
+    constexpr int RUN = 8 * S::LONGEST_RUN;
+    for (int w = size[2] < S::POSITIONS ? (size[2] + RUN - 1) / RUN * RUN : S::POSITIONS; w > 0; w -= 8) {   // wide ones first: the others seldom get far
+        const bool runs = w % RUN == 0;
         int box[3] = {1, 1, w < size[2] || runs ? w : size[2]}, extent[3];
         for (box[1] = 1; box[1] <= size[1] && box[1] * box[2] <= S::POSITIONS; ++box[1]) {
             box[0] = S::POSITIONS / (box[1] * box[2]);
@@ -1006,6 +1007,7 @@ bool choose_box(Args& args, int64_t samples) {
             const int across = extent[0] * extent[1] * extent[2] / extent[axis], all = boxes[axis];
             const int longest = ((S::PLANE / across - HALOS[axis] - 1) / STEPS[axis] + 1) / box[axis], most = longest < 1 ? 1 : longest < all ? longest : all;
             const double turn = TURN * (runs ? BY_RUNS : 1.0) + ENDS / (boxes[2] > 1 ? box[2] : box[1] * box[2]);
+            if (double(samples) * GROUPS * OUTPUT_TILES * boxes[0] * boxes[1] * boxes[2] * turn >= least * at_once) continue;
             for (int blocks = (all + most - 1) / most, tried = 0; blocks <= all && tried < TRIED; ++blocks, ++tried) {
                 int turns[3] = {1, 1, 1};
                 turns[axis] = (all + blocks - 1) / blocks;
@@ -1020,7 +1022,6 @@ bool choose_box(Args& args, int64_t samples) {
                 for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = boxes[a], args.turns[a] = turns[a];
             }
         }
-        if (w >= size[2] && runs) break;
     }
     return least < INFINITY;
 }
@@ -2074,7 +2075,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9f1d4a06d4fdd9d7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a80901cea661f732, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -2082,7 +2083,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9f1d4a06d4fdd9d7, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9f1d4a06d4fdd9d7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a80901cea661f732, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2091,7 +2092,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_9f1d4a06d4fdd9d7, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9f1d4a06d4fdd9d7"
+_fusegen_NAMESPACE = "fusegen_a80901cea661f732"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

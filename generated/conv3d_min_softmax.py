@@ -904,6 +904,7 @@ bool choose_box(Args& args, int64_t samples) {
             for (box[0] = 1; box[0] <= most[0] && box[0] * box[1] * box[2] <= S::POSITIONS && measure(box, extent) <= S::PLANE; ++box[0]) {
                 double blocks = double(samples) * GROUPS * OUTPUT_TILES * KEPT_PHASES, turns = 1;
                 for (int a = 0; a < 3; ++a) (SWEPT[a] ? turns : blocks) *= (size[a] + box[a] - 1) / box[a];
+                if (blocks * turns * TURN * BY_RUNS >= least * at_once) continue;
                 // As many turns as x of them fits, in parts of about the same length.
                 const int across = extent[0] * extent[1] * extent[2] / extent[0], all = (size[0] + box[0] - 1) / box[0];
                 const int longest = ((S::PLANE / across - Depth::HALO - 1) / (Depth::STEP / Depth::PITCH) + 1) / box[0];
@@ -1094,16 +1095,16 @@ Tensor call_k0_conv_sweep(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d3ee20cd8458a118, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_96fbfd8e2ac39903, m) {
     m.def("k0_conv_sweep(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d3ee20cd8458a118, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_96fbfd8e2ac39903, CUDA, m) {
     m.impl("k0_conv_sweep", TORCH_BOX(&call_k0_conv_sweep));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d3ee20cd8458a118"
+_fusegen_NAMESPACE = "fusegen_96fbfd8e2ac39903"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1789,8 +1789,9 @@ bool choose_box(Args& args, int64_t samples) {
     constexpr int TRIED = 4;   // numbers of blocks along the axis of the turns
     const double at_once = double(S::RESIDENT) * multiprocessors();
     double least = INFINITY;
-    for (int w = 8; w <= S::POSITIONS; w += 8) {
-        const bool runs = w % (8 * S::LONGEST_RUN) == 0;
+    constexpr int RUN = 8 * S::LONGEST_RUN;
+    for (int w = size[2] < S::POSITIONS ? (size[2] + RUN - 1) / RUN * RUN : S::POSITIONS; w > 0; w -= 8) {   // wide ones first: the others seldom get far
+        const bool runs = w % RUN == 0;
         int box[3] = {1, 1, w < size[2] || runs ? w : size[2]}, extent[3];
         for (box[1] = 1; box[1] <= size[1] && box[1] * box[2] <= S::POSITIONS; ++box[1]) {
             box[0] = S::POSITIONS / (box[1] * box[2]);
@@ -1803,6 +1804,7 @@ bool choose_box(Args& args, int64_t samples) {
             const int across = extent[0] * extent[1] * extent[2] / extent[axis], all = boxes[axis];
             const int longest = ((S::PLANE / across - HALOS[axis] - 1) / STEPS[axis] + 1) / box[axis], most = longest < 1 ? 1 : longest < all ? longest : all;
             const double turn = TURN * (runs ? BY_RUNS : 1.0) + ENDS / (boxes[2] > 1 ? box[2] : box[1] * box[2]);
+            if (double(samples) * GROUPS * OUTPUT_TILES * boxes[0] * boxes[1] * boxes[2] * turn >= least * at_once) continue;
             for (int blocks = (all + most - 1) / most, tried = 0; blocks <= all && tried < TRIED; ++blocks, ++tried) {
                 int turns[3] = {1, 1, 1};
                 turns[axis] = (all + blocks - 1) / blocks;
@@ -1817,7 +1819,6 @@ bool choose_box(Args& args, int64_t samples) {
                 for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = boxes[a], args.turns[a] = turns[a];
             }
         }
-        if (w >= size[2] && runs) break;
     }
     return least < INFINITY;
 }
@@ -2027,16 +2028,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_02b5aab273577f14, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_34c8429fe2c821b8, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_02b5aab273577f14, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_34c8429fe2c821b8, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_02b5aab273577f14"
+_fusegen_NAMESPACE = "fusegen_34c8429fe2c821b8"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
