@@ -181,7 +181,10 @@ def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monk
             assert (y - r).abs().max() <= 4e-6 * r.abs().max(), (size, tf32, y, r)
 
     x = torch.randn(2, *shape) + 0.5
-    x[(0, min(2, shape[0] - 1), *(size // 2 for size in shape[1:]))], x[(1, 0, *(0 for _ in shape[1:]))] = torch.nan, torch.inf
+    x[(0, min(2, shape[0] - 1), *(size // 2 for size in shape[1:]))], x[(1, 0, *(0 for _ in shape[1:]))] = (
+        torch.nan,
+        torch.inf,
+    )
     for tf32 in (True, False):
         for y, r in zip(kernel.of(x, tf32), kernel.exact(x, tf32), strict=True):
             if kernel.detail.moments:  # a mean that is infinite, beside a variance that is NaN

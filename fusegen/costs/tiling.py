@@ -9,6 +9,7 @@ from itertools import accumulate, islice, product
 from math import ceil, gcd, prod
 from typing import NamedTuple
 
+from fusegen.costs.conv_taps import Taps
 from fusegen.costs.conv_tiling import ConvTiling, TilingAxis, TilingShape
 from fusegen.ir import ConvOp
 
@@ -40,54 +41,6 @@ _CANDIDATES = 3
 
 class TooLarge(Exception):
     """A structure whose input does not fit into shared memory."""
-
-
-class _Taps:
-    """The taps of one axis, by output phase."""
-
-    def __init__(self, kernel: int, stride: int, padding: int, dilation: int, transposed: bool):
-        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
-        self.phases = stride if transposed else 1
-        self.step = 1 if transposed else stride
-        self.gap = stride // gcd(stride, dilation) if transposed else 1
-        self.spread = self.gap * dilation // stride if transposed else dilation
-        self.offsets: list[list[int]] = []
-        for phase in range(self.phases):
-            shifts = [phase + padding - k * dilation for k in range(kernel)]
-            if transposed:
-                self.offsets.append([shift // stride for shift in shifts if shift % stride == 0])
-            else:
-                self.offsets.append([-shift for shift in shifts])
-
-    @property
-    def most(self) -> int:
-        """Taps of the phase that has most."""
-        return max(map(len, self.offsets))
-
-    def merged(self) -> _Taps:
-        """All that any phase meets, as the taps of a convolution of stride 1."""
-        every = sorted({offset for offsets in self.offsets for offset in offsets})
-        step = gcd(*(offset - every[0] for offset in every)) or 1
-        return _Taps((every[-1] - every[0]) // step + 1, 1, -every[0], step, False)
-
-    def tiled(self, *, alone: bool = False, width: bool = False, together: bool = False) -> TilingAxis:
-        """``together``: a load of x serves all phases."""
-        row = 1 if width else self.step if alone or self.most == 1 else gcd(self.step, self.spread)
-        span = 0 if alone else (self.most - 1) * self.spread // row
-        if together and self.phases > 1:
-            every = [offset for offsets in self.offsets for offset in offsets]
-            span = max(every) - min(every)
-        return TilingAxis(
-            kernel=self.kernel,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            phases=self.phases,
-            gap=self.gap,
-            alone=alone,
-            row=row,
-            span=span,
-        )
 
 
 def _output_tiles(outputs: int, whole: bool) -> list[tuple[int, int]]:
@@ -189,7 +142,7 @@ def _conv_tilings(structure: Structure, most: int) -> list[ConvTiling]:
     """Those that fit, best first, up to ``most`` for each of as many tiles. Raises ``TooLarge`` where none does."""
     conv, kernel, channels, outputs, whole, merge, positions, swept, reduced = structure
     axes = list(zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True))
-    taps = tuple(_Taps(*axis, conv.transposed) for axis in [(1, 1, 0, 1)] * (3 - conv.rank) + axes)
+    taps = tuple(Taps(*axis, conv.transposed) for axis in [(1, 1, 0, 1)] * (3 - conv.rank) + axes)
     phases = tuple(axis.phases for axis in taps)
     if merge and not whole and _merges(taps, outputs):
         together = tuple(axis.merged() for axis in taps)
@@ -212,7 +165,7 @@ def _conv_tilings(structure: Structure, most: int) -> list[ConvTiling]:
 
 
 def _fitting_few(
-    taps: tuple[_Taps, ...], rank: int, channels: int, outputs: int, tile: tuple[int, int], positions: int
+    taps: tuple[Taps, ...], rank: int, channels: int, outputs: int, tile: tuple[int, int], positions: int
 ) -> ConvTiling | None:
     """The tiling where blocks of the usual size would leave multiprocessors idle, or None.
 
@@ -233,7 +186,7 @@ def _fitting_few(
     return found and found.replace(few=True)
 
 
-def _merges(taps: tuple[_Taps, ...], outputs: int) -> bool:
+def _merges(taps: tuple[Taps, ...], outputs: int) -> bool:
     """Whether the phases of a few ``outputs`` are computed together: no more products, padding included."""
     phases = prod(axis.phases for axis in taps)
     if phases == 1 or outputs * phases > _MOST_MERGED:
@@ -258,7 +211,7 @@ class _Parts:
 
 
 def _fitting(
-    taps: tuple[_Taps, ...],
+    taps: tuple[Taps, ...],
     rank: int,
     channels: int,
     tiles: list[tuple[int, int]],
@@ -288,7 +241,7 @@ def _fitting(
 class _Fitter:
     """Tries chunks of channels for one way to load x. ``alone``: along depth, height, each tap has its own load."""
 
-    taps: tuple[_Taps, ...]
+    taps: tuple[Taps, ...]
     alone: tuple[bool, bool]
     rank: int
     channels: int
