@@ -58,6 +58,9 @@ ROUND = Sizes(
 """As large, and of the sizes that people choose."""
 
 
+ENDS_WITH_PLACES = 0.1
+
+
 @dataclass
 class Chain:
     """A model while it is built: the lines of its file, and the value that the next op takes."""
@@ -428,6 +431,15 @@ OPS: tuple[Callable[[Chain], None], ...] = (
 )
 
 
+def places(c: Chain) -> None:
+    """Extremes by way of where they are: places themselves jump where values are close."""
+    if axes := [axis for axis in c.axes() if c.shape[axis] > 1]:
+        axis, fn = c.rng.choice(axes), c.rng.choice(["argmax", "argmin"])
+        c.then(
+            f"torch.gather({{x}}, {axis}, {{x}}.{fn}({axis}, keepdim=True))", (*c.shape[:axis], 1, *c.shape[axis + 1 :])
+        )
+
+
 def chain(rng: random.Random, sizes: Sizes = SMALL) -> Chain:
     """A random model, of the first numbers that give one without a value of too many elements."""
     while True:
@@ -436,4 +448,6 @@ def chain(rng: random.Random, sizes: Sizes = SMALL) -> Chain:
         for _ in range(rng.randint(2, 6)):
             rng.choice(OPS)(c)
         if all(math.prod(shape) <= sizes.largest for _, shape in c.values):
+            if rng.random() < ENDS_WITH_PLACES:  # the last draw: models that do not end so are as without it
+                places(c)
             return c
