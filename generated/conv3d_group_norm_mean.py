@@ -322,9 +322,9 @@ namespace k0_conv_reduce_kernel {
 //
 // A block computes OUTPUT_TILE channels of a box of output positions. The part of x that the box meets
 // lies in shared memory as one plane per channel, zero outside x, and serves every tap by a shift; the
-// weights stream past it in slices. Where a transposed convolution's stride makes output positions meet
+// weights lie beside it in slices. Where a transposed convolution's stride makes output positions meet
 // different taps, each phase of the stride is a convolution of its own: phases along the width share a
-// block, so that it writes whole runs, the others are blocks of their own.
+// block, so that it writes whole runs, the others are turns of their own.
 //
 // A block computes box after box from one load of x and of all weights.
 //
@@ -903,8 +903,9 @@ __global__ void __launch_bounds__(THREADS, Shape<SPLIT>::RESIDENT) run(const __g
 #pragma unroll 1
             for (int n = 0; n < INTERLEAVED * TILES_O * S::TILES_P * 4; ++n) {
                 float& element = (&cell[0][0][0][0])[n];
+                if (isfinite(element)) continue;
                 const int e = n % 4, p = n / 4 % S::TILES_P, o = n / 4 / S::TILES_P % TILES_O, i = n / 4 / S::TILES_P / TILES_O;
-                if (!isfinite(element)) element = plain(output_tile * OUTPUT_TILE + warp_o * LINES + o * 16 + e / 2 * 8 + lane / 4, ((warp_p * S::TILES_P + p) * 8 + lane % 4 * 2 + e % 2) * INTERLEAVED + i);
+                element = plain(output_tile * OUTPUT_TILE + warp_o * LINES + o * 16 + e / 2 * 8 + lane / 4, ((warp_p * S::TILES_P + p) * 8 + lane % 4 * 2 + e % 2) * INTERLEAVED + i);
             }
 #pragma unroll
             for (int n = 0; n < INTERLEAVED * TILES_O * S::TILES_P * 4; ++n) (&sums[0][0][0][0])[n] = (&cell[0][0][0][0])[n];
@@ -2075,7 +2076,7 @@ Tensor call_k4_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a80901cea661f732, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_756fb5e66bbe02bd, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
@@ -2083,7 +2084,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a80901cea661f732, m) {
     m.def("k4_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a80901cea661f732, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_756fb5e66bbe02bd, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
@@ -2092,7 +2093,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_a80901cea661f732, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a80901cea661f732"
+_fusegen_NAMESPACE = "fusegen_756fb5e66bbe02bd"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -337,9 +337,9 @@ namespace k0_contraction_kernel {
 //
 // A block computes OUTPUT_TILE channels of a box of output positions. The part of x that the box meets
 // lies in shared memory as one plane per channel, zero outside x, and serves every tap by a shift; the
-// weights stream past it in slices. Where a transposed convolution's stride makes output positions meet
+// weights lie beside it in slices. Where a transposed convolution's stride makes output positions meet
 // different taps, each phase of the stride is a convolution of its own: phases along the width share a
-// block, so that it writes whole runs, the others are blocks of their own.
+// block, so that it writes whole runs, the others are turns of their own.
 //
 // A block computes box after box from one load of x and of all weights.
 //
@@ -1581,20 +1581,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f27a08b090f6d72d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b909963326dceebd, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f27a08b090f6d72d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b909963326dceebd, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f27a08b090f6d72d"
+_fusegen_NAMESPACE = "fusegen_b909963326dceebd"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

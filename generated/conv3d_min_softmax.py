@@ -264,9 +264,9 @@ namespace k0_conv_sweep_kernel {
 //
 // A block computes OUTPUT_TILE channels of a box of output positions. The part of x that the box meets
 // lies in shared memory as one plane per channel, zero outside x, and serves every tap by a shift; the
-// weights stream past it in slices. Where a transposed convolution's stride makes output positions meet
+// weights lie beside it in slices. Where a transposed convolution's stride makes output positions meet
 // different taps, each phase of the stride is a convolution of its own: phases along the width share a
-// block, so that it writes whole runs, the others are blocks of their own.
+// block, so that it writes whole runs, the others are turns of their own.
 //
 // A block computes box after box from one load of x and of all weights.
 //
@@ -1095,16 +1095,16 @@ Tensor call_k0_conv_sweep(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_96fbfd8e2ac39903, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_099e506a40d8beb5, m) {
     m.def("k0_conv_sweep(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_96fbfd8e2ac39903, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_099e506a40d8beb5, CUDA, m) {
     m.impl("k0_conv_sweep", TORCH_BOX(&call_k0_conv_sweep));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_96fbfd8e2ac39903"
+_fusegen_NAMESPACE = "fusegen_099e506a40d8beb5"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

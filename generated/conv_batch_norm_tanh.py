@@ -1403,9 +1403,9 @@ namespace k0_contraction_sm80_kernel {
 //
 // A block computes OUTPUT_TILE channels of a box of output positions. The part of x that the box meets
 // lies in shared memory as one plane per channel, zero outside x, and serves every tap by a shift; the
-// weights stream past it in slices. Where a transposed convolution's stride makes output positions meet
+// weights lie beside it in slices. Where a transposed convolution's stride makes output positions meet
 // different taps, each phase of the stride is a convolution of its own: phases along the width share a
-// block, so that it writes whole runs, the others are blocks of their own.
+// block, so that it writes whole runs, the others are turns of their own.
 //
 // A block computes box after box from one load of x and of all weights.
 //
@@ -2554,18 +2554,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d8a7a74f3dbc8df4, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3f12a23b4ff8d459, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d8a7a74f3dbc8df4, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3f12a23b4ff8d459, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d8a7a74f3dbc8df4"
+_fusegen_NAMESPACE = "fusegen_3f12a23b4ff8d459"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -60,6 +60,11 @@ def _output_tiles(outputs: int, whole: bool) -> list[tuple[int, int]]:
     return sorted((choice for choice in _OUTPUT_TILES if choice[0] == 1), key=cost)
 
 
+def _slice_words(k_steps: int, affine: bool, tile: int, split: bool) -> int:
+    """Words of a slice of weights, with its offsets."""
+    return (k_steps * 8 + split) * tile + ceil(k_steps * (1 if affine else 8) / 4) * 4
+
+
 def _aligned_plane(words: int) -> int:
     """At least ``words``, 8 modulo 16: four planes' fragments fall into different banks."""
     return (words + 7) // 16 * 16 + 8
@@ -293,7 +298,7 @@ class _Fitter:
             k_steps = _k_steps([s for _, counts in steps for s in counts if s], affine, tile, split)
             slices = [(loads, sum(ceil(s / k_steps) for s in counts)) for loads, counts in steps]
             words = _Words(
-                slice=(k_steps * 8 + split) * tile + ceil(k_steps * (1 if affine else 8) / 4) * 4,
+                slice=_slice_words(k_steps, affine, tile, split),
                 planes=chunk if affine else chunk + 1,
                 table=0 if any(self.alone) else 1,
                 fewest=min(count for _, count in slices if count),
@@ -333,17 +338,20 @@ class _Fitter:
 
     def _turned(self, tiling: ConvTiling, axes: tuple[TilingAxis, ...], split: bool) -> TilingShape | None:
         shape = tiling.shape(split)
-        slice = (shape.k_steps * 8 + split) * tiling.output_tile
-        slice += ceil(shape.k_steps * (1 if tiling.affine else 8) / 4) * 4
+        slice = _slice_words(shape.k_steps, tiling.affine, tiling.output_tile, split)
         taken = shape.first_slices[-1] * slice + self._results(tiling, shape) + 3 * self.warps_p * tiling.output_tile
         planes = tiling.chunk + (not tiling.affine and not split)
         for turns, resident in product(_TURNS, range(shape.resident, 1, -1)):
             box = _turning_box(tiling.positions(split), self.rank, turns)
-            rows = [(b - 1) * (t.step // a.row) + a.span + 1 for t, a, b in zip(self.taps, axes, box, strict=True)]
             spare = ((_SHARED_WORDS[resident] - taken) // planes - 8) // 16 * 16 + 8
-            if spare >= _aligned_plane(rows[0] * rows[1] * ((rows[2] + 6) // 4 * 4)):
+            if spare >= self._plane(axes, box):
                 return shape.replace(resident=resident, stages=shape.first_slices[-1], slots=1, plane=spare)
         return None
+
+    def _plane(self, axes: tuple[TilingAxis, ...], box: tuple[int, int, int]) -> int:
+        """Words of a channel that a box meets, as `measure` in the template."""
+        rows = [(b - 1) * (t.step // a.row) + a.span + 1 for t, a, b in zip(self.taps, axes, box, strict=True)]
+        return _aligned_plane(rows[0] * rows[1] * ((rows[2] + 6) // 4 * 4))
 
     def _results(self, tiling: ConvTiling, shape: TilingShape) -> int:
         """Words through which a block's results go to their places, as ``RESULT_WORDS`` in the template."""
@@ -367,8 +375,7 @@ class _Fitter:
         self, words: _Words, k_steps: int, first_slices: tuple[int, ...], tiles_p: int, resident: int, nominal: bool
     ) -> TilingShape | None:
         box = _nominal_box(self.warps_p * tiles_p * 8, self.rank) if nominal else (1, 1, 8)
-        rows = [(b - 1) * (t.step // a.row) + a.span + 1 for t, a, b in zip(self.taps, self.axes, box, strict=True)]
-        need = _aligned_plane(rows[0] * rows[1] * ((rows[2] + 6) // 4 * 4))  # as `measure` in the template
+        need = self._plane(self.axes, box)
         for stages in (3, 2):
             slots = 1 + ceil((stages - 1) / words.fewest)
             free = _SHARED_WORDS[resident] - stages * words.slice
