@@ -34,6 +34,7 @@ from fusegen.ir import (
     SoftmaxOp,
     TapSumOp,
     TensorType,
+    TriangleOp,
     WindowSumOp,
 )
 from fusegen.pointwise import POINTWISE
@@ -206,6 +207,12 @@ def infer_pad(op: PadOp, types: Types, declared: TensorType) -> TensorType:
         raise GraphError(f"cannot pad {types[0]} by {op.before} and {op.after}")
     sizes = zip(types[0].shape, op.before, op.after, strict=True)
     return types[0].replace(shape=tuple(dims.add(size, before + after) for size, before, after in sizes))
+
+
+def infer_triangle(op: TriangleOp, types: Types, declared: TensorType) -> TensorType:
+    if types[0].rank < 2:
+        raise GraphError(f"{types[0]} is no matrix")
+    return types[0]
 
 
 def pool_size(op: PoolOp, axis: int, size: int) -> int:

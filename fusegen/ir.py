@@ -242,12 +242,22 @@ class PadOp(Frozen):
     value: float = 0.0
 
 
+class TriangleOp(Frozen):
+    """Of matrices (the last two axes) the elements up to the diagonal, moved by ``diagonal`` columns, or from it on if
+    ``upper``; zero elsewhere."""
+
+    kind: Literal["triangle"] = "triangle"
+    upper: bool
+    diagonal: int = 0
+
+
 class FillOp(Frozen):
-    """One value throughout a tensor of this shape, of the element type and on the device of the input."""
+    """One value throughout a tensor of this shape, on the input's device and of its element type, or of ``dtype``."""
 
     kind: Literal["fill"] = "fill"
     value: float
     shape: Dims
+    dtype: DType | None = None
 
 
 class PoolOp(Frozen):
@@ -369,6 +379,7 @@ Template: TypeAlias = Literal[
     "conv_sweep",
     "conv_pool",
     "conv_reduce",
+    "gemm_views",
     "pool",
     "row_reduce",
     "row_stream",
@@ -407,6 +418,7 @@ Op: TypeAlias = Annotated[
     | SliceOp
     | CatOp
     | PadOp
+    | TriangleOp
     | FillOp
     | PoolOp
     | AdaptivePoolOp
@@ -493,13 +505,19 @@ class Graph(Frozen):
         """True when one operand of one node is all that reads it: it is no result."""
         return len(self.users()[name]) == 1 and name not in self.results
 
-    def prune(self) -> Graph:
-        """Without nodes that no result needs; inputs stay, since they are the signature, and updated buffers."""
-        updated = {path for path, _ in self.updates}
-        live = {*self.results, *(n.name for n in self.params if isinstance(n.op, ParamOp) and n.op.path in updated)}
+    def needed(self, *names: str) -> set[str]:
+        """``names`` and all that they are computed from."""
+        live = set(names)
         for node in reversed(self.nodes):
             if node.name in live:
                 live.update(node.inputs)
+        return live
+
+    def prune(self) -> Graph:
+        """Without nodes that no result needs; inputs stay, since they are the signature, and updated buffers."""
+        updated = {path for path, _ in self.updates}
+        counted = (n.name for n in self.params if isinstance(n.op, ParamOp) and n.op.path in updated)
+        live = self.needed(*self.results, *counted)
         return self.replace(nodes=tuple(n for n in self.nodes if n.name in live or isinstance(n.op, InputOp)))
 
 

@@ -14,6 +14,7 @@ from fusegen.ir import (
     ConstOp,
     ConvOp,
     EagerOp,
+    FillOp,
     Graph,
     InputOp,
     MatmulOp,
@@ -59,6 +60,11 @@ def _torch_slice(op: SliceOp, args: Sequence[str]) -> str:
 def _torch_pad(op: PadOp, args: Sequence[str]) -> str:
     pads = [pad for pair in zip(reversed(op.before), reversed(op.after), strict=True) for pad in pair]
     return f"torch.nn.functional.pad({args[0]}, {pads}, value={python_float(op.value)})"
+
+
+def _torch_fill(op: FillOp, args: Sequence[str]) -> str:
+    own = f", dtype=torch.{op.dtype.value}" if op.dtype else ""
+    return f"{args[0]}.new_full({_size_list(op.shape)}, {python_float(op.value)}{own})"
 
 
 def _torch_pool(op: PoolOp, args: Sequence[str]) -> str:
@@ -198,9 +204,13 @@ ROWS: dict[str, OpRow] = {
     "slice": OpRow(inference.infer_slice, _torch_slice),
     "cat": OpRow(inference.infer_cat, lambda op, args: f"torch.cat([{', '.join(args)}], dim={op.axis})"),
     "pad": OpRow(inference.infer_pad, _torch_pad),
+    "triangle": OpRow(
+        inference.infer_triangle,
+        lambda op, args: f"torch.{'triu' if op.upper else 'tril'}({args[0]}, {op.diagonal})",
+    ),
     "fill": OpRow(
-        lambda op, types, declared: types[0].replace(shape=op.shape),
-        lambda op, args: f"{args[0]}.new_full({_size_list(op.shape)}, {python_float(op.value)})",
+        lambda op, types, declared: types[0].replace(shape=op.shape, dtype=op.dtype or types[0].dtype),
+        _torch_fill,
     ),
     "pool": OpRow(
         inference.infer_pool, _torch_pool, lambda op, operands, result: math.prod(op.kernel) * math.prod(result)

@@ -34,6 +34,7 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
     TapSumOp,
+    TriangleOp,
     WindowSumOp,
 )
 
@@ -97,8 +98,10 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "cat", [f"axis={axis}"]
         case PadOp(before=before, after=after, value=value):
             return "pad", [f"before={before}", f"after={after}", *([f"value={value:g}"] if value else [])]
-        case FillOp(value=value, shape=shape):
-            return "fill", [f"{value:g}", f"[{', '.join(map(str, shape))}]"]
+        case TriangleOp(upper=upper, diagonal=diagonal):
+            return "triangle", ["upper" if upper else "lower", *([f"diagonal={diagonal}"] if diagonal else [])]
+        case FillOp(value=value, shape=shape, dtype=dtype):
+            return "fill", [f"{value:g}", f"[{', '.join(map(str, shape))}]", *([dtype.value] if dtype else [])]
         case PoolOp() as pool:
             return f"{pool.fn}_pool{pool.rank}d", _pool_attributes(pool)
         case AdaptivePoolOp(fn=fn, size=size):

@@ -39,6 +39,7 @@ from fusegen.ir import (
     ScanOp,
     SliceOp,
     TapSumOp,
+    TriangleOp,
     WindowSumOp,
 )
 
@@ -220,6 +221,8 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0].expand([int(size) for size in shape])
         case FillOp(value=value, shape=shape):
             return torch.full([int(size) for size in shape], int(value) % PRIME)
+        case TriangleOp(upper=upper, diagonal=diagonal):
+            return (torch.triu if upper else torch.tril)(args[0], diagonal)
         case SliceOp(axis=axis, start=start, length=length, step=step):
             return args[0].index_select(axis, torch.arange(int(length)) * step + int(start))
         case CatOp(axis=axis):

@@ -829,6 +829,12 @@ def _part_of_reshaped(draw: Draw) -> Node:
     return _part(draw, draw.add(ReshapeOp(shape=(*before, size, *after)), x), len(before))
 
 
+def _part_of_permuted(draw: Draw) -> Node:
+    x, axis = _product(draw)
+    order = draw.rng.sample(range(x.type.rank), x.type.rank)
+    return _part(draw, draw.add(PermuteOp(order=tuple(order)), x), order.index(axis))
+
+
 def _part_of_pooled(draw: Draw) -> Node:
     x, axis = _product(draw, ConvOp)
     return _part(draw, _pooling(draw, x, draw.rng.choice(["max", "mean"])), axis)
@@ -865,6 +871,16 @@ def _scanned_start(draw: Draw) -> Node:
     return draw.add(scan, _started(draw, scan, x, draw.rng.randint(1, 3)))
 
 
+def _scanned_padding(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape())
+    scan = _scan_op(draw, x.type.rank)
+    sides = [[draw.rng.randint(0, 2) for _ in range(x.type.rank)] for _ in range(2)]
+    sides[not scan.reverse][scan.axis] = 0
+    sides[scan.reverse][scan.axis] = draw.rng.randint(1, 2)
+    before, after = map(tuple, sides)
+    return draw.add(scan, draw.add(PadOp(before=before, after=after, value=ops.SCAN_STARTS[scan.fn]), x))
+
+
 def _scan_moved_on(draw: Draw) -> Node:
     x = draw.leaf(*draw.shape())
     scan = _scan_op(draw, x.type.rank)
@@ -891,6 +907,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "slice(reduce(x)) = reduce(slice(x)) over other axes,  above a product": _part_of_reduction,
     "slice(reshape(x)) = reshape(slice(x)) along an axis of both,  above a product": _part_of_reshaped,
     "slice(pool(x)) = pool(slice(x)) over other axes,  above a product": _part_of_pooled,
+    "slice(permute(x)) = permute(slice(x)),  above a product": _part_of_permuted,
     "slice(conv(x, w)) = conv(x, slice(w)) of channels,  conv(slice(x), w) of samples": lambda d: _part(
         d, *_product(d, ConvOp)
     ),
@@ -914,6 +931,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "var(x) = mean(var(x) inside) + var(mean(x) inside),  mean(x) likewise": (_statistics_of_statistics),
     "flip(scan(flip(x))) = scan(x) from the other end": _flipped_scan,
     "scan(cat(start, x)) = cat(start, scan(x)),  start 0 for sums, 1 for products": _scanned_start,
+    "scan(pad(x)) = pad(scan(x)),  padding 0 for sums, 1 for products, before the data": _scanned_padding,
     "cat(start, scan(x)) without its last = scan(x) of what is before": _scan_moved_on,
     "cat(start, scan(x without its last)) = scan(x) of what is before,  scan(x) without its last likewise": (
         _scan_of_less

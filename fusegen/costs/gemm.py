@@ -344,6 +344,16 @@ def _library_seconds(rows: int, inputs: int, outputs: int, machine: Machine, mat
     return 2 * machine.launch + product + 8 * matrices * rows * outputs / machine.bandwidth
 
 
+def product_seconds(body: Graph, node: Node, machine: Machine) -> float:
+    """Expected time of the product ``node`` alone, by whoever is fastest."""
+    assert isinstance(node.op, MatmulOp)
+    matrices, sizes = factors(body, node).traced(body)
+    found = [seconds(*sizes, machine, matrices), _library_seconds(*sizes, machine, matrices, alone=True)]
+    if not node.op.left_transposed:
+        found += [in_place_seconds(*sizes, machine, matrices), _plain_seconds(body, node, machine)]
+    return min(found)
+
+
 def _unfinished(body: Graph, space: RowSpace) -> str | None:
     """The first node that needs a whole row while only parts of it are on chip."""
     reduced: set[str] = set()

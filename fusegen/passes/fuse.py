@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from fusegen import ops
 from fusegen.costs import before_products, contractions, direct
+from fusegen.costs import viewproduct as view_products
 from fusegen.ir import (
     ArgReduceOp,
     ConvOp,
@@ -80,6 +81,8 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         rows = template.startswith("row") or template == "scan"
         if template != "row_stream" and any(isinstance(node.op, ArgReduceOp) for node in body.nodes):
             return "kernels of rows alone find where an extreme is"
+        if template == "gemm_views":
+            return view_products.refusal(body, machine)
         if template != "pointwise" and not rows and (reason := unreadable(body)):
             return reason
         if template == "pool":
@@ -122,6 +125,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         return None
     group = Group(frozenset(unit))
     reason = _refusal(grouping, group, machine)
+    if behind := _behind_views(grouping, group, free, machine):
+        group, reason = behind, None
     if reason and isinstance(sink.op, ReshapeOp) and isinstance(by_name[sink.inputs[0]].op, PermuteOp):
         copied = group.plus(sink.inputs, copied=True)  # both are one copy in torch
         if sink.inputs[0] in free and _refusal(grouping, copied, machine) is None:
@@ -143,9 +148,13 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             taken, left = _before_windows(grouping, node, free, machine)
             unit, decided = unit | taken, decided | left
         alone = name not in grouping.results and set(users[name]) <= group.owned
+        if not alone and all(isinstance(by_name[member].op, ReshapeOp) for member in group.members):
+            continue  # what is viewed is written anyway
         candidates = [group.plus(unit)]
         if not alone and grouping.can_copy(node):
             candidates.insert(0, group.plus(unit, copied=True))
+        if behind := _behind_views(grouping, group.plus(unit), free, machine):
+            candidates.insert(0, behind)
         more = unit if windows else _up_to_data(grouping, unit, free)
         if more != unit:
             candidates.append(group.plus(more))
@@ -164,6 +173,22 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
     if viewspace.takes(body) and not viewspace.pays(body):
         return None
     return _absorb(grouping, group, free, machine)
+
+
+def _behind_views(grouping: Grouping, group: Group, free: set[str], machine: Machine) -> Group | None:
+    """``group`` with the views around the factors of its product, if its kernel then reads from behind them."""
+    products = [name for name in group.members if isinstance(grouping.by_name[name].op, MatmulOp)]
+    if len(products) != 1:
+        return None
+    views, pending = set[str](), list(products)
+    while pending:
+        for name in grouping.by_name[pending.pop()].inputs:
+            view = isinstance(grouping.by_name[name].op, viewspace.VIEWS)
+            if view and name in free and name not in group.members | views:
+                views.add(name)
+                pending.append(name)
+    behind = group.plus(views, copied=True)
+    return behind if views and _refusal(grouping, behind, machine) is None else None
 
 
 def _is_better_viewed(grouping: Grouping, sink: Node, group: Group, free: set[str], machine: Machine) -> bool:

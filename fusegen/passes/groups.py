@@ -143,6 +143,8 @@ class Grouping:
             return False
         if isinstance(node.op, (PermuteOp, ExpandOp)):
             return True
+        if isinstance(node.op, ReshapeOp) and isinstance(self.by_name[node.inputs[0]].op, (InputOp, ParamOp)):
+            return True  # no view is needed
         if not self._fusable_readers(node.name):
             return False
         if isinstance(node.op, (ReshapeOp, SliceOp)):

@@ -11,6 +11,8 @@ from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op,
 def _only_adds_bias(m: Match) -> str | None:
     region, heavy, b = m.root.op, m["heavy"], m["b"]
     assert isinstance(region, RegionOp)
+    if len(region.body.outputs) > 1:
+        return ""
     axis = 1 if isinstance(heavy.op, ConvOp) else heavy.type.rank - 1
     work = [node for node in region.body.nodes if not isinstance(node.op, InputOp)]
     while isinstance(work[-1].op, ReshapeOp) and len(work) > 1:  # of the result

@@ -27,6 +27,7 @@ from fusegen.plan import (
     pool,
     scan,
     stream,
+    viewproduct,
     views,
 )
 from fusegen.plan.axis_sum import window_axis
@@ -261,6 +262,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "conv_sweep": conv_sweep.plan,
     "conv_pool": conv_pool.plan,
     "conv_reduce": contraction.plan,
+    "gemm_views": viewproduct.plan,
     "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
     "row_stream": lambda region, name: stream.plan(region, name, _sums_few(region)),

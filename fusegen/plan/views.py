@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import ConstOp, DType, InputOp, Node, PadOp, PointwiseOp
+from fusegen.ir import ConstOp, DType, FillOp, InputOp, Node, PadOp, PointwiseOp, TriangleOp
 from fusegen.literals import hex_float
 from fusegen.plan.details import CountedDigit, PointwisePlan, TurnedTile
 from fusegen.plan.region import Region
@@ -27,6 +27,11 @@ _LEAST_TURNED, _FEW = 1 << 18, 8
 """Elements of an operand that is worth it, and the part of the result's that it has at least."""
 _MOST_TURNED = 2
 """Operands whose tiles fit the shared memory that every kernel may have."""
+
+
+def number(value: float, dtype: DType) -> str:
+    """C++ of a number of a tensor of this type."""
+    return str(bool(value)).lower() if dtype is DType.BOOL else hex_float(value)
 
 
 Joined: TypeAlias = list[tuple[Digit, Dim]]
@@ -61,9 +66,9 @@ class ViewLowering(RowLowering):
 
     def digit(self, digit: Digit) -> str:
         """C++ of one digit."""
-        whole = "index" if digit.of is None else self.moved(digit.of)
+        whole = digit.of if isinstance(digit.of, str) else self.moved(digit.of)
         name = self.named("i", self.portion(whole, digit.stride, digit.size, digit.total))
-        if digit.of is None:
+        if isinstance(digit.of, str):
             self.of_index[name] = digit
         return name
 
@@ -99,8 +104,9 @@ class ViewLowering(RowLowering):
         return " + ".join(terms)
 
     def inside(self, span: Span) -> str:
-        self.tested.append(self.joined([(span.place, 1)]))
-        place = factor(self.offset(self.tested[-1]) or "0")
+        self.tested += [self.joined([(span.place, 1)]), self.joined([(span.less, 1)])]
+        place, less = (self.offset(joined) for joined in self.tested[-2:])
+        place = factor(f"{place or 0} - {factor(less)}" if less else place or "0")
         bounds = [] if span.start is None else [f"{place} >= {self.text(span.start)}"]
         bounds += [] if span.stop is None else [f"{place} < {self.text(span.stop)}"]
         return " && ".join(bounds)
@@ -125,6 +131,7 @@ class ViewLowering(RowLowering):
                 per_element=True,
                 comment=f"%{node.name}: {node.type}",
                 guard=guard,
+                flag=node.type.dtype is DType.BOOL,
             )
         return Value(self.operands[key].name, True, 0, literal=self.operands[key].name)
 
@@ -140,6 +147,9 @@ class ViewLowering(RowLowering):
             return self.load(node, places, guard)
         if isinstance(node.op, ConstOp):
             return self.constant(node)
+        if isinstance(node.op, FillOp):
+            text = number(node.op.value, node.type.dtype)
+            return Value(text, False, 0, literal=text)
         reads = viewspace.reads(node, [self.body.node(n) for n in node.inputs], places)
         tests = [" && ".join(filter(None, map(self.inside, read.spans))) for read in reads]
         values = tuple(
@@ -150,8 +160,8 @@ class ViewLowering(RowLowering):
             return self.statement(node, node.op.fn, values, True)
         if len(values) == 1 and not tests[0]:
             return values[0]
-        if isinstance(node.op, PadOp):
-            text = str(bool(node.op.value)).lower() if node.type.dtype is DType.BOOL else hex_float(node.op.value)
+        if isinstance(node.op, (PadOp, TriangleOp)):
+            text = number(node.op.value if isinstance(node.op, PadOp) else 0.0, node.type.dtype)
         else:  # the last part is what is left
             text = f"{{{len(values) - 1}}}"
             del tests[-1]
@@ -178,7 +188,7 @@ class ViewLowering(RowLowering):
         strides = set[Dim]()
         while fixed:
             digit = fixed.pop()
-            if digit.of is None:
+            if isinstance(digit.of, str):
                 strides.add(digit.stride)
             else:
                 fixed += [own for own, _ in self.joined([(digit.of.place, 1)])]
@@ -198,7 +208,7 @@ class ViewLowering(RowLowering):
         """Digits of the result's number that an operand's offset moves with, and how far; none that is divided."""
         found: Joined = []
         for digit, stride in joined:
-            if digit.of is None:
+            if isinstance(digit.of, str):
                 found.append((digit, stride))
             elif digit.stride == 1 and digit.size == digit.total:
                 inner = self.moving(self.joined([(digit.of.place, 1)]))
@@ -280,7 +290,7 @@ class ViewLowering(RowLowering):
 
 def _runs(digit: Digit) -> bool:
     """True for the digit that goes from one element of the result to the next."""
-    return digit.of is None and digit.stride == 1
+    return isinstance(digit.of, str) and digit.stride == 1
 
 
 def plan(region: Region, name: str) -> KernelPlan:

@@ -39,6 +39,7 @@ from fusegen.ir import (
     SoftmaxOp,
     TapSumOp,
     TensorType,
+    TriangleOp,
     WindowSumOp,
 )
 from fusegen.verify import verify
@@ -100,6 +101,8 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             return along((0, 1))
         case TapSumOp(conv=conv) if conv.groups == 1:
             return (pair(operands[0], 1 - axis if conv.transposed else axis, node, axis) for axis in (0, 1))
+        case TriangleOp():
+            return along(range(node.type.rank))
         case SliceOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
             own = set(_structure(node, operands))
             free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]

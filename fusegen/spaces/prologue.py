@@ -17,10 +17,7 @@ def split(body: Graph) -> tuple[Graph | None, Graph]:
     if len(heads) != 1 or isinstance(body.node(heads[0].inputs[0]).op, InputOp):
         return None, body
     data = body.node(heads[0].inputs[0])
-    needed = {data.name}
-    for node in reversed(body.nodes):
-        if node.name in needed:
-            needed.update(node.inputs)
+    needed = body.needed(data.name)
     before = body.replace(name=data.name, nodes=tuple(n for n in body.nodes if n.name in needed), outputs=(data.name,))
     if not all(isinstance(node.op, (PointwiseOp, ReshapeOp, ConstOp, InputOp)) for node in before.nodes):
         raise NotFusable(f"{data.name} is not elementwise")

@@ -18,31 +18,37 @@ from fusegen.ir import (
     ConstOp,
     DType,
     ExpandOp,
+    FillOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     PadOp,
     PermuteOp,
     PointwiseOp,
     ReshapeOp,
     SliceOp,
+    TriangleOp,
 )
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
-VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp)
+VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, TriangleOp, FillOp)
 STRIDED = (ExpandOp, PermuteOp, SliceOp)
 """Views whose results torch lays out as their data lies."""
-ELSEWHERE = (CatOp, PadOp, ExpandOp)
+ELSEWHERE = (CatOp, PadOp, ExpandOp, TriangleOp, FillOp)
 """Views that no row space has."""
+NUMBER = "index"
+"""What kernels call the number of an element of the result."""
 MOST_READS = 32
 """Operands that one element of a result may come from."""
 
 
 @dataclass(frozen=True)
 class Digit:
-    """``of / stride % size``, where ``of`` is below ``total``: the element's number, or a position moved along."""
+    """``of / stride % size``, where ``of`` is below ``total``: a number that the kernel has by this name, or a position
+    moved along."""
 
-    of: Moved | None
+    of: Moved | str
     stride: Dim
     size: Dim
     total: Dim
@@ -64,11 +70,12 @@ class Moved:
 
 @dataclass(frozen=True)
 class Span:
-    """True where ``place`` is at ``start`` or behind it, and before ``stop``; None: no bound."""
+    """True where ``place``, less another one, is at ``start`` or behind it, and before ``stop``; None: no bound."""
 
     place: Place
     start: Dim | None
     stop: Dim | None
+    less: Place = ()
 
 
 @dataclass(frozen=True)
@@ -80,12 +87,12 @@ class Read:
     spans: tuple[Span, ...] = ()
 
 
-def whole(shape: Dims) -> Places:
-    """The position of element number ``n`` of a row-major tensor, along each axis."""
+def whole(shape: Dims, number: str = NUMBER) -> Places:
+    """The position of element ``number`` of a row-major tensor, along each axis."""
     total, found = dims.product(shape), list[Place]()
     stride: Dim = 1
     for size in reversed(shape):
-        found.insert(0, (Digit(None, stride, size, total),) if size != 1 else ())
+        found.insert(0, (Digit(number, stride, size, total),) if size != 1 else ())
         stride = dims.mul(stride, size)
     return tuple(found)
 
@@ -97,7 +104,7 @@ def _moved(place: Place, length: Dim, size: Dim, start: Dim, step: int = 1) -> P
     return (Digit(Moved(place, start, step), 1, size, size),) if size != 1 else ()
 
 
-def _regrouped(places: Places, shape: Dims) -> Places:
+def regrouped(places: Places, shape: Dims) -> Places:
     """Positions in the operand, of ``shape``, of a reshape whose result is wanted at ``places``."""
     left = [digit for place in places for digit in place]
     number = tuple(left)
@@ -145,7 +152,7 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
         case PointwiseOp() | ExpandOp():
             return tuple(map(broadcast, operands))
         case ReshapeOp():
-            return (Read(first.name, _regrouped(places, first.type.shape)),)
+            return (Read(first.name, regrouped(places, first.type.shape)),)
         case PermuteOp(order=order):
             return (Read(first.name, tuple(places[order.index(axis)] for axis in range(len(order)))),)
         case SliceOp(axis=axis, start=start, step=step):
@@ -158,6 +165,11 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
                     spans.append(Span(place, low or None, dims.add(size, low) if high else None))
                 inside.append(_moved(place, node.type.shape[axis], size, -low))
             return (Read(first.name, tuple(inside), tuple(spans)),)
+        case TriangleOp(upper=upper, diagonal=diagonal):
+            span = Span(places[-1], diagonal if upper else None, None if upper else diagonal + 1, places[-2])
+            return (Read(first.name, places, (span,)),)
+        case FillOp():
+            return ()
         case CatOp(axis=axis):
             found, start = list[Read](), 0
             for i, operand in enumerate(operands):
@@ -177,6 +189,8 @@ def takes(body: Graph) -> bool:
     Raises ``NotFusable`` where other nodes are among such views.
     """
     work = [node.op for node in body.nodes if not isinstance(node.op, (InputOp, ConstOp))]
+    if any(isinstance(op, MatmulOp) for op in work):
+        return False  # see viewproduct
     elementwise = all(isinstance(op, (PointwiseOp, *VIEWS)) for op in work)
     if any(isinstance(op, ELSEWHERE) for op in work):
         if not elementwise:
@@ -191,11 +205,11 @@ def takes(body: Graph) -> bool:
     return any(space.base_axes(name) != space.base_axes(space.source) for name in body.outputs)
 
 
-def _copies(node: Node, body: Graph) -> bool:
+def copies(node: Node, body: Graph) -> bool:
     """True where torch would write the result of a view, or of elementwise work."""
     if isinstance(node.op, ReshapeOp):
         return isinstance(body.node(node.inputs[0]).op, PermuteOp)
-    return isinstance(node.op, (PointwiseOp, CatOp, PadOp)) or is_copied(node, body)
+    return isinstance(node.op, (PointwiseOp, CatOp, PadOp, TriangleOp)) or is_copied(node, body)
 
 
 def is_copied(node: Node, graph: Graph) -> bool:
@@ -210,7 +224,7 @@ def is_copied(node: Node, graph: Graph) -> bool:
 def _writer(body: Graph) -> Node:
     """What writes the result of ``body``, which may be reshaped then."""
     node = body.node(body.outputs[0])
-    while isinstance(node.op, ReshapeOp) and not _copies(node, body):
+    while isinstance(node.op, ReshapeOp) and not copies(node, body):
         node = body.node(node.inputs[0])
     return node
 
@@ -219,7 +233,7 @@ def pays(body: Graph) -> bool:
     """False where torch itself writes the result of one view at once, whole rows of it."""
     writer = _writer(body)
     turned = isinstance(writer.op, PermuteOp) and writer.op.order[-1] != writer.type.rank - 1
-    return turned or isinstance(writer.op, PointwiseOp) or sum(_copies(node, body) for node in body.nodes) > 1
+    return turned or isinstance(writer.op, PointwiseOp) or sum(copies(node, body) for node in body.nodes) > 1
 
 
 def refusal(body: Graph) -> str | None:
@@ -227,14 +241,22 @@ def refusal(body: Graph) -> str | None:
     if len(body.outputs) > 1:
         return "it is read outside the kernel too"
     sink = body.node(body.outputs[0])
-    if not _copies(_writer(body), body):
+    if isinstance(sink.op, FillOp):
+        return "one number throughout"
+    if not copies(_writer(body), body):
         return "its result is laid out in another way than the data: a view is free"
     for node in body.nodes:
         if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *HALVES):
             raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
+    found = loads(body, sink.name, whole(sink.type.shape))
+    return f"an element of its result may come from {found} places" if found > MOST_READS else None
+
+
+def loads(body: Graph, name: str, places: Places) -> int:
+    """Operands that an element of ``name`` may come from, each where it is read. Raises ``NotFusable``."""
     seen: set[tuple[str, Places]] = set()
-    pending = [(sink.name, whole(sink.type.shape))]
-    loads = 0
+    pending = [(name, places)]
+    found = 0
     while pending:
         name, places = pending.pop()
         node = body.node(name)
@@ -242,7 +264,7 @@ def refusal(body: Graph) -> str | None:
             continue
         seen.add((name, places))
         if isinstance(node.op, InputOp):
-            loads += 1
+            found += 1
             continue
         pending += [(r.name, r.places) for r in reads(node, [body.node(n) for n in node.inputs], places)]
-    return f"an element of its result may come from {loads} places" if loads > MOST_READS else None
+    return found

@@ -20,6 +20,7 @@
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __restrict__
+#define __builtin_assume(condition)
 #define __shared__ static   // one block runs at a time
 #define threadIdx emulated::thread
 #define blockIdx emulated::block

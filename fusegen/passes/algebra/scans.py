@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen import dims
-from fusegen.ir import CatOp, FillOp, FlipOp, Graph, Node, ScanOp, SliceOp
+from fusegen.ir import CatOp, FillOp, FlipOp, Graph, Node, PadOp, ScanOp, SliceOp
 from fusegen.ops import SCAN_STARTS
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
@@ -39,6 +39,14 @@ def _scanned_join(m: Match) -> Node:
     assert rest is not None
     scanned = m.add(scan, rest)
     return m.add(join.op, *(scanned if name == rest.name else m.graph.node(name) for name in join.inputs))
+
+
+def _padded_start(m: Match) -> str | None:
+    """The padding is what the scan begins with, and along its axis comes before the data."""
+    pad, scan = m["pad"].op, _scan(m)
+    assert isinstance(pad, PadOp)
+    behind = (pad.before if scan.reverse else pad.after)[scan.axis]
+    return None if pad.value == SCAN_STARTS[scan.fn] and not behind and not scan.exclusive else ""
 
 
 def _is_without_last(part: Node, whole: Node, scan: ScanOp) -> bool:
@@ -95,6 +103,13 @@ RULES = (
         _scanned_join,
         Numerics.REASSOCIATES,
         lambda m: None if _started(m.graph, m["join"], _scan(m)) else "",
+    ),
+    Rule(
+        "scan(pad(x)) = pad(scan(x)),  padding 0 for sums, 1 for products, before the data",
+        op(ScanOp, op(PadOp, anything("x"), name="pad"), name="scan"),
+        lambda m: m.add(m["pad"].op, m.add(_scan(m), m["x"])),
+        Numerics.REASSOCIATES,
+        _padded_start,
     ),
     Rule(
         "cat(start, scan(x)) without its last = scan(x) of what is before",

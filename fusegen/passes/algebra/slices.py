@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from fusegen import dims
 from fusegen.costs.library import allows_tf32
-from fusegen.ir import ConvOp, Graph, MatmulOp, Node, ParamOp, PointwiseOp, PoolOp, ReduceOp, ReshapeOp, SliceOp
+from fusegen.ir import (
+    ConvOp,
+    Graph,
+    MatmulOp,
+    Node,
+    ParamOp,
+    PermuteOp,
+    PointwiseOp,
+    PoolOp,
+    ReduceOp,
+    ReshapeOp,
+    SliceOp,
+)
 from fusegen.passes.algebra.channels import collapses
 from fusegen.passes.algebra.collapse import LINEAR, reduction
 from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, anything, op
@@ -36,6 +48,8 @@ def _operand_axes(graph: Graph, node: Node, axis: int) -> dict[int, int] | None:
             (before,), size = [type_.shape for type_ in operands], (dims.product(shape[:axis]), shape[axis])
             same = [at for at in range(len(before)) if (dims.product(before[:at]), before[at]) == size]
             return {0: same[0]} if same and shape[axis] != 1 else None
+        case PermuteOp(order=order):
+            return {0: order[axis]}
         case PoolOp():
             return {0: axis} if axis < rank - node.op.rank else None
         case ConvOp(groups=1, transposed=transposed) if len(operands) == 2 and axis < 2:
@@ -116,6 +130,7 @@ RULES = (
     _rule("slice(f(x, y)) = f(slice(x), slice(y)),  f elementwise,  above a product", op(PointwiseOp, name="x")),
     _rule("slice(reduce(x)) = reduce(slice(x)) over other axes,  above a product", op(ReduceOp, name="x")),
     _rule("slice(reshape(x)) = reshape(slice(x)) along an axis of both,  above a product", op(ReshapeOp, name="x")),
+    _rule("slice(permute(x)) = permute(slice(x)),  above a product", op(PermuteOp, name="x")),
     _rule("slice(pool(x)) = pool(slice(x)) over other axes,  above a product", op(PoolOp, name="x")),
     _rule("slice(conv(x, w)) = conv(x, slice(w)) of channels,  conv(slice(x), w) of samples", op(ConvOp, name="x")),
     _rule(

@@ -29,7 +29,14 @@ from fusegen.plan.details.conv_sm90 import (
     TapStep,
     WindowPlan,
 )
-from fusegen.plan.details.products import GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan
+from fusegen.plan.details.products import (
+    FactorElement,
+    GemmPlan,
+    HalfGemmPlan,
+    NarrowPlan,
+    SimtGemmPlan,
+    ViewProductPlan,
+)
 from fusegen.plan.details.rows import (
     AxisSumPlan,
     AxisTapSums,
@@ -63,6 +70,7 @@ Detail: TypeAlias = Annotated[
     | HalfGemmPlan
     | NarrowPlan
     | SimtGemmPlan
+    | ViewProductPlan
     | RowReducePlan
     | RowStreamPlan
     | ScanPlan,
@@ -82,6 +90,7 @@ __all__ = [
     "Detail",
     "DirectConvPlan",
     "DirectReduction",
+    "FactorElement",
     "GemmPlan",
     "HalfGemmPlan",
     "HeldRows",
@@ -105,6 +114,7 @@ __all__ = [
     "TapResidue",
     "TapStep",
     "TurnedTile",
+    "ViewProductPlan",
     "WindowAxis",
     "WindowBounds",
     "WindowPlan",

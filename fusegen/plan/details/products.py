@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fusegen.costs.viewproduct import ViewTile
 from fusegen.dims import Dim
 from fusegen.ir import DType, Frozen
-from fusegen.plan.rowprogram import RowProgram
+from fusegen.plan.rowprogram import Operand, RowProgram
+
+
+_LONGEST_CHAIN = 1024
+"""Additions of floats, one after the other."""
 
 
 class _BatchedProduct(Frozen):
@@ -115,3 +120,48 @@ class NarrowPlan(Frozen):
     resident: int
     """Blocks of a multiprocessor."""
     rows: RowProgram
+
+
+class FactorElement(Frozen):
+    """An element of a factor, or what becomes of a result: statements over its numbers, and the value."""
+
+    rows: RowProgram
+    value: str
+    lanes: Literal["k", "side"] = "k"
+    """Along which neighbouring threads read: neighbours in memory, as far as an operand has them."""
+
+
+class ViewProductPlan(Frozen):
+    """Products of a batch of matrices, in plain fp32, whose factors are computed as they are read.
+
+    Elements of ``left`` are over ``matrix``, ``row`` and ``k``, of ``right`` over ``matrix``, ``k`` and ``column``; the
+    epilogue is over ``matrix``, ``row`` and ``column``, of a result ``v``.
+    """
+
+    template: Literal["gemm_views"] = "gemm_views"
+    matrices: Dim
+    lines: Dim
+    """Rows of a matrix."""
+    inputs: Dim
+    outputs: Dim
+    tile: ViewTile
+    left: FactorElement
+    right: FactorElement
+    rows: RowProgram
+    reach: tuple[Dim, ...]
+    """Elements of operands and result, over binding names: indices of 32 bits serve where these do."""
+
+    @property
+    def chained(self) -> bool:
+        """True when a sum is one chain of additions: of no more terms than are allowed."""
+        return isinstance(self.inputs, int) and self.inputs <= _LONGEST_CHAIN
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Bindings that any of the statements mentions."""
+        return tuple(sorted({*self.left.rows.sizes, *self.right.rows.sizes, *self.rows.sizes}))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Of both factors and of the epilogue."""
+        return (*self.left.rows.operands, *self.right.rows.operands, *self.rows.operands)

@@ -276,12 +276,17 @@ def _to_copy(call: Call) -> Value | None:
 
 def _fill(call: Call, value: float | None = None) -> Value | None:
     """A tensor of one value; ``value`` None: the call's own."""
-    like = call.args.get("self") or call.build.first_input(call.result.dtype)
+    dtype = call.result.dtype
+    like = call.args.get("self") or call.build.first_input(dtype) or call.build.first_input(DType.FLOAT32)
     own = (call.args[name] for name in ("fill_value", "value", "s") if name in call.args)
     number = next(own, None) if value is None else value
-    if like is None or not isinstance(number, (bool, int, float)) or like.type.dtype is not call.result.dtype:
+    if like is None or not isinstance(number, (bool, int, float)):
         return None
-    return call.build.add(FillOp(value=float(number), shape=call.result.shape), like)
+    if like.type.dtype is dtype:
+        return call.build.add(FillOp(value=float(number), shape=call.result.shape), like)
+    if dtype not in (DType.BOOL, DType.FLOAT32):
+        return None
+    return call.build.add(FillOp(value=float(number), shape=call.result.shape, dtype=dtype), like)
 
 
 for _name, _value in (("zeros", 0.0), ("empty", 0.0), ("ones", 1.0), ("full", None)):

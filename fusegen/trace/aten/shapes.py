@@ -8,7 +8,7 @@ import torch
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import CatOp, ExpandOp, FlipOp, PadOp, PermuteOp, ReshapeOp, SliceOp
+from fusegen.ir import CatOp, ExpandOp, FlipOp, PadOp, PermuteOp, ReshapeOp, SliceOp, TriangleOp
 from fusegen.trace.aten.call import IMPORTERS, Call, Value, axes_of, pointwise, register
 
 
@@ -248,6 +248,13 @@ def _flip(call: Call) -> Value | None:
     x: Value = call["self"]
     axes = call.args.get("dims", [int(call["fn"] == "fliplr")])
     return call.build.add(FlipOp(axes=axes_of(axes, x.type.rank)), x) if axes else x
+
+
+@register("tril.default", "triu.default")
+def _triangle(call: Call) -> Value | None:
+    if not isinstance(call["diagonal"], int):
+        return None
+    return call.build.add(TriangleOp(upper=call["fn"] == "triu", diagonal=call["diagonal"]), call["self"])
 
 
 @register("unfold.default")

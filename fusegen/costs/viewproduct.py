@@ -1,0 +1,126 @@
+"""Matrix products whose factors are computed as they are read: tiles of the kernel, and its expected time.
+
+The figures are those of ``templates/gemm_views.cu.j2``.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from fusegen import dims, ops
+from fusegen.costs import gemm
+from fusegen.ir import FillOp, Frozen, Graph, Node
+from fusegen.machines import Machine
+from fusegen.spaces import viewspace
+from fusegen.spaces.viewproduct import ViewProduct, check
+from fusegen.tuning import kernel_or_library
+
+_WARP, _WARPS = 32, 8
+_CHUNKS = (8, 16, 32)
+"""Of k, in shared memory at a time."""
+_CLOCK = 1.7e9
+_RESIDENT = 3
+"""Blocks of a multiprocessor."""
+_START = 2.0e-6
+_RATE = 0.6
+"""Of a multiprocessor's instructions a clock, what such a loop comes to."""
+_LOAD, _FUNCTION = 14, 1.5
+"""Instructions of an element of a factor: of where it lies, and for each operation of functions."""
+_RESULT = 20
+"""Of an element of the result."""
+_WAIT = 900
+"""Clocks that a chunk takes to come, with nothing beside it."""
+
+
+class ViewTile(Frozen):
+    """``rows`` of a warp, and ``columns`` of each of its lanes; ``chunk`` of k at a time."""
+
+    rows: int
+    columns: int
+    chunk: int
+
+    @property
+    def height(self) -> int:
+        return _WARPS * self.rows
+
+    @property
+    def width(self) -> int:
+        return _WARP * self.columns
+
+
+_TILES = tuple((rows, columns) for rows in (8, 4, 2, 1) for columns in (2, 1, 4) if rows * columns <= 16)
+
+
+def _functions(body: Graph, factor: Node) -> int:
+    """Operations of functions that an element of ``factor`` takes."""
+    flops = {name: ops.function_flops(body, body.node(name)) for name in body.needed(factor.name)}
+    return sum(count // max(1, dims.numel(body.node(name).type.shape, body.sizes)) for name, count in flops.items())
+
+
+def _tile_seconds(body: Graph, found: ViewProduct, tile: ViewTile, machine: Machine) -> float:
+    """Expected time of all tiles, memory aside."""
+    matrices, rows, inputs, outputs = traced(body, found)
+    chunks = ceil(inputs / tile.chunk)
+    terms = chunks * tile.chunk
+    warp_clocks = max(tile.rows * tile.columns / 4, (ceil(tile.rows / 4) + tile.columns) / 2)
+    clocks = _WARPS * terms * warp_clocks
+    for factor, side in ((found.left, tile.height), (found.right, tile.width)):
+        clocks += terms * side * (_LOAD + _FUNCTION * _functions(body, factor)) / 128
+    clocks = (clocks + tile.height * tile.width * _RESULT / 128) / _RATE
+    blocks = matrices * ceil(rows / tile.height) * ceil(outputs / tile.width)
+    share = blocks / machine.multiprocessors
+    waves = ceil(share / _RESIDENT)
+    return max(share * clocks, waves * chunks * _WAIT + clocks) / _CLOCK
+
+
+def traced(body: Graph, found: ViewProduct) -> tuple[int, int, int, int]:
+    """Matrices, rows, inputs and outputs at the traced sizes."""
+    inputs, outputs = (dims.evaluate(size, body.sizes) for size in (found.inputs, found.outputs))
+    return dims.numel(found.matrices, body.sizes), dims.numel(found.lines, body.sizes), inputs, outputs
+
+
+def tiles(body: Graph, found: ViewProduct, machine: Machine) -> dict[str, ViewTile]:
+    """Tiles by rows x columns of a block, the one that is expected to be the fastest first."""
+    _, _, inputs, _ = traced(body, found)
+    chunk = next((size for size in _CHUNKS if inputs <= size), _CHUNKS[-1])
+    candidates = [ViewTile(rows=rows, columns=columns, chunk=chunk) for rows, columns in _TILES]
+    candidates.sort(key=lambda tile: _tile_seconds(body, found, tile, machine))
+    return {f"{tile.height}x{tile.width}": tile for tile in candidates}
+
+
+def seconds(body: Graph, found: ViewProduct, machine: Machine) -> float:
+    """Expected time of the kernel."""
+    best, result = next(iter(tiles(body, found, machine).values())), body.node(body.outputs[0])
+    read = {name for node in body.nodes if not isinstance(node.op, FillOp) for name in node.inputs}
+    moved = sum(_bytes(body, node) for node in (*body.inputs, result) if node.name in read or node is result)
+    return machine.launch + _START + max(_tile_seconds(body, found, best, machine), moved / machine.bandwidth)
+
+
+def _bytes(body: Graph, node: Node) -> int:
+    return node.type.dtype.bytes * dims.numel(node.type.shape, body.sizes)
+
+
+def _pass_seconds(body: Graph, names: set[str], result: Node, machine: Machine) -> float:
+    """One pass that computes ``result`` by the nodes ``names`` of the body, if it is more than views."""
+    nodes = [node for node in body.nodes if node.name in names and not ops.is_leaf(node.op)]
+    if not any(viewspace.copies(node, body) for node in nodes):
+        return 0.0
+    read = {name for node in nodes for name in node.inputs} - {node.name for node in nodes}
+    moved = sum(_bytes(body, body.node(name)) for name in read) + _bytes(body, result)
+    return machine.launch + moved / machine.bandwidth
+
+
+def apart_seconds(body: Graph, found: ViewProduct, machine: Machine) -> float:
+    """The same with a pass over each factor that is no view, the fastest product of these, and a pass after it."""
+    result = body.node(body.outputs[0])
+    passes = [_pass_seconds(body, body.needed(factor.name), factor, machine) for factor in (found.left, found.right)]
+    passes.append(_pass_seconds(body, set(found.after) - {found.head.name}, result, machine))
+    return sum(passes) + gemm.product_seconds(body, found.head, machine)
+
+
+def refusal(body: Graph, machine: Machine) -> str | None:
+    """Why no kernel computes ``body``, a product behind views, or None. Raises ``NotFusable`` too."""
+    found = check(body)
+    ours, apart = seconds(body, found, machine), apart_seconds(body, found, machine)
+    reason = f"a kernel is expected to take {ours * 1e6:.1f} us, and worth it up to {apart * 1e6:.1f} us"
+    return kernel_or_library(f"{found.head.name} views", ours, apart, reason)

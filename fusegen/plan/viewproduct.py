@@ -1,0 +1,90 @@
+"""Plans matrix products whose factors are computed as they are read, from behind views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusegen import dims
+from fusegen.costs import viewproduct as costs
+from fusegen.dims import Dim
+from fusegen.ir import Node
+from fusegen.machines import MACHINES
+from fusegen.plan.details import FactorElement, ViewProductPlan
+from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style, Value
+from fusegen.plan.rowprogram import OutputArg, Store
+from fusegen.plan.types import KernelPlan
+from fusegen.plan.views import ViewLowering
+from fusegen.spaces import viewproduct
+from fusegen.spaces.rowspace import RowSpace
+from fusegen.spaces.viewspace import Places
+from fusegen.tuning import choose
+
+
+@dataclass
+class _ElementLowering(ViewLowering):
+    """Statements for one element, at ``places`` of the node ``wanted``; ``head`` is the product, where it is read."""
+
+    wanted: str = ""
+    places: Places = ()
+    head: str = ""
+
+    def lower(self) -> None:
+        self.values[self.wanted] = self.element(self.wanted, self.places, "")
+
+    def compute(self, node: Node, places: Places, guard: str) -> Value:
+        return Value("v", True, 0, literal="v") if node.name == self.head else super().compute(node, places, guard)
+
+    def store(self, output: OutputArg) -> Store:
+        strides: list[Dim] = []
+        stride: Dim = 1
+        for size in reversed(self.body.node(self.wanted).type.shape):
+            strides.insert(0, stride)
+            stride = dims.mul(stride, size)
+        index = self.offset(self.joined(list(zip(self.places, strides, strict=True)))) or "0"
+        value = self.reference(self.values[self.wanted])
+        return Store(output=output.name, value=value, index=index, per_element=True)
+
+    def lanes(self, side: str) -> Literal["k", "side"]:
+        """Along which numbers most operands have neighbours: those of terms, or of rows or columns."""
+        along = {viewproduct.TERM: 0, side: 0}
+        for operand in self.operands.values():
+            node = next(node for node, arg in self.args.items() if arg.name == operand.arg)
+            for digit, stride in self.digits[operand.name]:
+                if stride == digit.stride == 1 and isinstance(digit.of, str) and digit.of in along:
+                    along[digit.of] += dims.numel(self.body.node(node).type.shape, self.body.sizes)
+        return "side" if along[side] > along[viewproduct.TERM] else "k"
+
+
+def _lowering(region: Region, wanted: Node, places: Places, head: str) -> _ElementLowering:
+    space = RowSpace(wanted.type.shape, wanted.name, (), {})
+    lowering = _ElementLowering(region.body, space, region.args, region.sizes, Style("{}", "{}"), "v")
+    lowering.wanted, lowering.places, lowering.head = wanted.name, places, head
+    return lowering
+
+
+def _factor(region: Region, factor: Node, places: Places, side: str) -> FactorElement:
+    lowering = _lowering(region, factor, places, "")
+    rows = lowering.program((region.outputs[0].replace(node=factor.name),))
+    return FactorElement(rows=rows.replace(stores=()), value=rows.stores[0].value, lanes=lowering.lanes(side))
+
+
+def plan(region: Region, name: str) -> KernelPlan:
+    """One launch for a product, what its factors are made of, and what follows it."""
+    found = viewproduct.check(region.body)
+    result = region.body.node(region.body.outputs[0])
+    epilogue = _lowering(region, result, found.result, found.head.name)
+    shapes = [*(node.type.shape for node in region.body.inputs), result.type.shape]
+    detail = ViewProductPlan(
+        matrices=region.sizes.product(found.matrices),
+        lines=region.sizes.product(found.lines),
+        inputs=region.sizes.local(found.inputs),
+        outputs=region.sizes.local(found.outputs),
+        tile=choose(f"{found.head.name} tile", costs.tiles(region.body, found, MACHINES["sm_90"])),
+        left=_factor(region, found.left, found.left_places, viewproduct.ROW),
+        right=_factor(region, found.right, found.right_places, viewproduct.COLUMN),
+        rows=epilogue.program(region.outputs),
+        reach=tuple(dict.fromkeys(region.sizes.product(shape) for shape in shapes)),
+    )
+    return region.plan(f"{name}_gemm_views", detail)

@@ -1,0 +1,153 @@
+"""Matrix products whose factors are computed as they are read, from behind views, and what follows them.
+
+A kernel computes tiles of rows and columns of one matrix after the other. Where an element of a factor comes from, and
+where a result goes, follows from the numbers of its matrix, row, term and column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen import dims
+from fusegen.dims import Dim, Dims
+from fusegen.ir import ConstOp, DType, Graph, InputOp, MatmulOp, Node, PermuteOp, PointwiseOp, ReshapeOp, TriangleOp
+from fusegen.spaces import prologue, viewspace
+from fusegen.spaces.rowspace import NotFusable, analyze
+from fusegen.spaces.viewspace import Digit, Place, Places
+
+MATRIX, ROW, TERM, COLUMN = "matrix", "row", "k", "column"
+"""What the kernel calls the numbers of a product's matrix, row, term of the sum, and column."""
+
+
+@dataclass(frozen=True)
+class ViewProduct:
+    """``head``: the product, of ``left`` and ``right``, each wanted at its places; ``result``: where results go."""
+
+    head: Node
+    left: Node
+    right: Node
+    left_places: Places
+    right_places: Places
+    result: Places
+    after: frozenset[str]
+    """The head and what follows it."""
+    matrices: Dims
+    lines: Dims
+    inputs: Dim
+    outputs: Dim
+
+
+def heads(body: Graph) -> list[Node]:
+    return [node for node in body.nodes if isinstance(node.op, MatmulOp)]
+
+
+def takes(body: Graph) -> bool:
+    """True for one product with elementwise work and views, of which no kernel of plain rows has every element."""
+    found = heads(body)
+    rest = (InputOp, ConstOp, PointwiseOp, *viewspace.VIEWS)
+    if len(found) != 1 or any(node is not found[0] and not isinstance(node.op, rest) for node in body.nodes):
+        return False
+    try:
+        before, after = prologue.split(body)
+        analyze(after)
+        if before:
+            prologue.space(before, found[0])
+    except NotFusable:
+        return True
+    return False
+
+
+def _axis(name: str, size: Dim) -> Place:
+    return (Digit(name, 1, size, size),) if size != 1 else ()
+
+
+def split(body: Graph) -> ViewProduct:
+    """The product of ``body``, with the places of its factors' elements and of its result. Raises ``NotFusable``."""
+    (head,) = heads(body)
+    assert isinstance(head.op, MatmulOp)
+    left, right = (body.node(name) for name in head.inputs)
+    *lead, rows, outputs = head.type.shape
+    inputs = left.type.shape[-2 if head.op.left_transposed else -1]
+    k, column = _axis(TERM, inputs), _axis(COLUMN, outputs)
+    right_places: Places = (column, k) if head.op.transposed else (k, column)
+    matrices: Dims = ()
+    lines: Dims = (*lead, rows)
+    if right.type.rank == 2 and not head.op.left_transposed:  # rows of all matrices, one after the other
+        of_rows = viewspace.whole(lines, ROW)
+        left_places: Places = (*of_rows, k)
+    else:
+        matrices, lines = tuple(lead), (rows,)
+        of_matrices, row = viewspace.whole(matrices, MATRIX), _axis(ROW, rows)
+        of_rows = (*of_matrices, row)
+        left_places = (*of_matrices, k, row) if head.op.left_transposed else (*of_rows, k)
+        right_places = right_places if right.type.rank == 2 else (*of_matrices, *right_places)
+    known = _after(body, head, (*of_rows, column))
+    return ViewProduct(
+        head=head,
+        left=left,
+        right=right,
+        left_places=left_places,
+        right_places=right_places,
+        result=known[body.outputs[0]],
+        after=frozenset(known),
+        matrices=matrices,
+        lines=lines,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def _joined(place: Place) -> Place:
+    """``place`` with digits that are neighbours in one number as one."""
+    found: list[Digit] = []
+    for digit in place:
+        last = found[-1] if found else None
+        if last and last.of == digit.of and last.stride == dims.mul(digit.stride, digit.size):
+            found[-1] = Digit(digit.of, digit.stride, dims.mul(last.size, digit.size), digit.total)
+        else:
+            found.append(digit)
+    return tuple(found)
+
+
+def _after(body: Graph, head: Node, places: Places) -> dict[str, Places]:
+    """Where each value that follows from ``head`` has the element which is made of that at ``places``."""
+    known = {head.name: places}
+    for node in body.nodes:
+        sources = [name for name in dict.fromkeys(node.inputs) if name in known]
+        if not sources:
+            continue
+        found = known[sources[0]]
+        match node.op:
+            case PointwiseOp():
+                alike = all(body.node(name).type.shape == node.type.shape for name in sources)
+                if not alike or len({tuple(map(_joined, known[name])) for name in sources}) > 1:
+                    raise NotFusable(f"{node.name} pairs elements of the product with others")
+                known[node.name] = found
+            case ReshapeOp(shape=shape):
+                known[node.name] = viewspace.regrouped(found, shape)
+            case TriangleOp():
+                known[node.name] = found
+            case PermuteOp(order=order):
+                known[node.name] = tuple(found[axis] for axis in order)
+            case _:
+                raise NotFusable(f"{node.name} ({node.op.kind}) is neither elementwise nor a view of all results")
+    if body.outputs[0] not in known or any(name in known for name in head.inputs):
+        raise NotFusable("its result does not follow from the product")
+    return known
+
+
+def check(body: Graph) -> ViewProduct:
+    """The product of ``body``. Raises ``NotFusable`` where no kernel has all of it."""
+    if len(body.outputs) > 1:
+        raise NotFusable("it is read outside the kernel too")
+    for node in body.nodes:
+        if node.type.dtype not in (DType.FLOAT32, DType.BOOL):
+            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
+    found = split(body)
+    if body.node(body.outputs[0]).type.dtype is not DType.FLOAT32:
+        raise NotFusable("its result is no float32 tensor")
+    for factor, places in ((found.left, found.left_places), (found.right, found.right_places)):
+        loads = viewspace.loads(body, factor.name, places)
+        if loads > viewspace.MOST_READS:
+            raise NotFusable(f"an element of {factor.name} may come from {loads} places")
+    return found
