@@ -11,7 +11,8 @@ import torch
 
 from fusegen import dims, interpret
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import contractions, direct
+from fusegen.costs import contractions, direct, viewproduct
+from fusegen.ir import RegionOp, ReshapeOp
 from fusegen.plan import views
 from fusegen.plan.details import PointwisePlan
 from fusegen.plan.types import EagerStep, KernelStep
@@ -48,6 +49,26 @@ def test_one_kernel_for_each_result(body: str, tmp_path: Path) -> None:
     found = compiled(tmp_path, body, "torch.rand(4, 6, 10, 8)")
     assert set(kinds(found)) == {"pointwise"}
     assert len(found.program.steps) == len(found.program.after.outputs)
+
+
+def test_what_is_viewed_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that read the product from behind its views and torch's own read the same tensor."""
+    monkeypatch.setattr(contractions, "refusal", lambda *_: "the library's")
+    monkeypatch.setattr(viewproduct, "seconds", lambda body, *_: 1.0 if body.name == "matmul" else -1.0)
+    path = write(
+        tmp_path,
+        """
+        q, k, v = self.qkv(x).reshape(x.shape[0], 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return ((q * 0.5) @ k.mT).softmax(-1) @ v
+        """,
+        "self.qkv = nn.Linear(8, 24)",
+        "torch.rand(5, 6, 8)",
+    )
+    regions = [node.op for node in compile_file(path).program.after.nodes if isinstance(node.op, RegionOp)]
+    assert [region.template for region in regions].count("gemm_views") == 1
+    for body in (region.body for region in regions):
+        views = [body.node(name) for name in body.outputs if isinstance(body.node(name).op, ReshapeOp)]
+        assert not any(view.inputs[0] in body.outputs for view in views)
 
 
 def test_views_alone_stay_views(tmp_path: Path) -> None:
@@ -217,6 +238,13 @@ def test_what_eager_lays_out_by_rows_is(body: str, expected: list[str], tmp_path
         "padded": ("return F.pad(x, (1, 2)).transpose(1, 2).reshape(-1, x.shape[1]) * 2", 1),
         "alone": ("return x.softmax(1).transpose(1, 2).contiguous()", 1),
         "in order": ("return torch.cat([x, x * 2], 1)", 0),
+        "lower triangle": ("return (x.transpose(1, 2).tril(1) * 2).contiguous()", 1),
+        "upper triangle": ("return torch.triu(x, -2) + x.exp().tril(-3)", 0),
+        "mask": (
+            "future = torch.ones(*x.shape[1:], dtype=torch.bool, device=x.device).triu(1)\n"
+            "return x.masked_fill(future, -1.0)",
+            0,
+        ),
     }.values(),
 )
 def test_operands_in_another_order_are_turned_on_chip(

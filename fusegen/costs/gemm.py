@@ -344,11 +344,14 @@ def _library_seconds(rows: int, inputs: int, outputs: int, machine: Machine, mat
     return 2 * machine.launch + product + 8 * matrices * rows * outputs / machine.bandwidth
 
 
-def product_seconds(body: Graph, node: Node, machine: Machine) -> float:
-    """Expected time of the product ``node`` alone, by whoever is fastest."""
+def product_seconds(body: Graph, node: Node, machine: Machine, after: float) -> float:
+    """Expected time of the product ``node`` and what follows it element by element, by whoever is fastest.
+
+    ``after``: of a pass over the library's result; kernels do it as they store theirs.
+    """
     assert isinstance(node.op, MatmulOp)
     matrices, sizes = factors(body, node).traced(body)
-    found = [seconds(*sizes, machine, matrices), _library_seconds(*sizes, machine, matrices, alone=True)]
+    found = [seconds(*sizes, machine, matrices), after + _library_seconds(*sizes, machine, matrices, alone=True)]
     if not node.op.left_transposed:
         found += [in_place_seconds(*sizes, machine, matrices), _plain_seconds(body, node, machine)]
     return min(found)

@@ -5,31 +5,29 @@ The figures are those of ``templates/gemm_views.cu.j2``.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 
 from fusegen import dims, ops
 from fusegen.costs import gemm
-from fusegen.ir import FillOp, Frozen, Graph, Node
+from fusegen.ir import FillOp, Frozen, Graph, Node, PermuteOp
 from fusegen.machines import Machine
 from fusegen.spaces import viewspace
 from fusegen.spaces.viewproduct import ViewProduct, check
 from fusegen.tuning import kernel_or_library
 
-_WARP, _WARPS = 32, 8
+_WARP, _WARPS, _LANES = 32, 8, 128
 _CHUNKS = (8, 16, 32)
 """Of k, in shared memory at a time."""
 _CLOCK = 1.7e9
-_RESIDENT = 3
-"""Blocks of a multiprocessor."""
 _START = 2.0e-6
-_RATE = 0.6
-"""Of a multiprocessor's instructions a clock, what such a loop comes to."""
-_LOAD, _FUNCTION = 14, 1.5
-"""Instructions of an element of a factor: of where it lies, and for each operation of functions."""
-_RESULT = 20
-"""Of an element of the result."""
-_WAIT = 900
-"""Clocks that a chunk takes to come, with nothing beside it."""
+"""Of a kernel, beside its launch."""
+_WAIT = 0.8e-6
+"""What a chunk of k takes at least: to arrive from memory, and the products."""
+_PRODUCTS, _SIDE, _RESULT, _FUNCTION = 0.6, 44, 30, 1.5
+"""Clocks of a multiprocessor, of fp32's own for the products; for 128 elements of a factor in shared memory, which every
+warp reads; for 128 results; and for an operation of functions of 128 elements (23 tiles of 7 products, on an H100: all
+within 15%)."""
 
 
 class ViewTile(Frozen):
@@ -48,7 +46,7 @@ class ViewTile(Frozen):
         return _WARP * self.columns
 
 
-_TILES = tuple((rows, columns) for rows in (8, 4, 2, 1) for columns in (2, 1, 4) if rows * columns <= 16)
+_TILES = tuple((rows, columns) for rows in (8, 4, 2, 1) for columns in (2, 4, 1))
 
 
 def _functions(body: Graph, factor: Node) -> int:
@@ -60,17 +58,13 @@ def _functions(body: Graph, factor: Node) -> int:
 def _tile_seconds(body: Graph, found: ViewProduct, tile: ViewTile, machine: Machine) -> float:
     """Expected time of all tiles, memory aside."""
     matrices, rows, inputs, outputs = traced(body, found)
-    chunks = ceil(inputs / tile.chunk)
-    terms = chunks * tile.chunk
-    warp_clocks = max(tile.rows * tile.columns / 4, (ceil(tile.rows / 4) + tile.columns) / 2)
-    clocks = _WARPS * terms * warp_clocks
+    terms = ceil(inputs / tile.chunk) * tile.chunk
+    clocks = _PRODUCTS * terms * tile.height * tile.width / _LANES
     for factor, side in ((found.left, tile.height), (found.right, tile.width)):
-        clocks += terms * side * (_LOAD + _FUNCTION * _functions(body, factor)) / 128
-    clocks = (clocks + tile.height * tile.width * _RESULT / 128) / _RATE
+        clocks += terms * side * (_SIDE + _FUNCTION * _functions(body, factor)) / _LANES
+    clocks += tile.height * tile.width * _RESULT / _LANES
     blocks = matrices * ceil(rows / tile.height) * ceil(outputs / tile.width)
-    share = blocks / machine.multiprocessors
-    waves = ceil(share / _RESIDENT)
-    return max(share * clocks, waves * chunks * _WAIT + clocks) / _CLOCK
+    return max(blocks / machine.multiprocessors * clocks / _CLOCK, terms / tile.chunk * _WAIT)
 
 
 def traced(body: Graph, found: ViewProduct) -> tuple[int, int, int, int]:
@@ -100,10 +94,18 @@ def _bytes(body: Graph, node: Node) -> int:
     return node.type.dtype.bytes * dims.numel(node.type.shape, body.sizes)
 
 
+def _is_gathered(node: Node) -> bool:
+    """True for matrices whose batch is no single axis of where they lie: the library copies them."""
+    if not isinstance(node.op, PermuteOp):
+        return False
+    batch = [axis for axis in node.op.order[:-2] if node.type.shape[node.op.order.index(axis)] != 1]
+    return any(after != before + 1 for before, after in pairwise(batch))
+
+
 def _pass_seconds(body: Graph, names: set[str], result: Node, machine: Machine) -> float:
-    """One pass that computes ``result`` by the nodes ``names`` of the body, if it is more than views."""
+    """One pass that computes ``result`` by the nodes ``names`` of the body, if it is more than views of matrices."""
     nodes = [node for node in body.nodes if node.name in names and not ops.is_leaf(node.op)]
-    if not any(viewspace.copies(node, body) for node in nodes):
+    if not any(viewspace.copies(node, body) or _is_gathered(node) for node in nodes):
         return 0.0
     read = {name for node in nodes for name in node.inputs} - {node.name for node in nodes}
     moved = sum(_bytes(body, body.node(name)) for name in read) + _bytes(body, result)
@@ -111,11 +113,11 @@ def _pass_seconds(body: Graph, names: set[str], result: Node, machine: Machine) 
 
 
 def apart_seconds(body: Graph, found: ViewProduct, machine: Machine) -> float:
-    """The same with a pass over each factor that is no view, the fastest product of these, and a pass after it."""
+    """The same with a pass over each factor that is no view, and the fastest product of these with what follows it."""
     result = body.node(body.outputs[0])
     passes = [_pass_seconds(body, body.needed(factor.name), factor, machine) for factor in (found.left, found.right)]
-    passes.append(_pass_seconds(body, set(found.after) - {found.head.name}, result, machine))
-    return sum(passes) + gemm.product_seconds(body, found.head, machine)
+    after = _pass_seconds(body, set(found.after) - {found.head.name}, result, machine)
+    return sum(passes) + gemm.product_seconds(body, found.head, machine, after)
 
 
 def refusal(body: Graph, machine: Machine) -> str | None:

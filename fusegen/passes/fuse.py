@@ -148,7 +148,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             taken, left = _before_windows(grouping, node, free, machine)
             unit, decided = unit | taken, decided | left
         alone = name not in grouping.results and set(users[name]) <= group.owned
-        if not alone and all(isinstance(by_name[member].op, ReshapeOp) for member in group.members):
+        views = all(isinstance(by_name[member].op, ReshapeOp) for member in group.members)
+        if views and grouping.is_read(name, group):
             continue  # what is viewed is written anyway
         candidates = [group.plus(unit)]
         if not alone and grouping.can_copy(node):

@@ -9,7 +9,6 @@ from fusegen.dims import Dim
 from fusegen.ir import DType, Frozen
 from fusegen.plan.rowprogram import Operand, RowProgram
 
-
 _LONGEST_CHAIN = 1024
 """Additions of floats, one after the other."""
 
@@ -127,8 +126,8 @@ class FactorElement(Frozen):
 
     rows: RowProgram
     value: str
-    lanes: Literal["k", "side"] = "k"
-    """Along which neighbouring threads read: neighbours in memory, as far as an operand has them."""
+    lanes: Literal["k", "side"]
+    """Along which neighbouring threads read: neighbours in memory, as far as operands have them."""
 
 
 class ViewProductPlan(Frozen):
@@ -155,6 +154,13 @@ class ViewProductPlan(Frozen):
     def chained(self) -> bool:
         """True when a sum is one chain of additions: of no more terms than are allowed."""
         return isinstance(self.inputs, int) and self.inputs <= _LONGEST_CHAIN
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor, as far as registers go: a thread has its results, and sums of a chunk beside them."""
+        if self.tile.rows * self.tile.columns > 16:
+            return 2
+        return 4 if self.chained else 3
 
     @property
     def sizes(self) -> tuple[str, ...]:
