@@ -25,9 +25,9 @@ _START = 2.0e-6
 _WAIT = 0.8e-6
 """What a chunk of k takes at least: to arrive from memory, and the products."""
 _PRODUCTS, _SIDE, _RESULT, _FUNCTION = 0.6, 44, 30, 1.5
-"""Clocks of a multiprocessor, of fp32's own for the products; for 128 elements of a factor in shared memory, which every
-warp reads; for 128 results; and for an operation of functions of 128 elements (23 tiles of 7 products, on an H100: all
-within 15%)."""
+"""Clocks of a multiprocessor: the share of those at its fp32 rate that products take; for 128 elements of a factor in
+shared memory, which every warp reads; for 128 results; for an operation of functions of 128 elements (23 tiles of seven
+products, on an H100: all within 15%)."""
 
 
 class ViewTile(Frozen):

@@ -157,7 +157,7 @@ class ViewProductPlan(Frozen):
 
     @property
     def resident(self) -> int:
-        """Blocks of a multiprocessor, as far as registers go: a thread has its results, and sums of a chunk beside them."""
+        """Blocks of a multiprocessor: threads have registers for their results, and for sums of a chunk beside them."""
         if self.tile.rows * self.tile.columns > 16:
             return 2
         return 4 if self.chained else 3
