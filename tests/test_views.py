@@ -76,8 +76,14 @@ def test_views_alone_stay_views(tmp_path: Path) -> None:
     assert kinds(found) == ["pointwise", "torch", "torch"]
 
 
-def test_one_copy_is_left_to_torch(tmp_path: Path) -> None:
-    assert set(kinds(compiled(tmp_path, "return torch.cat([x, x], 1)"))) == {"torch"}
+@pytest.mark.parametrize("body", ["return torch.cat([x, x], 1)", "return x.tril()"])
+def test_one_copy_is_left_to_torch(body: str, tmp_path: Path) -> None:
+    assert set(kinds(compiled(tmp_path, body))) == {"torch"}
+
+
+def test_a_mask_of_a_constant_is_a_kernel(tmp_path: Path) -> None:
+    mask = "torch.full(x.shape[-2:], -torch.inf, device=x.device).triu(1)"
+    assert kinds(compiled(tmp_path, f"return (x + {mask}).softmax(-1)")) == ["pointwise", "row_reduce"]
 
 
 def test_what_a_heavy_kernel_can_do_stays_with_it(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ _ALONE = {
     "cat": "joined by torch",
     "pad": "padded by torch",
     "flip": "copied by torch",
+    "triangle": "copied by torch",
     **dict.fromkeys(("reshape", "permute", "slice", "expand"), "a view"),
 }
 """What torch does of ops that no fusion was tried of."""
