@@ -163,6 +163,22 @@ def test_small_products_are_in_plain_fp32(
     assert (step.plan.hopper or step.plan.detail).template == kernel
 
 
+@pytest.mark.parametrize(
+    ("result", "a", "b", "kernels"),
+    [
+        ("torch.einsum('bihd,bjhd->bhij', a, b)", (256, 49, 3, 32), (256, 49, 3, 32), ["gemm_views"]),
+        ("torch.einsum('bihd,bjhd->bhij', a, b)", (16, 512, 8, 64), (16, 512, 8, 64), ["gemm_sm90"]),  # heavy
+        ("(a[..., None] - a[..., None, :]).exp().tril() @ b", (512, 64), (512, 64, 64), ["gemm_views"]),
+        ("a[:, 1:] @ F.pad(b, (0, 1))", (300, 17, 20), (300, 20, 15), ["gemm_views"]),
+    ],
+)
+def test_small_products_read_from_behind_views(
+    tmp_path: Path, result: str, a: tuple[int, ...], b: tuple[int, ...], kernels: list[str]
+) -> None:
+    plans = [step.plan for step in two(tmp_path, result, a, b).program.steps if isinstance(step, KernelStep)]
+    assert [(plan.hopper or plan.detail).template for plan in plans] == kernels
+
+
 def test_rows_of_small_products_are_reduced_by_a_kernel_of_their_own(tmp_path: Path) -> None:
     steps = two(tmp_path, "torch.matmul(a, b).softmax(1)", (64, 1024), (1024, 128)).program.steps
     assert [step.plan.detail.template for step in steps if isinstance(step, KernelStep)] == ["gemm_simt", "row_reduce"]
