@@ -71,6 +71,54 @@ def test_what_is_viewed_is_written_once(tmp_path: Path, monkeypatch: pytest.Monk
         assert not any(view.inputs[0] in body.outputs for view in views)
 
 
+def views_of(rng: random.Random) -> str:
+    """Two to five views of ``y``, [batch, 6, 4, 8], one after the other."""
+    text, shape = "y", [-1, 6, 4, 8]  # -1: the batch, or what it is merged into
+    for _ in range(rng.randint(2, 5)):
+        kind, axis = rng.choice(("permute", "split", "merge", "slice", "expand")), rng.randrange(len(shape))
+        if kind == "permute":
+            order = rng.sample(range(len(shape)), len(shape))
+            text, shape = f"{text}.permute({', '.join(map(str, order))})", [shape[i] for i in order]
+        elif kind == "slice" and shape[axis] > 2:
+            start, step = rng.randint(0, 1), rng.randint(1, 2)
+            text = f"{text}[{':, ' * axis}{start}::{step}]"
+            shape[axis] = (shape[axis] - start - 1) // step + 1
+        elif kind == "expand":
+            text = f"{text}.unsqueeze({axis}).expand({'-1, ' * axis}3, {'-1, ' * (len(shape) - axis)})"
+            shape.insert(axis, 3)
+        elif kind == "split" and shape[axis] > 2 and shape[axis] % 2 == 0:
+            shape[axis : axis + 1] = [2, shape[axis] // 2]
+            text = f"{text}.reshape({', '.join(map(str, shape))})"
+        elif kind == "merge" and axis + 1 < len(shape):
+            pair = shape[axis : axis + 2]
+            shape[axis : axis + 2] = [-1 if -1 in pair else pair[0] * pair[1]]
+            text = f"{text}.reshape({', '.join(map(str, shape))})"
+    return text
+
+
+def test_views_of_views_are_one(tmp_path: Path) -> None:
+    """By strides of a kernel's result, at other sizes too; what would divide sizes stays as it is."""
+    by_strides = 0
+    for seed in range(40):
+        text = views_of(random.Random(seed))
+        path = write(tmp_path, f"y = torch.relu(x * 2)\nreturn y, {text}", "pass", "torch.randn(3, 6, 4, 8)")
+        found = compile_file(path).program
+        kernels = [step for step in found.steps if isinstance(step, KernelStep)]
+        if [kernel.outputs for kernel in kernels] != [("relu",)]:
+            continue  # the views are part of a kernel, which copies
+        calls = [step for step in found.steps if isinstance(step, EagerStep)]
+        by_strides += any("as_strided" in step.expr for step in calls)
+        for batch in (3, 5, 1):
+            y = torch.randn(batch, 6, 4, 8)
+            values = {"torch": torch, "v_relu": y, **{f"x0_{axis}": size for axis, size in enumerate(y.shape)}}
+            for step in calls:
+                values[f"v_{step.output}"] = eval(step.expr, values)
+            result, expected = values[f"v_{found.after.outputs[1]}"], eval(text, {"y": y})
+            assert torch.equal(result, expected), (text, batch)
+            assert result.stride() == expected.stride() or batch == 1, (text, result.stride(), expected.stride())
+    assert by_strides >= 10
+
+
 def test_views_alone_stay_views(tmp_path: Path) -> None:
     found = compiled(tmp_path, "y = torch.relu(x)\nreturn y.permute(0, 2, 3, 1)[:, 1:]")
     assert kinds(found) == ["pointwise", "torch", "torch"]

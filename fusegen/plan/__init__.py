@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusegen import ops
 from fusegen.ir import EagerOp, GetItemOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
 from fusegen.passes.fuse import FUSION
-from fusegen.plan import cost, updates
+from fusegen.plan import cost, strided, updates
 from fusegen.plan.inline import inline
 from fusegen.plan.sharing import Kernels
 from fusegen.plan.sizes import Unplanned
@@ -50,9 +50,26 @@ def make_program(
     plans = kernels.by_region()
     refusals += unplanned
     steps: list[Step] = []
+    views, unread = strided.collapse(after)
     counted = {n.name for name, plan in plans.items() if plan.counts for n in kernels.updated(name).counters}
     for node in after.nodes:
         if ops.is_leaf(node.op) or cost.is_result_of_kernel(after, node) or counted.intersection(node.inputs):
+            continue
+        if node.name in unread:
+            continue
+        if view := views.get(node.name):
+            comment = f"{format_node(node)}, of %{view.root} by strides"
+            steps.append(
+                EagerStep(
+                    expr=view.torch,
+                    inputs=(view.root,),
+                    output=node.name,
+                    comment=comment,
+                    reason="a view of views",
+                    bytes=0,
+                    flops=0,
+                )
+            )
             continue
         moved, flops = cost.node_bytes(after, node), cost.node_flops(after, node)
         if isinstance(node.op, RegionOp):

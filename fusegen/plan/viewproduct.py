@@ -7,7 +7,6 @@ from typing import Literal
 
 from fusegen import dims
 from fusegen.costs import viewproduct as costs
-from fusegen.dims import Dim
 from fusegen.ir import Node
 from fusegen.machines import MACHINES
 from fusegen.plan.details import FactorElement, ViewProductPlan
@@ -16,7 +15,7 @@ from fusegen.plan.rowdraft import Style, Value
 from fusegen.plan.rowprogram import OutputArg, Store
 from fusegen.plan.types import KernelPlan
 from fusegen.plan.views import ViewLowering
-from fusegen.spaces import viewproduct
+from fusegen.spaces import viewproduct, viewspace
 from fusegen.spaces.rowspace import RowSpace
 from fusegen.spaces.viewspace import Places
 from fusegen.tuning import choose
@@ -37,12 +36,8 @@ class _ElementLowering(ViewLowering):
         return Value("v", True, 0, literal="v") if node.name == self.head else super().compute(node, places, guard)
 
     def store(self, output: OutputArg) -> Store:
-        strides: list[Dim] = []
-        stride: Dim = 1
-        for size in reversed(self.body.node(self.wanted).type.shape):
-            strides.insert(0, stride)
-            stride = dims.mul(stride, size)
-        index = self.offset(self.joined(list(zip(self.places, strides, strict=True)))) or "0"
+        strides = viewspace.row_major(self.body.node(self.wanted).type.shape)
+        index = self.offset(self.joined(zip(self.places, strides, strict=True))) or "0"
         value = self.reference(self.values[self.wanted])
         return Store(output=output.name, value=value, index=index, per_element=True)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from fusegen import dims
 from fusegen.dims import Dim
@@ -17,7 +17,7 @@ from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import viewspace
 from fusegen.spaces.rowspace import RowSpace
-from fusegen.spaces.viewspace import Digit, Place, Places, Span
+from fusegen.spaces.viewspace import Digit, Joined, Place, Places, Span
 
 WIDE = 4
 """Elements of the accesses that runs are for, at least."""
@@ -32,10 +32,6 @@ _MOST_TURNED = 2
 def number(value: float, dtype: DType) -> str:
     """C++ of a number of a tensor of this type."""
     return str(bool(value)).lower() if dtype is DType.BOOL else hex_float(value)
-
-
-Joined: TypeAlias = list[tuple[Digit, Dim]]
-"""Digits of a place, and what each is multiplied by."""
 
 
 @dataclass
@@ -77,23 +73,8 @@ class ViewLowering(RowLowering):
         start = "" if moved.start == 0 else self.text(moved.start)
         return self.named("j", " + ".join(filter(None, (place, start))).replace("+ -", "- ") or "0")
 
-    def joined(self, places: list[tuple[Place, Dim]]) -> Joined:
-        """Digits and their strides, the least first; those that lie side by side become one again."""
-        parts: list[tuple[Digit, Dim]] = []
-        for place, stride in places:
-            for digit in reversed(place):
-                parts.append((digit, stride))
-                stride = dims.mul(stride, digit.size)
-        parts.sort(key=lambda part: dims.numel((part[1],), self.body.sizes))
-        joined: list[tuple[Digit, Dim]] = []
-        for digit, stride in parts:
-            last, step = joined[-1] if joined else (digit, stride)
-            beside = last.of == digit.of and digit.stride == dims.mul(last.stride, last.size)
-            if joined and beside and stride == dims.mul(step, last.size):
-                joined[-1] = Digit(last.of, last.stride, dims.mul(last.size, digit.size), last.total), step
-            else:
-                joined.append((digit, stride))
-        return joined
+    def joined(self, places: Iterable[tuple[Place, Dim]]) -> Joined:
+        return viewspace.joined(places, self.body.sizes)
 
     def offset(self, joined: Joined) -> str:
         """C++ of the sum of digits times strides."""
@@ -114,12 +95,8 @@ class ViewLowering(RowLowering):
     # --- values ---------------------------------------------------------------------------------
 
     def load(self, node: Node, places: Places, guard: str) -> Value:
-        arg, strides = self.args[node.name], list[Dim]()
-        stride: Dim = 1
-        for size in reversed(node.type.shape):
-            strides.insert(0, stride)
-            stride = dims.mul(stride, size)
-        joined = self.joined(list(zip(places, strides, strict=True)))
+        arg, strides = self.args[node.name], viewspace.row_major(node.type.shape)
+        joined = self.joined(zip(places, strides, strict=True))
         index = self.offset(joined) or "0"
         key = (arg.name, f"{guard} ? {index}")
         if key not in self.operands:

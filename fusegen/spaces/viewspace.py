@@ -7,6 +7,7 @@ element's number, so that axes which a view splits or merges meet again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -57,6 +58,8 @@ class Digit:
 Place: TypeAlias = tuple[Digit, ...]
 """A position along an axis: digits, the most significant first; none on an axis of size 1."""
 Places: TypeAlias = tuple[Place, ...]
+Joined: TypeAlias = "list[tuple[Digit, Dim]]"
+"""Digits of a place, and what each is multiplied by."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,35 @@ def whole(shape: Dims, number: str = NUMBER) -> Places:
         found.insert(0, (Digit(number, stride, size, total),) if size != 1 else ())
         stride = dims.mul(stride, size)
     return tuple(found)
+
+
+def row_major(shape: Dims) -> list[Dim]:
+    """How far apart neighbours along each axis of a row-major tensor are."""
+    strides: list[Dim] = []
+    stride: Dim = 1
+    for size in reversed(shape):
+        strides.insert(0, stride)
+        stride = dims.mul(stride, size)
+    return strides
+
+
+def joined(places: Iterable[tuple[Place, Dim]], sizes: Mapping[str, int]) -> Joined:
+    """Digits and their strides, the least first; those that lie side by side become one again."""
+    parts: Joined = []
+    for place, stride in places:
+        for digit in reversed(place):
+            parts.append((digit, stride))
+            stride = dims.mul(stride, digit.size)
+    parts.sort(key=lambda part: dims.numel((part[1],), sizes))
+    found: Joined = []
+    for digit, stride in parts:
+        last, step = found[-1] if found else (digit, stride)
+        beside = last.of == digit.of and digit.stride == dims.mul(last.stride, last.size)
+        if found and beside and stride == dims.mul(step, last.size):
+            found[-1] = Digit(last.of, last.stride, dims.mul(last.size, digit.size), last.total), step
+        else:
+            found.append((digit, stride))
+    return found
 
 
 def _moved(place: Place, length: Dim, size: Dim, start: Dim, step: int = 1) -> Place:

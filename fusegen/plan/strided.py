@@ -1,0 +1,72 @@
+"""Views of views of a kernel's result, which lies row by row: one view, by strides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen import dims
+from fusegen.dims import Dim, Dims
+from fusegen.ir import ExpandOp, GetItemOp, Graph, Node, PermuteOp, RegionOp, ReshapeOp, SliceOp
+from fusegen.spaces import viewspace
+from fusegen.spaces.viewspace import Digit, Places
+
+_VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp)
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A view of ``root``, from element ``offset`` on."""
+
+    root: str
+    shape: Dims
+    strides: tuple[Dim, ...]
+    offset: Dim
+
+    @property
+    def torch(self) -> str:
+        """A Python expression over ``v_<root>`` and sizes."""
+        shape, strides = (f"[{', '.join(map(str, sizes))}]" for sizes in (self.shape, self.strides))
+        return f"torch.as_strided(v_{self.root}, {shape}, {strides}, {self.offset})"
+
+
+def _is_row_major(graph: Graph, node: Node) -> bool:
+    made = graph.node(node.inputs[0]) if isinstance(node.op, GetItemOp) else node
+    return isinstance(made.op, RegionOp)
+
+
+def strided(graph: Graph, node: Node) -> Strided | None:
+    """``node`` as one view of a kernel's result, if it is a view of a view of that, and no size has to be divided."""
+    shape, names = node.type.shape, [f"axis{axis}" for axis in range(node.type.rank)]
+    places: Places = tuple(
+        (Digit(name, 1, size, size),) if size != 1 else () for name, size in zip(names, shape, strict=True)
+    )
+    views, root = 0, node
+    while isinstance(root.op, _VIEWS) and not viewspace.is_copied(root, graph):
+        source = graph.node(root.inputs[0])
+        ((read),) = viewspace.reads(root, [source], places)
+        places, root, views = read.places, source, views + 1
+    if views < 2 or not _is_row_major(graph, root) or root.name in dict(graph.updates).values():
+        return None
+    found = dict[str, Dim](dict.fromkeys(names, 0))
+    offset: Dim = 0
+    pending = list(viewspace.joined(zip(places, viewspace.row_major(root.type.shape), strict=True), graph.sizes))
+    while pending:
+        digit, stride = pending.pop()
+        if digit.stride != 1 or digit.size != digit.total:
+            return None
+        if isinstance(digit.of, str):
+            found[digit.of] = dims.add(found[digit.of], stride)
+        else:
+            offset = dims.add(offset, dims.mul(stride, digit.of.start))
+            pending += viewspace.joined([(digit.of.place, dims.mul(stride, digit.of.step))], graph.sizes)
+    return Strided(root.name, shape, tuple(found[name] for name in names), offset)
+
+
+def collapse(graph: Graph) -> tuple[dict[str, Strided], set[str]]:
+    """The views that are one, by name, and those that nothing reads then."""
+    found = {node.name: one for node in graph.nodes if (one := strided(graph, node))}
+    live = set(graph.results)
+    for node in reversed(graph.nodes):
+        if node.name in live:
+            live.update([found[node.name].root] if node.name in found else node.inputs)
+    return found, {node.name for node in graph.nodes if isinstance(node.op, _VIEWS) and node.name not in live}
