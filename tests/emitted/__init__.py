@@ -147,7 +147,8 @@ def returned(plan: KernelPlan, args: Sequence[torch.Tensor], results: Sequence[t
             own[output.into].copy_(result)
     for count in plan.counts:
         own[count.arg].add_(count.addend)
-    kept = [result for output, result in zip(plan.outputs, results, strict=True) if not output.into]
+    rows = (result.contiguous() for result in results)  # as kernels write
+    kept = [result for output, result in zip(plan.outputs, rows, strict=True) if not output.into]
     return tuple(kept) if len(kept) > 1 else kept[0]
 
 
