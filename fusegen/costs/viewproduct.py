@@ -55,39 +55,37 @@ def _functions(body: Graph, factor: Node) -> int:
     return sum(count // max(1, dims.numel(body.node(name).type.shape, body.sizes)) for name, count in flops.items())
 
 
-def _tile_seconds(body: Graph, found: ViewProduct, tile: ViewTile, machine: Machine) -> float:
-    """Expected time of all tiles, memory aside."""
-    matrices, rows, inputs, outputs = traced(body, found)
-    terms = ceil(inputs / tile.chunk) * tile.chunk
-    clocks = _PRODUCTS * terms * tile.height * tile.width / _LANES
-    for factor, side in ((found.left, tile.height), (found.right, tile.width)):
-        clocks += terms * side * (_SIDE + _FUNCTION * _functions(body, factor)) / _LANES
-    clocks += tile.height * tile.width * _RESULT / _LANES
-    blocks = matrices * ceil(rows / tile.height) * ceil(outputs / tile.width)
-    return max(blocks / machine.multiprocessors * clocks / _CLOCK, terms / tile.chunk * _WAIT)
-
-
-def traced(body: Graph, found: ViewProduct) -> tuple[int, int, int, int]:
-    """Matrices, rows, inputs and outputs at the traced sizes."""
+def _timed(body: Graph, found: ViewProduct, machine: Machine) -> list[tuple[float, ViewTile]]:
+    """Tiles and the expected time of all of them, memory aside: the fastest first."""
     inputs, outputs = (dims.evaluate(size, body.sizes) for size in (found.inputs, found.outputs))
-    return dims.numel(found.matrices, body.sizes), dims.numel(found.lines, body.sizes), inputs, outputs
+    matrices, rows = (dims.numel(axes, body.sizes) for axes in (found.matrices, found.lines))
+    left, right = (_SIDE + _FUNCTION * _functions(body, factor) for factor in (found.left, found.right))
+    chunk = next((size for size in _CHUNKS if inputs <= size), _CHUNKS[-1])
+    terms = ceil(inputs / chunk) * chunk
+
+    def seconds(tile: ViewTile) -> float:
+        clocks = _PRODUCTS * terms * tile.height * tile.width / _LANES
+        clocks += terms * tile.height * left / _LANES
+        clocks += terms * tile.width * right / _LANES
+        clocks += tile.height * tile.width * _RESULT / _LANES
+        blocks = matrices * ceil(rows / tile.height) * ceil(outputs / tile.width)
+        return max(blocks / machine.multiprocessors * clocks / _CLOCK, terms / chunk * _WAIT)
+
+    candidates = [ViewTile(rows=rows, columns=columns, chunk=chunk) for rows, columns in _TILES]
+    return sorted(((seconds(tile), tile) for tile in candidates), key=lambda timed: timed[0])
 
 
 def tiles(body: Graph, found: ViewProduct, machine: Machine) -> dict[str, ViewTile]:
     """Tiles by rows x columns of a block, the one that is expected to be the fastest first."""
-    _, _, inputs, _ = traced(body, found)
-    chunk = next((size for size in _CHUNKS if inputs <= size), _CHUNKS[-1])
-    candidates = [ViewTile(rows=rows, columns=columns, chunk=chunk) for rows, columns in _TILES]
-    candidates.sort(key=lambda tile: _tile_seconds(body, found, tile, machine))
-    return {f"{tile.height}x{tile.width}": tile for tile in candidates}
+    return {f"{tile.height}x{tile.width}": tile for _, tile in _timed(body, found, machine)}
 
 
 def seconds(body: Graph, found: ViewProduct, machine: Machine) -> float:
     """Expected time of the kernel."""
-    best, result = next(iter(tiles(body, found, machine).values())), body.node(body.outputs[0])
+    (best, _), result = _timed(body, found, machine)[0], body.node(body.outputs[0])
     read = {name for node in body.nodes if not isinstance(node.op, FillOp) for name in node.inputs}
     moved = sum(_bytes(body, node) for node in (*body.inputs, result) if node.name in read or node is result)
-    return machine.launch + _START + max(_tile_seconds(body, found, best, machine), moved / machine.bandwidth)
+    return machine.launch + _START + max(best, moved / machine.bandwidth)
 
 
 def _bytes(body: Graph, node: Node) -> int:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen import ops
-from fusegen.costs import before_products, contractions, direct
-from fusegen.costs import viewproduct as view_products
+from fusegen.costs import before_products, contractions, direct, viewproduct
 from fusegen.ir import (
     ArgReduceOp,
     ConvOp,
@@ -82,7 +81,7 @@ def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if template != "row_stream" and any(isinstance(node.op, ArgReduceOp) for node in body.nodes):
             return "kernels of rows alone find where an extreme is"
         if template == "gemm_views":
-            return view_products.refusal(body, machine)
+            return viewproduct.refusal(body, machine)
         if template != "pointwise" and not rows and (reason := unreadable(body)):
             return reason
         if template == "pool":
@@ -125,7 +124,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         return None
     group = Group(frozenset(unit))
     reason = _refusal(grouping, group, machine)
-    if behind := _behind_views(grouping, group, free, machine):
+    if (behind := _behind_views(grouping, group, free)) and _refusal(grouping, behind, machine) is None:
         group, reason = behind, None
     if reason and isinstance(sink.op, ReshapeOp) and isinstance(by_name[sink.inputs[0]].op, PermuteOp):
         copied = group.plus(sink.inputs, copied=True)  # both are one copy in torch
@@ -154,7 +153,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         candidates = [group.plus(unit)]
         if not alone and grouping.can_copy(node):
             candidates.insert(0, group.plus(unit, copied=True))
-        if behind := _behind_views(grouping, group.plus(unit), free, machine):
+        if behind := _behind_views(grouping, group.plus(unit), free):
             candidates.insert(0, behind)
         more = unit if windows else _up_to_data(grouping, unit, free)
         if more != unit:
@@ -176,8 +175,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
     return _absorb(grouping, group, free, machine)
 
 
-def _behind_views(grouping: Grouping, group: Group, free: set[str], machine: Machine) -> Group | None:
-    """``group`` with the views around the factors of its product, if its kernel then reads from behind them."""
+def _behind_views(grouping: Grouping, group: Group, free: set[str]) -> Group | None:
+    """``group`` with the views around the factors of its product, behind which a kernel may read, if it has any."""
     products = [name for name in group.members if isinstance(grouping.by_name[name].op, MatmulOp)]
     if len(products) != 1:
         return None
@@ -188,8 +187,7 @@ def _behind_views(grouping: Grouping, group: Group, free: set[str], machine: Mac
             if view and name in free and name not in group.members | views:
                 views.add(name)
                 pending.append(name)
-    behind = group.plus(views, copied=True)
-    return behind if views and _refusal(grouping, behind, machine) is None else None
+    return group.plus(views, copied=True) if views else None
 
 
 def _is_better_viewed(grouping: Grouping, sink: Node, group: Group, free: set[str], machine: Machine) -> bool:

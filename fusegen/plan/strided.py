@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import ExpandOp, GetItemOp, Graph, Node, PermuteOp, RegionOp, ReshapeOp, SliceOp
+from fusegen.ir import ExpandOp, Graph, Node, PermuteOp, RegionOp, ReshapeOp, SliceOp
+from fusegen.plan import cost
 from fusegen.spaces import viewspace
-from fusegen.spaces.viewspace import Digit, Places
+from fusegen.spaces.viewspace import Places
 
 _VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp)
 
@@ -29,23 +30,17 @@ class Strided:
         return f"torch.as_strided(v_{self.root}, {shape}, {strides}, {self.offset})"
 
 
-def _is_row_major(graph: Graph, node: Node) -> bool:
-    made = graph.node(node.inputs[0]) if isinstance(node.op, GetItemOp) else node
-    return isinstance(made.op, RegionOp)
-
-
 def strided(graph: Graph, node: Node) -> Strided | None:
     """``node`` as one view of a kernel's result, if it is a view of a view of that, and no size has to be divided."""
     shape, names = node.type.shape, [f"axis{axis}" for axis in range(node.type.rank)]
-    places: Places = tuple(
-        (Digit(name, 1, size, size),) if size != 1 else () for name, size in zip(names, shape, strict=True)
-    )
+    places: Places = tuple(map(viewspace.position, names, shape))
     views, root = 0, node
     while isinstance(root.op, _VIEWS) and not viewspace.is_copied(root, graph):
         source = graph.node(root.inputs[0])
         ((read),) = viewspace.reads(root, [source], places)
         places, root, views = read.places, source, views + 1
-    if views < 2 or not _is_row_major(graph, root) or root.name in dict(graph.updates).values():
+    by_rows = isinstance(root.op, RegionOp) or cost.is_result_of_kernel(graph, root)
+    if views < 2 or not by_rows or root.name in dict(graph.updates).values():
         return None
     found = dict[str, Dim](dict.fromkeys(names, 0))
     offset: Dim = 0
@@ -65,8 +60,6 @@ def strided(graph: Graph, node: Node) -> Strided | None:
 def collapse(graph: Graph) -> tuple[dict[str, Strided], set[str]]:
     """The views that are one, by name, and those that nothing reads then."""
     found = {node.name: one for node in graph.nodes if (one := strided(graph, node))}
-    live = set(graph.results)
-    for node in reversed(graph.nodes):
-        if node.name in live:
-            live.update([found[node.name].root] if node.name in found else node.inputs)
+    nodes = (n.replace(inputs=(found[n.name].root,)) if n.name in found else n for n in graph.nodes)
+    live = graph.replace(nodes=tuple(nodes)).needed(*graph.results)
     return found, {node.name for node in graph.nodes if isinstance(node.op, _VIEWS) and node.name not in live}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import ConstOp, DType, Graph, InputOp, MatmulOp, Node, PermuteOp, PointwiseOp, ReshapeOp, TriangleOp
 from fusegen.spaces import prologue, viewspace
 from fusegen.spaces.rowspace import NotFusable, analyze
-from fusegen.spaces.viewspace import Digit, Place, Places
+from fusegen.spaces.viewspace import Joined, Places
 
 MATRIX, ROW, TERM, COLUMN = "matrix", "row", "k", "column"
 """What the kernel calls the numbers of a product's matrix, row, term of the sum, and column."""
@@ -57,10 +56,6 @@ def takes(body: Graph) -> bool:
     return False
 
 
-def _axis(name: str, size: Dim) -> Place:
-    return (Digit(name, 1, size, size),) if size != 1 else ()
-
-
 def split(body: Graph) -> ViewProduct:
     """The product of ``body``, with the places of its factors' elements and of its result. Raises ``NotFusable``."""
     (head,) = heads(body)
@@ -68,7 +63,7 @@ def split(body: Graph) -> ViewProduct:
     left, right = (body.node(name) for name in head.inputs)
     *lead, rows, outputs = head.type.shape
     inputs = left.type.shape[-2 if head.op.left_transposed else -1]
-    k, column = _axis(TERM, inputs), _axis(COLUMN, outputs)
+    k, column = viewspace.position(TERM, inputs), viewspace.position(COLUMN, outputs)
     right_places: Places = (column, k) if head.op.transposed else (k, column)
     matrices: Dims = ()
     lines: Dims = (*lead, rows)
@@ -77,7 +72,7 @@ def split(body: Graph) -> ViewProduct:
         left_places: Places = (*of_rows, k)
     else:
         matrices, lines = tuple(lead), (rows,)
-        of_matrices, row = viewspace.whole(matrices, MATRIX), _axis(ROW, rows)
+        of_matrices, row = viewspace.whole(matrices, MATRIX), viewspace.position(ROW, rows)
         of_rows = (*of_matrices, row)
         left_places = (*of_matrices, k, row) if head.op.left_transposed else (*of_rows, k)
         right_places = right_places if right.type.rank == 2 else (*of_matrices, *right_places)
@@ -97,21 +92,13 @@ def split(body: Graph) -> ViewProduct:
     )
 
 
-def _joined(place: Place) -> Place:
-    """``place`` with digits that are neighbours in one number as one."""
-    found: list[Digit] = []
-    for digit in place:
-        last = found[-1] if found else None
-        if last and last.of == digit.of and last.stride == dims.mul(digit.stride, digit.size):
-            found[-1] = Digit(digit.of, digit.stride, dims.mul(last.size, digit.size), digit.total)
-        else:
-            found.append(digit)
-    return tuple(found)
-
-
 def _after(body: Graph, head: Node, places: Places) -> dict[str, Places]:
     """Where each value that follows from ``head`` has the element which is made of that at ``places``."""
     known = {head.name: places}
+
+    def digits(name: str) -> list[Joined]:
+        return [viewspace.joined([(place, 1)], body.sizes) for place in known[name]]
+
     for node in body.nodes:
         sources = [name for name in dict.fromkeys(node.inputs) if name in known]
         if not sources:
@@ -120,7 +107,7 @@ def _after(body: Graph, head: Node, places: Places) -> dict[str, Places]:
         match node.op:
             case PointwiseOp():
                 alike = all(body.node(name).type.shape == node.type.shape for name in sources)
-                if not alike or len({tuple(map(_joined, known[name])) for name in sources}) > 1:
+                if not alike or any(digits(name) != digits(sources[0]) for name in sources[1:]):
                     raise NotFusable(f"{node.name} pairs elements of the product with others")
                 known[node.name] = found
             case ReshapeOp(shape=shape):

@@ -90,6 +90,11 @@ class Read:
     spans: tuple[Span, ...] = ()
 
 
+def position(of: Moved | str, size: Dim) -> Place:
+    """All of a number below ``size`` as a position along an axis."""
+    return (Digit(of, 1, size, size),) if size != 1 else ()
+
+
 def whole(shape: Dims, number: str = NUMBER) -> Places:
     """The position of element ``number`` of a row-major tensor, along each axis."""
     total, found = dims.product(shape), list[Place]()
@@ -133,7 +138,7 @@ def _moved(place: Place, length: Dim, size: Dim, start: Dim, step: int = 1) -> P
     """``start + step * place`` along an axis of ``size`` elements, where ``place`` is below ``length``."""
     if (length, start, step) == (size, 0, 1):
         return place
-    return (Digit(Moved(place, start, step), 1, size, size),) if size != 1 else ()
+    return position(Moved(place, start, step), size)
 
 
 def regrouped(places: Places, shape: Dims) -> Places:

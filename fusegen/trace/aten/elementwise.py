@@ -282,11 +282,10 @@ def _fill(call: Call, value: float | None = None) -> Value | None:
     number = next(own, None) if value is None else value
     if like is None or not isinstance(number, (bool, int, float)):
         return None
-    if like.type.dtype is dtype:
-        return call.build.add(FillOp(value=float(number), shape=call.result.shape), like)
-    if dtype not in (DType.BOOL, DType.FLOAT32):
+    other = None if like.type.dtype is dtype else dtype
+    if other not in (None, DType.BOOL, DType.FLOAT32):
         return None
-    return call.build.add(FillOp(value=float(number), shape=call.result.shape, dtype=dtype), like)
+    return call.build.add(FillOp(value=float(number), shape=call.result.shape, dtype=other), like)
 
 
 for _name, _value in (("zeros", 0.0), ("empty", 0.0), ("ones", 1.0), ("full", None)):
