@@ -379,6 +379,7 @@ Template: TypeAlias = Literal[
     "conv_sweep",
     "conv_pool",
     "conv_reduce",
+    "attention",
     "gemm_views",
     "pool",
     "row_reduce",

@@ -654,7 +654,7 @@ __device__ __forceinline__ float left_at(const Args& args, [[maybe_unused]] cons
     [[maybe_unused]] const Index width = static_cast<Index>(args.width);
     const Index i0 = matrix / 8;
     const Index i1 = matrix % 8;
-    const auto v0_x0 = __ldg(args.x0 + i0 * (8*depth*width) + row * (8*width) + i1 * width + k);   // %query: float32[x0_0, x0_1, x0_2, 8, x0_4]
+    const auto v0_x0 = __ldg(&args.x0[i0 * (8*depth*width) + row * (8*width) + i1 * width + k]);   // %query: float32[x0_0, x0_1, x0_2, 8, x0_4]
     return v0_x0;
 }
 
@@ -665,7 +665,7 @@ __device__ __forceinline__ float right_at(const Args& args, [[maybe_unused]] con
     [[maybe_unused]] const Index width = static_cast<Index>(args.width);
     const Index i0 = matrix / 8;
     const Index i1 = matrix % 8;
-    const auto v0_x1 = __ldg(args.x1 + i0 * (8*depth*width) + column * (8*width) + i1 * width + k);   // %key: float32[x0_0, x0_1, x0_2, 8, x0_4]
+    const auto v0_x1 = __ldg(&args.x1[i0 * (8*depth*width) + column * (8*width) + i1 * width + k]);   // %key: float32[x0_0, x0_1, x0_2, 8, x0_4]
     return v0_x1;
 }
 
@@ -820,9 +820,9 @@ __device__ __forceinline__ float left_at(const Args& args, [[maybe_unused]] cons
     [[maybe_unused]] const Index height = static_cast<Index>(args.height);
     const Index i0 = matrix / 8;
     const Index i1 = matrix % 8;
-    const auto v0_x3 = __ldg(args.x3 + matrix * (height*height) + row * height + k);   // %matmul: float32[x0_0, x0_1, 8, x0_2, x0_2]
-    const auto v1_x0 = __ldg(args.x0 + i0 * (8*height) + row * 8 + i1);   // %cumsum: float32[x0_0, x0_1, x0_2, 8]
-    const auto v2_x0 = __ldg(args.x0 + i0 * (8*height) + k * 8 + i1);   // %cumsum: float32[x0_0, x0_1, x0_2, 8]
+    const auto v0_x3 = __ldg(&args.x3[matrix * (height*height) + row * height + k]);   // %matmul: float32[x0_0, x0_1, 8, x0_2, x0_2]
+    const auto v1_x0 = __ldg(&args.x0[i0 * (8*height) + row * 8 + i1]);   // %cumsum: float32[x0_0, x0_1, x0_2, 8]
+    const auto v2_x0 = __ldg(&args.x0[i0 * (8*height) + k * 8 + i1]);   // %cumsum: float32[x0_0, x0_1, x0_2, 8]
     const bool t0 = ((k - row) >= 1 ? true : false);   // %triu: bool[x0_2, x0_2] = triangle(%ones, upper, diagonal=1)
     const float t1 = v1_x0 - v2_x0;   // %sub: float32[x0_0, x0_1, 8, x0_2, x0_2] = sub(%unsqueeze, %unsqueeze_1)
     const float t2 = (t0 ? -INFINITY : t1);   // %masked_fill: float32[x0_0, x0_1, 8, x0_2, x0_2] = where(%triu, %scalar_6, %sub)
@@ -838,7 +838,7 @@ __device__ __forceinline__ float right_at(const Args& args, [[maybe_unused]] con
     [[maybe_unused]] const Index size4 = static_cast<Index>(args.size4);
     const Index i0 = matrix / 8;
     const Index i1 = matrix % 8;
-    const auto v0_x2 = __ldg(args.x2 + i0 * (8*height*size4) + k * (8*size4) + i1 * size4 + column);   // %value: float32[x0_0, x0_1, x0_2, 8, x2_4]
+    const auto v0_x2 = __ldg(&args.x2[i0 * (8*height*size4) + k * (8*size4) + i1 * size4 + column]);   // %value: float32[x0_0, x0_1, x0_2, 8, x2_4]
     return v0_x2;
 }
 
@@ -849,7 +849,7 @@ __device__ __forceinline__ void finish(const Args& args, const float v, [[maybe_
     [[maybe_unused]] const Index size4 = static_cast<Index>(args.size4);
     const Index i0 = matrix % 8;
     const Index i1 = matrix / 8;
-    const auto v0_p0 = __ldg(args.p0 + i0);   // %p_scale: float32[8, 1]
+    const auto v0_p0 = __ldg(&args.p0[i0]);   // %p_scale: float32[8, 1]
     const float t0 = v * v0_p0;   // %mul_1: float32[x0_0, x0_1*x0_2, 8, x2_4] = mul(%flatten, %p_scale)
     args.y0[i1 * (8*height*size4) + row * (8*size4) + i0 * size4 + column] = t0;
 }
@@ -1124,20 +1124,20 @@ Tensor call_k2_gemm_views(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dc0ceaa5d04b4582, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_45e79777f13e4d54, m) {
     m.def("k0_scan(Tensor x0) -> Tensor");
     m.def("k1_gemm_views(Tensor x0, Tensor x1) -> Tensor");
     m.def("k2_gemm_views(Tensor x0, Tensor x1, Tensor x2, Tensor x3, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_dc0ceaa5d04b4582, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_45e79777f13e4d54, CUDA, m) {
     m.impl("k0_scan", TORCH_BOX(&call_k0_scan));
     m.impl("k1_gemm_views", TORCH_BOX(&call_k1_gemm_views));
     m.impl("k2_gemm_views", TORCH_BOX(&call_k2_gemm_views));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_dc0ceaa5d04b4582"
+_fusegen_NAMESPACE = "fusegen_45e79777f13e4d54"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

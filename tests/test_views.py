@@ -11,7 +11,7 @@ import torch
 
 from fusegen import dims, interpret
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import contractions, direct, viewproduct
+from fusegen.costs import attention, contractions, direct, viewproduct
 from fusegen.ir import RegionOp, ReshapeOp
 from fusegen.plan import views
 from fusegen.plan.details import PointwisePlan
@@ -55,6 +55,7 @@ def test_what_is_viewed_is_written_once(tmp_path: Path, monkeypatch: pytest.Monk
     """Kernels that read the product from behind its views and torch's own read the same tensor."""
     monkeypatch.setattr(contractions, "refusal", lambda *_: "the library's")
     monkeypatch.setattr(viewproduct, "seconds", lambda body, *_: 1.0 if body.name == "matmul" else -1.0)
+    monkeypatch.setattr(attention, "seconds", lambda *_: 1.0)
     path = write(
         tmp_path,
         """

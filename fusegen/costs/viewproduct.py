@@ -49,7 +49,7 @@ class ViewTile(Frozen):
 _TILES = tuple((rows, columns) for rows in (8, 4, 2, 1) for columns in (2, 4, 1))
 
 
-def _functions(body: Graph, factor: Node) -> int:
+def functions(body: Graph, factor: Node) -> int:
     """Operations of functions that an element of ``factor`` takes."""
     flops = {name: ops.function_flops(body, body.node(name)) for name in body.needed(factor.name)}
     return sum(count // max(1, dims.numel(body.node(name).type.shape, body.sizes)) for name, count in flops.items())
@@ -59,7 +59,7 @@ def _timed(body: Graph, found: ViewProduct, machine: Machine) -> list[tuple[floa
     """Tiles and the expected time of all of them, memory aside: the fastest first."""
     inputs, outputs = (dims.evaluate(size, body.sizes) for size in (found.inputs, found.outputs))
     matrices, rows = (dims.numel(axes, body.sizes) for axes in (found.matrices, found.lines))
-    left, right = (_SIDE + _FUNCTION * _functions(body, factor) for factor in (found.left, found.right))
+    left, right = (_SIDE + _FUNCTION * functions(body, factor) for factor in (found.left, found.right))
     chunk = next((size for size in _CHUNKS if inputs <= size), _CHUNKS[-1])
     terms = ceil(inputs / chunk) * chunk
 
@@ -84,11 +84,11 @@ def seconds(body: Graph, found: ViewProduct, machine: Machine) -> float:
     """Expected time of the kernel."""
     (best, _), result = _timed(body, found, machine)[0], body.node(body.outputs[0])
     read = {name for node in body.nodes if not isinstance(node.op, FillOp) for name in node.inputs}
-    moved = sum(_bytes(body, node) for node in (*body.inputs, result) if node.name in read or node is result)
+    moved = sum(bytes_of(body, node) for node in (*body.inputs, result) if node.name in read or node is result)
     return machine.launch + _START + max(best, moved / machine.bandwidth)
 
 
-def _bytes(body: Graph, node: Node) -> int:
+def bytes_of(body: Graph, node: Node) -> int:
     return node.type.dtype.bytes * dims.numel(node.type.shape, body.sizes)
 
 
@@ -100,21 +100,21 @@ def _is_gathered(node: Node) -> bool:
     return any(after != before + 1 for before, after in pairwise(batch))
 
 
-def _pass_seconds(body: Graph, names: set[str], result: Node, machine: Machine) -> float:
+def pass_seconds(body: Graph, names: set[str], result: Node, machine: Machine) -> float:
     """One pass that computes ``result`` by the nodes ``names`` of the body, if it is more than views of matrices."""
     nodes = [node for node in body.nodes if node.name in names and not ops.is_leaf(node.op)]
     if not any(viewspace.copies(node, body) or _is_gathered(node) for node in nodes):
         return 0.0
     read = {name for node in nodes for name in node.inputs} - {node.name for node in nodes}
-    moved = sum(_bytes(body, body.node(name)) for name in read) + _bytes(body, result)
+    moved = sum(bytes_of(body, body.node(name)) for name in read) + bytes_of(body, result)
     return machine.launch + moved / machine.bandwidth
 
 
 def apart_seconds(body: Graph, found: ViewProduct, machine: Machine) -> float:
     """The same with a pass over each factor that is no view, and the fastest product of these with what follows it."""
     result = body.node(body.outputs[0])
-    passes = [_pass_seconds(body, body.needed(factor.name), factor, machine) for factor in (found.left, found.right)]
-    after = _pass_seconds(body, set(found.after) - {found.head.name}, result, machine)
+    passes = [pass_seconds(body, body.needed(factor.name), factor, machine) for factor in (found.left, found.right)]
+    after = pass_seconds(body, set(found.after) - {found.head.name}, result, machine)
     return sum(passes) + gemm.product_seconds(body, found.head, machine, after)
 
 

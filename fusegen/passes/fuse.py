@@ -34,6 +34,7 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
+from fusegen.passes.attention_groups import attended
 from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, unreadable, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.rewrite import Outcome
@@ -352,6 +353,10 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
                 sums = axis_sums(grouping, node, free)
                 grouping.add(node.name, sums)
                 free -= sums.owned
+    for node in graph.nodes:
+        if isinstance(node.op, MatmulOp) and (found := attended(grouping, node, free, refused, machine(target))):
+            grouping.add(grouping.in_order(found.owned)[-1].name, found)
+            free -= found.owned
     for node in graph.nodes:  # first, for a norm's kernel would take the statistics
         if not isinstance(node.op, ConvOp) or node.name not in free:
             continue

@@ -15,7 +15,7 @@ from fusegen.ir import (
     Template,
     WindowSumOp,
 )
-from fusegen.spaces import channels, convreduce, convsweep, poolrows, scanspace, viewproduct, viewspace
+from fusegen.spaces import attention, channels, convreduce, convsweep, poolrows, scanspace, viewproduct, viewspace
 
 POOLS = (PoolOp, AdaptivePoolOp)
 AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
@@ -43,6 +43,8 @@ def template_of(body: Graph) -> Template:
         return "conv_sweep"
     if any(direct.takes(body, node) for node in body.nodes):
         return "conv_direct"
+    if attention.takes(body):
+        return "attention"
     if viewproduct.takes(body):
         return "gemm_views"
     if any(isinstance(node.op, (ConvOp, MatmulOp)) for node in body.nodes):

@@ -18,6 +18,7 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.plan import (
+    attention,
     axis_sum,
     contraction,
     conv_boxes,
@@ -263,6 +264,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "conv_pool": conv_pool.plan,
     "conv_reduce": contraction.plan,
     "gemm_views": viewproduct.plan,
+    "attention": attention.plan,
     "pool": pool.plan,
     "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
     "row_stream": lambda region, name: stream.plan(region, name, _sums_few(region)),

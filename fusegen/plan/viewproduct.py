@@ -17,7 +17,7 @@ from fusegen.plan.types import KernelPlan
 from fusegen.plan.views import ViewLowering
 from fusegen.spaces import viewproduct, viewspace
 from fusegen.spaces.rowspace import RowSpace
-from fusegen.spaces.viewspace import Places
+from fusegen.spaces.viewspace import Joined, Places
 from fusegen.tuning import choose
 
 
@@ -46,30 +46,50 @@ class _ElementLowering(ViewLowering):
         along = {viewproduct.TERM: 0, side: 0}
         for operand in self.operands.values():
             node = next(node for node, arg in self.args.items() if arg.name == operand.arg)
-            for digit, stride in self.digits[operand.name]:
+            for digit, stride in self.moving(self.digits[operand.name]):
                 if stride == digit.stride == 1 and isinstance(digit.of, str) and digit.of in along:
                     along[digit.of] += dims.numel(self.body.node(node).type.shape, self.body.sizes)
         return "side" if along[side] > along[viewproduct.TERM] else "k"
 
+    def near(self) -> tuple[str, ...]:
+        """Operands whose neighbours are those of the column, whatever column it is."""
+        found = []
+        for operand in self.operands.values():
+            joined = self.digits[operand.name]
+            steps = [(d, step) for d, step in self.moving(joined) if d.of == viewproduct.COLUMN]
+            alone = len(steps) == 1 and steps[0][0].stride == steps[0][1] == 1 and steps[0][0].size == steps[0][0].total
+            if alone and not operand.guard and self.mentions(joined, viewproduct.COLUMN) == 1:
+                found.append(operand.name)
+        return tuple(found)
 
-def _lowering(region: Region, wanted: Node, places: Places, head: str) -> _ElementLowering:
+    def mentions(self, joined: Joined, number: str) -> int:
+        """How many digits of a place are of ``number``."""
+        inside = [self.joined([(digit.of.place, 1)]) for digit, _ in joined if not isinstance(digit.of, str)]
+        return sum(digit.of == number for digit, _ in joined) + sum(self.mentions(own, number) for own in inside)
+
+
+def element_lowering(region: Region, wanted: Node, places: Places, head: str) -> _ElementLowering:
+    """Statements for the element of ``wanted`` at ``places``, over ``v``, the result of the product ``head``."""
     space = RowSpace(wanted.type.shape, wanted.name, (), {})
     lowering = _ElementLowering(region.body, space, region.args, region.sizes, Style("{}", "{}"), "v")
     lowering.wanted, lowering.places, lowering.head = wanted.name, places, head
     return lowering
 
 
-def _factor(region: Region, factor: Node, places: Places, side: str) -> FactorElement:
-    lowering = _lowering(region, factor, places, "")
+def factor_element(region: Region, factor: Node, places: Places, side: str, head: str = "") -> FactorElement:
+    """An element of ``factor``, computed as it is read; ``v`` is the result of the product ``head``, if it needs it."""
+    lowering = element_lowering(region, factor, places, head)
     rows = lowering.program((region.outputs[0].replace(node=factor.name),))
-    return FactorElement(rows=rows.replace(stores=()), value=rows.stores[0].value, lanes=lowering.lanes(side))
+    return FactorElement(
+        rows=rows.replace(stores=()), value=rows.stores[0].value, lanes=lowering.lanes(side), near=lowering.near()
+    )
 
 
 def plan(region: Region, name: str) -> KernelPlan:
     """One launch for a product, what its factors are made of, and what follows it."""
     found = viewproduct.check(region.body)
     result = region.body.node(region.body.outputs[0])
-    epilogue = _lowering(region, result, found.result, found.head.name)
+    epilogue = element_lowering(region, result, found.result, found.head.name)
     shapes = [*(node.type.shape for node in region.body.inputs), result.type.shape]
     detail = ViewProductPlan(
         matrices=region.sizes.product(found.matrices),
@@ -77,8 +97,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         inputs=region.sizes.local(found.inputs),
         outputs=region.sizes.local(found.outputs),
         tile=choose(f"{found.head.name} tile", costs.tiles(region.body, found, MACHINES["sm_90"])),
-        left=_factor(region, found.left, found.left_places, viewproduct.ROW),
-        right=_factor(region, found.right, found.right_places, viewproduct.COLUMN),
+        left=factor_element(region, found.left, found.left_places, viewproduct.ROW),
+        right=factor_element(region, found.right, found.right_places, viewproduct.COLUMN),
         rows=epilogue.program(region.outputs),
         reach=tuple(dict.fromkeys(region.sizes.product(shape) for shape in shapes)),
     )

@@ -9,7 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen.dims import Dim, Dims
-from fusegen.ir import ConstOp, DType, Graph, InputOp, MatmulOp, Node, PermuteOp, PointwiseOp, ReshapeOp, TriangleOp
+from fusegen.ir import (
+    ConstOp,
+    DType,
+    FillOp,
+    Graph,
+    InputOp,
+    MatmulOp,
+    Node,
+    Op,
+    PermuteOp,
+    PointwiseOp,
+    ReshapeOp,
+    TriangleOp,
+)
 from fusegen.spaces import prologue, viewspace
 from fusegen.spaces.rowspace import NotFusable, analyze
 from fusegen.spaces.viewspace import Joined, Places
@@ -76,7 +89,9 @@ def split(body: Graph) -> ViewProduct:
         of_rows = (*of_matrices, row)
         left_places = (*of_matrices, k, row) if head.op.left_transposed else (*of_rows, k)
         right_places = right_places if right.type.rank == 2 else (*of_matrices, *right_places)
-    known = _after(body, head, (*of_rows, column))
+    known = following(body, head, (*of_rows, column))
+    if body.outputs[0] not in known or any(name in known for name in head.inputs):
+        raise NotFusable("its result does not follow from the product")
     return ViewProduct(
         head=head,
         left=left,
@@ -92,14 +107,20 @@ def split(body: Graph) -> ViewProduct:
     )
 
 
-def _after(body: Graph, head: Node, places: Places) -> dict[str, Places]:
-    """Where each value that follows from ``head`` has the element which is made of that at ``places``."""
+def digits(places: Places, body: Graph) -> list[Joined]:
+    """The same for equal places, however their axes were split and joined."""
+    return [viewspace.joined([(place, 1)], body.sizes) for place in places]
+
+
+def following(
+    body: Graph, head: Node, places: Places, until: Node | None = None, kept: tuple[type[Op], ...] = ()
+) -> dict[str, Places]:
+    """Where each value that follows from ``head``, and not from ``until``, has the element which is made of that at
+    ``places``. ``kept``: ops whose elements are made of several, and lie where these do. Raises ``NotFusable``."""
     known = {head.name: places}
-
-    def digits(name: str) -> list[Joined]:
-        return [viewspace.joined([(place, 1)], body.sizes) for place in known[name]]
-
     for node in body.nodes:
+        if node is until or isinstance(node.op, FillOp):
+            continue
         sources = [name for name in dict.fromkeys(node.inputs) if name in known]
         if not sources:
             continue
@@ -107,7 +128,7 @@ def _after(body: Graph, head: Node, places: Places) -> dict[str, Places]:
         match node.op:
             case PointwiseOp():
                 alike = all(body.node(name).type.shape == node.type.shape for name in sources)
-                if not alike or any(digits(name) != digits(sources[0]) for name in sources[1:]):
+                if not alike or any(digits(known[name], body) != digits(found, body) for name in sources[1:]):
                     raise NotFusable(f"{node.name} pairs elements of the product with others")
                 known[node.name] = found
             case ReshapeOp(shape=shape):
@@ -116,10 +137,10 @@ def _after(body: Graph, head: Node, places: Places) -> dict[str, Places]:
                 known[node.name] = found
             case PermuteOp(order=order):
                 known[node.name] = tuple(found[axis] for axis in order)
+            case op if isinstance(op, kept):
+                known[node.name] = found
             case _:
                 raise NotFusable(f"{node.name} ({node.op.kind}) is neither elementwise nor a view of all results")
-    if body.outputs[0] not in known or any(name in known for name in head.inputs):
-        raise NotFusable("its result does not follow from the product")
     return known
 
 

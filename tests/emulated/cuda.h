@@ -16,6 +16,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -367,4 +368,9 @@ inline void multiply_add_halves(float (&d)[4], const float4& a, const unsigned (
 
 static int multiprocessors() {
     return 2;
+}
+inline void multiply_halves(float (&d)[4], const float4& a, const unsigned (&b)[2]) { d[0] = d[1] = d[2] = d[3] = 0.0f, multiply_add_halves(d, a, b); }
+inline void split_pair(float a, float b, unsigned& high, unsigned& low) {
+    const unsigned x = split_halves(a), y = split_halves(b);
+    high = (x & 0xffff) | y << 16, low = x >> 16 | (y & 0xffff0000u);
 }

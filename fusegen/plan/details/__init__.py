@@ -30,6 +30,7 @@ from fusegen.plan.details.conv_sm90 import (
     WindowPlan,
 )
 from fusegen.plan.details.products import (
+    AttentionPlan,
     FactorElement,
     GemmPlan,
     HalfGemmPlan,
@@ -70,6 +71,7 @@ Detail: TypeAlias = Annotated[
     | HalfGemmPlan
     | NarrowPlan
     | SimtGemmPlan
+    | AttentionPlan
     | ViewProductPlan
     | RowReducePlan
     | RowStreamPlan
@@ -79,6 +81,7 @@ Detail: TypeAlias = Annotated[
 
 __all__ = [
     "ABSENT_AXIS",
+    "AttentionPlan",
     "AxisSumPlan",
     "AxisTapSums",
     "AxisWindowSums",

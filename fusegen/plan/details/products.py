@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fusegen.costs.attention import AttentionTile
 from fusegen.costs.viewproduct import ViewTile
 from fusegen.dims import Dim
 from fusegen.ir import DType, Frozen
@@ -128,6 +129,8 @@ class FactorElement(Frozen):
     value: str
     lanes: Literal["k", "side"]
     """Along which neighbouring threads read: neighbours in memory, as far as operands have them."""
+    near: tuple[str, ...] = ()
+    """Operands that neighbouring columns have side by side."""
 
 
 class ViewProductPlan(Frozen):
@@ -171,3 +174,50 @@ class ViewProductPlan(Frozen):
     def operands(self) -> tuple[Operand, ...]:
         """Of both factors and of the epilogue."""
         return (*self.left.rows.operands, *self.right.rows.operands, *self.rows.operands)
+
+
+class AttentionPlan(Frozen):
+    """Two products of a batch of matrices, on tensor cores with factors split into halves, and what is between them.
+
+    Elements of ``query`` are over ``matrix``, ``row`` and ``k``, of ``key`` over ``matrix``, ``k`` and ``column``, of
+    ``value`` likewise, where ``k`` counts the keys. ``weighed`` makes of a score ``v`` of ``matrix``, ``row`` and
+    ``column`` what the softmax reads, or without one the factor of a value; so does the epilogue of a result ``v``.
+    """
+
+    template: Literal["attention"] = "attention"
+    matrices: Dim
+    lines: Dim
+    """Rows of a matrix."""
+    keys: Dim
+    inputs: int
+    outputs: int
+    softmax: bool
+    masked: bool
+    """Some scores may not count, whatever they are: parts of nothing but those are left out."""
+    tile: AttentionTile
+    query: FactorElement
+    key: FactorElement
+    value: FactorElement
+    weighed: FactorElement
+    rows: RowProgram
+    reach: tuple[Dim, ...]
+    """As in ``ViewProductPlan``."""
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor."""
+        return self.tile.resident(self.inputs, self.outputs)
+
+    @property
+    def _programs(self) -> tuple[RowProgram, ...]:
+        return (self.query.rows, self.key.rows, self.value.rows, self.weighed.rows, self.rows)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Bindings that any of the statements mentions."""
+        return tuple(sorted({size for program in self._programs for size in program.sizes}))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Of all statements."""
+        return tuple(operand for program in self._programs for operand in program.operands)

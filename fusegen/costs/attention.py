@@ -1,0 +1,118 @@
+"""Attention in one kernel: its tiles, and its expected time.
+
+The figures are those of ``templates/attention.cu.j2``.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from fusegen import dims
+from fusegen.costs import gemm
+from fusegen.costs.viewproduct import bytes_of, functions, pass_seconds
+from fusegen.ir import Frozen, Graph, Node
+from fusegen.machines import Machine
+from fusegen.spaces.attention import Attention, check
+from fusegen.tuning import kernel_or_library
+
+_WARP, _LANES, _LINES, _STEP = 32, 128, 16, 16
+"""Threads of a warp and of a multiprocessor's cycle; rows of a warp; terms of a product on the tensor cores."""
+_SHARED, _MOST_SHARED = 233472, 232448
+"""Bytes of shared memory of a multiprocessor and of a block."""
+_BLOCK_SHARED = 1024
+"""Bytes that the system keeps for a block."""
+_REGISTERS = 65536
+_CLOCK = 1.7e9
+_START = 3.0e-6
+"""Of a kernel, beside its launch: the rows' own factors, and the end."""
+_PRODUCTS = 2540
+"""Operations of a multiprocessor's clock, of three products of halves."""
+_FACTOR, _WEIGHT, _FUNCTION = 14.0, 24.0, 2.0
+"""Instructions for an element of keys or values, for a weight, and for an operation of functions before it."""
+_WAIT = 1.2e-6
+"""What a part of the keys takes at least."""
+
+
+class AttentionTile(Frozen):
+    """``warps`` of 16 rows each; ``keys`` of a part, which a block has on chip at a time."""
+
+    warps: int
+    keys: int
+
+    @property
+    def rows(self) -> int:
+        return self.warps * _LINES
+
+    def bytes(self, inputs: int, outputs: int) -> int:
+        """Shared memory of a block: slots of 16 bytes hold four values as halves."""
+        queries, keys = self.rows * ceil(inputs / 16) * 4, self.keys * ceil(inputs / 32) * 8
+        return 16 * (queries + keys + ceil(outputs / 8) * 8 * self.keys // 4)
+
+    def resident(self, inputs: int, outputs: int) -> int:
+        """Blocks of a multiprocessor: threads keep their results and the weights of a part in registers."""
+        registers = 128 if self.keys + outputs <= 128 else 168 if self.keys + outputs <= 192 else 255
+        by_memory = _SHARED // (self.bytes(inputs, outputs) + _BLOCK_SHARED)
+        return max(1, min(by_memory, _REGISTERS // (registers * self.warps * _WARP)))
+
+
+_TILES = tuple(AttentionTile(warps=warps, keys=keys) for warps in (8, 4) for keys in (64, 32))
+
+
+def _timed(body: Graph, found: Attention, machine: Machine) -> list[tuple[float, AttentionTile]]:
+    """Tiles and the expected time of all parts, memory aside: the fastest first."""
+    rows, keys = (dims.evaluate(size, body.sizes) for size in (found.rows, found.keys))
+    matrices, inputs, outputs = dims.numel(found.matrices, body.sizes), found.inputs, found.outputs
+    weight = _WEIGHT + _FUNCTION * functions(body, found.weighed)
+
+    def seconds(tile: AttentionTile) -> float:
+        wide = ceil(inputs / _STEP) * _STEP + ceil(outputs / 8) * 8
+        clocks = 6 * tile.rows * tile.keys * wide / _PRODUCTS
+        clocks += tile.keys * (inputs + outputs) * _FACTOR / _LANES + tile.rows * tile.keys * weight / _LANES
+        blocks = matrices * ceil(rows / tile.rows)
+        waves = max(1.0, blocks / machine.multiprocessors)
+        at_once = min(tile.resident(inputs, outputs), ceil(waves))
+        part = max(clocks / _CLOCK, _WAIT / at_once)
+        return ceil(keys / tile.keys) * waves * part
+
+    fit = [tile for tile in _TILES if tile.bytes(inputs, outputs) <= _MOST_SHARED]
+    return sorted(((seconds(tile), tile) for tile in fit), key=lambda timed: timed[0])
+
+
+def tiles(body: Graph, found: Attention, machine: Machine) -> dict[str, AttentionTile]:
+    """Tiles by rows x keys of a block, the one that is expected to be the fastest first."""
+    return {f"{tile.rows}x{tile.keys}": tile for _, tile in _timed(body, found, machine)}
+
+
+def seconds(body: Graph, found: Attention, machine: Machine) -> float:
+    """Expected time of the kernel."""
+    (best, _), result = _timed(body, found, machine)[0], body.node(body.outputs[0])
+    moved = sum(bytes_of(body, node) for node in (*body.inputs, result))
+    return machine.launch + _START + max(best, moved / machine.bandwidth)
+
+
+def _between(body: Graph, first: Node, last: Node) -> set[str]:
+    """Nodes after ``first`` that ``last`` needs, itself one of them."""
+    return body.needed(last.name) - body.needed(first.name)
+
+
+def apart_seconds(body: Graph, found: Attention, machine: Machine) -> float:
+    """The same with a kernel or the library for each product, a pass between, and one over factors that are copied."""
+    weights = found.softmax or found.weighed
+    between = _between(body, found.scores, weights)
+    views = [pass_seconds(body, body.needed(f.name), f, machine) for f in (found.query, found.key, found.value)]
+    middle = pass_seconds(body, between, weights, machine)
+    if found.softmax:
+        middle = machine.launch + 2 * bytes_of(body, weights) / machine.bandwidth
+    end = pass_seconds(body, set(found.after) - {found.head.name}, body.node(body.outputs[0]), machine)
+    first = gemm.product_seconds(body, found.scores, machine, 0.0 if found.softmax else middle)
+    return (
+        sum(views) + first + (middle if found.softmax else 0.0) + gemm.product_seconds(body, found.head, machine, end)
+    )
+
+
+def refusal(body: Graph, machine: Machine) -> str | None:
+    """Why no kernel computes ``body``, attention, or None. Raises ``NotFusable`` too."""
+    found = check(body)
+    ours, apart = seconds(body, found, machine), apart_seconds(body, found, machine)
+    reason = f"a kernel is expected to take {ours * 1e6:.1f} us, and worth it up to {apart * 1e6:.1f} us"
+    return kernel_or_library(f"{found.head.name} attention", ours, apart, reason)
