@@ -12,6 +12,7 @@ from fusegen.errors import GraphError
 from fusegen.ir import (
     AdaptivePoolOp,
     ArgReduceOp,
+    AttentionOp,
     AxisTapSumOp,
     AxisWindowSumOp,
     CatOp,
@@ -207,6 +208,15 @@ def infer_pad(op: PadOp, types: Types, declared: TensorType) -> TensorType:
         raise GraphError(f"cannot pad {types[0]} by {op.before} and {op.after}")
     sizes = zip(types[0].shape, op.before, op.after, strict=True)
     return types[0].replace(shape=tuple(dims.add(size, before + after) for size, before, after in sizes))
+
+
+def infer_attention(op: AttentionOp, types: Types, declared: TensorType) -> TensorType:
+    query, key, value = types[:3]
+    lead = query.shape[:-2]
+    alike = all(other.shape[:-2] == lead and other.dtype == query.dtype for other in (key, value))
+    if not alike or key.shape[-1] != query.shape[-1] or value.shape[-2] != key.shape[-2]:
+        raise GraphError(f"no attention of {query}, {key} and {value}")
+    return query.replace(shape=(*query.shape[:-1], value.shape[-1]))
 
 
 def infer_triangle(op: TriangleOp, types: Types, declared: TensorType) -> TensorType:

@@ -188,6 +188,18 @@ class MatmulOp(Frozen):
     summed: bool = False
 
 
+class AttentionOp(Frozen):
+    """softmax(scale q k^T + mask) v over the last two axes: of [*, L, E], [*, S, E] and [*, S, F] it is [*, L, F].
+
+    Inputs: q, k, v and optionally a mask that broadcasts to [*, L, S]: truth values (False: the key does not count), or
+    numbers that are added. ``causal``: a row has the keys up to its own place. A row that has no key is zero.
+    """
+
+    kind: Literal["attention"] = "attention"
+    scale: float
+    causal: bool = False
+
+
 class ReshapeOp(Frozen):
     """Same elements in row-major order under another shape."""
 
@@ -412,6 +424,7 @@ Op: TypeAlias = Annotated[
     | NormalizeOp
     | ConvOp
     | MatmulOp
+    | AttentionOp
     | ReshapeOp
     | PermuteOp
     | FlipOp

@@ -11,6 +11,7 @@ from fusegen import dims, inference
 from fusegen.dims import Dims
 from fusegen.ir import (
     AdaptivePoolOp,
+    AttentionOp,
     ConstOp,
     ConvOp,
     EagerOp,
@@ -153,6 +154,12 @@ def _torch_matmul(op: MatmulOp, args: Sequence[str]) -> str:
     return f"torch.matmul({a}, {args[1]}{'.mT' if op.transposed else ''})"
 
 
+def _torch_attention(op: AttentionOp, args: Sequence[str]) -> str:
+    mask = f", attn_mask={args[3]}" if len(args) > 3 else ""
+    options = f"{mask}{', is_causal=True' if op.causal else ''}, scale={python_float(op.scale)}"
+    return f"torch.nn.functional.scaled_dot_product_attention({', '.join(args[:3])}{options})"
+
+
 def _flops_conv(op: ConvOp, operands: Sequence[Shape], result: Shape) -> int:
     weight = operands[1]
     positions = math.prod(operands[0][2:]) if op.transposed else math.prod(result[2:])
@@ -197,6 +204,11 @@ ROWS: dict[str, OpRow] = {
         inference.infer_matmul,
         _torch_matmul,
         lambda op, operands, result: 2 * math.prod(result) * operands[0][-2 if op.left_transposed else -1],
+    ),
+    "attention": OpRow(
+        inference.infer_attention,
+        _torch_attention,
+        lambda op, operands, result: 2 * math.prod(result[:-1]) * operands[1][-2] * (operands[0][-1] + result[-1]),
     ),
     "reshape": OpRow(inference.infer_reshape, lambda op, args: f"torch.reshape({args[0]}, {_size_list(op.shape)})"),
     "permute": OpRow(inference.infer_permute, lambda op, args: f"torch.permute({args[0]}, {list(op.order)})"),
@@ -285,4 +297,4 @@ def is_leaf(op: Op) -> bool:
 
 def is_heavy(op: Op) -> bool:
     """True for ops that torch's libraries compute when no template does."""
-    return isinstance(op, (ConvOp, MatmulOp, EagerOp))
+    return isinstance(op, (ConvOp, MatmulOp, AttentionOp, EagerOp))

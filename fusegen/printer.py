@@ -7,6 +7,7 @@ import textwrap
 from fusegen.ir import (
     AdaptivePoolOp,
     ArgReduceOp,
+    AttentionOp,
     AxisTapSumOp,
     AxisWindowSumOp,
     CatOp,
@@ -85,6 +86,8 @@ def _call(node: Node) -> tuple[str, list[str]]:
         case MatmulOp():
             flags = ("left_transposed", "transposed", "precise", "summed")
             return "matmul", [flag for flag in flags if getattr(node.op, flag)]
+        case AttentionOp(scale=scale, causal=causal):
+            return "attention", [f"scale={scale:g}", *(["causal"] if causal else [])]
         case ReshapeOp(shape=shape):
             return "reshape", [f"[{', '.join(map(str, shape))}]"]
         case SliceOp(axis=axis, start=start, length=length, step=step):

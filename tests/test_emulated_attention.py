@@ -14,7 +14,8 @@ from fusegen.costs import attention
 from fusegen.costs.attention import AttentionTile
 from fusegen.plan.details import AttentionPlan
 from fusegen.trace import load_model_file
-from tests.emulated import Kernel, operands_of, steps
+from tests.emulated import operands_of, steps
+from tests.emulated.hopper import HopperKernel
 from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
@@ -46,27 +47,35 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
         "q, v = x.split((12, 40), dim=2)\ntorch.softmax((q @ q.mT) + y[:, None], dim=-1) @ (v * 2)",
         [[(2, 33, 52), (2, 33)], [(1, 5, 52), (1, 5)]],
     ),
+    "torch_causal": (
+        f"{QKV}\nF.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)",
+        [[(2, 70, 48)]],
+    ),
+    "torch_masked": (
+        f"{QKV}\nF.scaled_dot_product_attention(q, k, v, attn_mask=(y > 0)[:, None], scale=0.3)",
+        [[(2, 33, 48), (2, 33, 33)]],
+    ),
     "perceptron": ("F.gelu(x @ self.w.t()) @ self.v.t() + 1", [[(3, 11, 20)], [(2, 90, 20)]]),
 }
 """By name: the forward, and the shapes of its inputs, one file each."""
 
 
-@pytest.mark.parametrize("tile", [(8, 64), (4, 32)])
+@pytest.mark.parametrize(("variant", "warps"), [("sm80", 8), ("sm80", 4), ("sm90", 8), ("sm90", 4)])
 @pytest.mark.parametrize(
     ("name", "shapes"), [(name, shapes) for name, (_, found) in MODELS.items() for shapes in found]
 )
 def test_agrees_with_float64(
-    name: str, shapes: Shapes, tile: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, shapes: Shapes, variant: str, warps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "seconds", lambda *_: -1.0)
-    monkeypatch.setattr(attention, "_TILES", (AttentionTile(warps=tile[0], keys=tile[1]),))
+    monkeypatch.setattr(attention, "_TILES", tuple(AttentionTile(warps=warps, keys=keys) for keys in (64, 32)))
     *lines, last = MODELS[name][0].split("\n")
     text = "\n".join([*lines, f"return {last}"])
     drawn = ", ".join(f"torch.randn{shape}" for shape in shapes)
     path = write(tmp_path, text, INIT, drawn, ", ".join(("x", "y")[: len(shapes)]))
     compiled = compile_file(path)
     (plan,) = steps(compiled, AttentionPlan)
-    kernel = Kernel(compiled, plan, tmp_path)
+    kernel = HopperKernel(compiled, plan, variant, tmp_path)
     torch.manual_seed(0)
     parameters = operands_of(compiled, plan, dict(load_model_file(path).model_class().named_parameters()))
     data = [torch.randn(shape) for shape in shapes]

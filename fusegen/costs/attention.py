@@ -12,7 +12,7 @@ from fusegen.costs import gemm
 from fusegen.costs.viewproduct import bytes_of, functions, pass_seconds
 from fusegen.ir import Frozen, Graph, Node
 from fusegen.machines import Machine
-from fusegen.spaces.attention import Attention, check
+from fusegen.spaces.attention import Attention, check, is_masked
 from fusegen.tuning import kernel_or_library
 
 _WARP, _LANES, _LINES, _STEP = 32, 128, 16, 16
@@ -22,15 +22,24 @@ _SHARED, _MOST_SHARED = 233472, 232448
 _BLOCK_SHARED = 1024
 """Bytes that the system keeps for a block."""
 _REGISTERS = 65536
+_FEW_COLUMNS = 96
+"""Columns of a result that fit half of a thread's registers."""
 _CLOCK = 1.7e9
 _START = 3.0e-6
 """Of a kernel, beside its launch: the rows' own factors, and the end."""
-_PRODUCTS = 2540
+_PRODUCTS = 3300
 """Operations of a multiprocessor's clock, of three products of halves."""
-_FACTOR, _WEIGHT, _FUNCTION = 14.0, 24.0, 2.0
-"""Instructions for an element of keys or values, for a weight, and for an operation of functions before it."""
-_WAIT = 1.2e-6
-"""What a part of the keys takes at least."""
+_FACTOR, _WEIGHT, _FUNCTION = 14.0, 56.0, 4.0
+"""Clocks of 128 elements of keys or values, of 128 weights, and of an operation of functions before these (H100: heads
+of 64 terms, 128 and 64 rows to a block)."""
+_ALONE = 1.6
+"""Times over that a part of the keys takes where no second block of the multiprocessor works meanwhile."""
+_TORCH_START, _TORCH_FLOPS = 5.0e-6, 25e12
+"""Of torch's attention in fp32: beside its launch, and its rate."""
+_KEYS = 64
+"""Of a part on the asynchronous tensor cores: 128 bytes of halves."""
+_MASKED = 0.75
+"""Share of the time, where conditions leave scores out."""
 
 
 class AttentionTile(Frozen):
@@ -45,12 +54,12 @@ class AttentionTile(Frozen):
 
     def bytes(self, inputs: int, outputs: int) -> int:
         """Shared memory of a block: slots of 16 bytes hold four values as halves."""
-        queries, keys = self.rows * ceil(inputs / 16) * 4, self.keys * ceil(inputs / 32) * 8
-        return 16 * (queries + keys + ceil(outputs / 8) * 8 * self.keys // 4)
+        queries, keys = self.rows * ceil(inputs / 16) * 4, self.keys * ceil(inputs / 64) * 16
+        return 16 * (queries + keys + ceil(outputs / 64) * 64 * self.keys // 4)
 
     def resident(self, inputs: int, outputs: int) -> int:
         """Blocks of a multiprocessor: threads keep their results and the weights of a part in registers."""
-        registers = 128 if self.keys + outputs <= 128 else 168 if self.keys + outputs <= 192 else 255
+        registers = 128 if outputs <= _FEW_COLUMNS else 255
         by_memory = _SHARED // (self.bytes(inputs, outputs) + _BLOCK_SHARED)
         return max(1, min(by_memory, _REGISTERS // (registers * self.warps * _WARP)))
 
@@ -69,23 +78,29 @@ def _timed(body: Graph, found: Attention, machine: Machine) -> list[tuple[float,
         clocks = 6 * tile.rows * tile.keys * wide / _PRODUCTS
         clocks += tile.keys * (inputs + outputs) * _FACTOR / _LANES + tile.rows * tile.keys * weight / _LANES
         blocks = matrices * ceil(rows / tile.rows)
-        waves = max(1.0, blocks / machine.multiprocessors)
-        at_once = min(tile.resident(inputs, outputs), ceil(waves))
-        part = max(clocks / _CLOCK, _WAIT / at_once)
-        return ceil(keys / tile.keys) * waves * part
+        if blocks <= machine.multiprocessors or tile.resident(inputs, outputs) == 1:
+            clocks *= _ALONE
+        return ceil(keys / tile.keys) * max(1.0, blocks / machine.multiprocessors) * clocks / _CLOCK
 
     fit = [tile for tile in _TILES if tile.bytes(inputs, outputs) <= _MOST_SHARED]
-    return sorted(((seconds(tile), tile) for tile in fit), key=lambda timed: timed[0])
+    share = _MASKED if is_masked(found) else 1.0
+    return sorted(((share * seconds(tile), tile) for tile in fit), key=lambda timed: timed[0])
+
+
+def portable_tile(body: Graph, found: Attention, machine: Machine) -> AttentionTile:
+    """The tile of other devices: half as many keys to a part leave registers."""
+    return next(tile for _, tile in _timed(body, found, machine) if tile.keys < _KEYS)
 
 
 def tiles(body: Graph, found: Attention, machine: Machine) -> dict[str, AttentionTile]:
-    """Tiles by rows x keys of a block, the one that is expected to be the fastest first."""
-    return {f"{tile.rows}x{tile.keys}": tile for _, tile in _timed(body, found, machine)}
+    """Tiles on the asynchronous tensor cores by the rows of a block, the one expected to be the fastest first."""
+    return {str(tile.rows): tile for _, tile in _timed(body, found, machine) if tile.keys == _KEYS}
 
 
 def seconds(body: Graph, found: Attention, machine: Machine) -> float:
     """Expected time of the kernel."""
-    (best, _), result = _timed(body, found, machine)[0], body.node(body.outputs[0])
+    best = next(seconds for seconds, tile in _timed(body, found, machine) if tile.keys == _KEYS)
+    result = body.node(body.outputs[0])
     moved = sum(bytes_of(body, node) for node in (*body.inputs, result))
     return machine.launch + _START + max(best, moved / machine.bandwidth)
 
@@ -110,9 +125,17 @@ def apart_seconds(body: Graph, found: Attention, machine: Machine) -> float:
     )
 
 
+def torch_seconds(body: Graph, found: Attention, machine: Machine) -> float:
+    """Expected time of torch's own attention, which reads its operands as they lie."""
+    sizes = (dims.numel((*found.matrices, found.rows), body.sizes), dims.evaluate(found.keys, body.sizes))
+    flops = 2 * sizes[0] * sizes[1] * (found.inputs + found.outputs)
+    return machine.launch + _TORCH_START + flops / _TORCH_FLOPS
+
+
 def refusal(body: Graph, machine: Machine) -> str | None:
     """Why no kernel computes ``body``, attention, or None. Raises ``NotFusable`` too."""
     found = check(body)
-    ours, apart = seconds(body, found, machine), apart_seconds(body, found, machine)
+    ours = seconds(found.body, found, machine)
+    apart = (torch_seconds if found.safe else apart_seconds)(found.body, found, machine)
     reason = f"a kernel is expected to take {ours * 1e6:.1f} us, and worth it up to {apart * 1e6:.1f} us"
     return kernel_or_library(f"{found.head.name} attention", ours, apart, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusegen import dims, ops
 from fusegen.costs import attention as costs
-from fusegen.ir import ConstOp, MatmulOp, Node, PermuteOp, PointwiseOp, ReshapeOp, SoftmaxOp, TriangleOp
+from fusegen.ir import AttentionOp, ConstOp, MatmulOp, Node, PermuteOp, PointwiseOp, ReshapeOp, SoftmaxOp, TriangleOp
 from fusegen.machines import Machine
 from fusegen.passes.groups import Group, Grouping
 from fusegen.spaces import viewspace
@@ -72,7 +72,9 @@ def _before(grouping: Grouping, group: Group, free: set[str]) -> set[str]:
 
 def attended(grouping: Grouping, head: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
     """The region of a product whose factors come from another one, and what follows it, if one kernel computes it."""
-    members = _path(grouping, head, free) if head.name in free else None
+    if head.name not in free:
+        return None
+    members = {head.name} if isinstance(head.op, AttentionOp) else _path(grouping, head, free)
     if members is None:
         return None
     group = Group(frozenset(members))

@@ -13,6 +13,7 @@ from fusegen import ops
 from fusegen.costs import before_products, contractions, direct, viewproduct
 from fusegen.ir import (
     ArgReduceOp,
+    AttentionOp,
     ConvOp,
     DType,
     GetItemOp,
@@ -354,7 +355,9 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
                 grouping.add(node.name, sums)
                 free -= sums.owned
     for node in graph.nodes:
-        if isinstance(node.op, MatmulOp) and (found := attended(grouping, node, free, refused, machine(target))):
+        if isinstance(node.op, (MatmulOp, AttentionOp)) and (
+            found := attended(grouping, node, free, refused, machine(target))
+        ):
             grouping.add(grouping.in_order(found.owned)[-1].name, found)
             free -= found.owned
     for node in graph.nodes:  # first, for a norm's kernel would take the statistics

@@ -16,9 +16,10 @@ from fusegen.tuning import choose
 def plan(region: Region, name: str) -> KernelPlan:
     """One launch for two products, the elementwise work and the softmax between them, and what follows."""
     found = attention.check(region.body)
-    result = region.body.node(region.body.outputs[0])
-    epilogue = element_lowering(region, result, found.result, found.head.name)
-    shapes = [*(node.type.shape for node in region.body.inputs), result.type.shape]
+    body = found.body
+    result = body.node(body.outputs[0])
+    epilogue = element_lowering(region, body, result, found.result, found.head.name)
+    shapes = [*(node.type.shape for node in body.inputs), result.type.shape]
     detail = AttentionPlan(
         matrices=region.sizes.product(found.matrices),
         lines=region.sizes.local(found.rows),
@@ -26,13 +27,16 @@ def plan(region: Region, name: str) -> KernelPlan:
         inputs=found.inputs,
         outputs=found.outputs,
         softmax=found.softmax is not None,
-        masked=attention.is_masked(region.body, found),
-        tile=choose(f"{found.head.name} tile", costs.tiles(region.body, found, MACHINES["sm_90"])),
-        query=factor_element(region, found.query, found.query_places, ROW),
-        key=factor_element(region, found.key, found.key_places, COLUMN),
-        value=factor_element(region, found.value, found.value_places, COLUMN),
-        weighed=factor_element(region, found.weighed, found.weighed_places, COLUMN, found.scores.name),
+        safe=found.safe,
+        masked=attention.is_masked(found),
+        tile=costs.portable_tile(body, found, MACHINES["sm_90"]),
+        query=factor_element(region, body, found.query, found.query_places, ROW),
+        key=factor_element(region, body, found.key, found.key_places, COLUMN),
+        value=factor_element(region, body, found.value, found.value_places, COLUMN),
+        weighed=factor_element(region, body, found.weighed, found.weighed_places, COLUMN, found.scores.name),
         rows=epilogue.program(region.outputs),
         reach=tuple(dict.fromkeys(region.sizes.product(shape) for shape in shapes)),
     )
-    return region.plan(f"{name}_attention", detail)
+    tile = choose(f"{found.head.name} tile", costs.tiles(body, found, MACHINES["sm_90"]))
+    wide = detail.replace(wgmma=True, tile=tile)
+    return region.plan(f"{name}_attention", detail, hopper=wide)

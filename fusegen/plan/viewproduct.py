@@ -7,7 +7,7 @@ from typing import Literal
 
 from fusegen import dims
 from fusegen.costs import viewproduct as costs
-from fusegen.ir import Node
+from fusegen.ir import Graph, Node
 from fusegen.machines import MACHINES
 from fusegen.plan.details import FactorElement, ViewProductPlan
 from fusegen.plan.region import Region
@@ -68,17 +68,19 @@ class _ElementLowering(ViewLowering):
         return sum(digit.of == number for digit, _ in joined) + sum(self.mentions(own, number) for own in inside)
 
 
-def element_lowering(region: Region, wanted: Node, places: Places, head: str) -> _ElementLowering:
+def element_lowering(region: Region, body: Graph, wanted: Node, places: Places, head: str) -> _ElementLowering:
     """Statements for the element of ``wanted`` at ``places``, over ``v``, the result of the product ``head``."""
     space = RowSpace(wanted.type.shape, wanted.name, (), {})
-    lowering = _ElementLowering(region.body, space, region.args, region.sizes, Style("{}", "{}"), "v")
+    lowering = _ElementLowering(body, space, region.args, region.sizes, Style("{}", "{}"), "v")
     lowering.wanted, lowering.places, lowering.head = wanted.name, places, head
     return lowering
 
 
-def factor_element(region: Region, factor: Node, places: Places, side: str, head: str = "") -> FactorElement:
+def factor_element(
+    region: Region, body: Graph, factor: Node, places: Places, side: str, head: str = ""
+) -> FactorElement:
     """An element of ``factor``, computed as it is read; ``v`` is the result of the product ``head``, if it needs it."""
-    lowering = element_lowering(region, factor, places, head)
+    lowering = element_lowering(region, body, factor, places, head)
     rows = lowering.program((region.outputs[0].replace(node=factor.name),))
     return FactorElement(
         rows=rows.replace(stores=()), value=rows.stores[0].value, lanes=lowering.lanes(side), near=lowering.near()
@@ -89,7 +91,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One launch for a product, what its factors are made of, and what follows it."""
     found = viewproduct.check(region.body)
     result = region.body.node(region.body.outputs[0])
-    epilogue = element_lowering(region, result, found.result, found.head.name)
+    epilogue = element_lowering(region, region.body, result, found.result, found.head.name)
     shapes = [*(node.type.shape for node in region.body.inputs), result.type.shape]
     detail = ViewProductPlan(
         matrices=region.sizes.product(found.matrices),
@@ -97,8 +99,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         inputs=region.sizes.local(found.inputs),
         outputs=region.sizes.local(found.outputs),
         tile=choose(f"{found.head.name} tile", costs.tiles(region.body, found, MACHINES["sm_90"])),
-        left=factor_element(region, found.left, found.left_places, viewproduct.ROW),
-        right=factor_element(region, found.right, found.right_places, viewproduct.COLUMN),
+        left=factor_element(region, region.body, found.left, found.left_places, viewproduct.ROW),
+        right=factor_element(region, region.body, found.right, found.right_places, viewproduct.COLUMN),
         rows=epilogue.program(region.outputs),
         reach=tuple(dict.fromkeys(region.sizes.product(shape) for shape in shapes)),
     )

@@ -20,6 +20,7 @@ from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     AdaptivePoolOp,
     ArgReduceOp,
+    AttentionOp,
     CatOp,
     ConvOp,
     ExpandOp,
@@ -103,6 +104,16 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             return (pair(operands[0], 1 - axis if conv.transposed else axis, node, axis) for axis in (0, 1))
         case TriangleOp():
             return along(range(node.type.rank))
+        case AttentionOp():
+            query, key, value = operands[:3]
+            found = [pair(query, -1, key, -1), pair(query, -2, node, -2)]
+            found += [pair(key, -2, value, -2), pair(value, -1, node, -1)]
+            found += [pair(o, axis, node, axis) for o in (query, key, value) for axis in range(node.type.rank - 2)]
+            for mask in operands[3:]:
+                found += [pair(mask, -1, key, -2)] if mask.type.shape[-1] != 1 else []
+                others = range(-mask.type.rank, -1)
+                found += [pair(mask, axis, node, axis) for axis in others if mask.type.shape[axis] != 1]
+            return iter(found)
         case SliceOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
             own = set(_structure(node, operands))
             free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]

@@ -7,20 +7,25 @@ scores is a term of the second product.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
+    AttentionOp,
     ConstOp,
     DType,
+    FillOp,
     Graph,
     InputOp,
     MatmulOp,
     Node,
+    Op,
     PermuteOp,
     PointwiseOp,
     ReshapeOp,
     SoftmaxOp,
+    TensorType,
     TriangleOp,
 )
 from fusegen.spaces import viewspace
@@ -38,6 +43,10 @@ MOST_WIDE = 256
 class Attention:
     """``scores`` and ``head``: the two products. Factors are wanted at their places."""
 
+    body: Graph
+    """With torch's own attention in its parts."""
+    safe: bool
+    """A row without a key is zero; else it is no number."""
     scores: Node
     head: Node
     softmax: Node | None
@@ -61,10 +70,44 @@ class Attention:
 
 
 def takes(body: Graph) -> bool:
-    """True for two products with elementwise work, views and at most one softmax."""
-    rest = (InputOp, ConstOp, PointwiseOp, SoftmaxOp, MatmulOp, *viewspace.VIEWS)
-    softmaxes = sum(isinstance(node.op, SoftmaxOp) for node in body.nodes)
-    return len(heads(body)) == 2 and softmaxes <= 1 and all(isinstance(node.op, rest) for node in body.nodes)
+    """True for two products, or attention as torch has it, with elementwise work, views and at most one softmax."""
+    rest = (InputOp, ConstOp, PointwiseOp, SoftmaxOp, MatmulOp, AttentionOp, *viewspace.VIEWS)
+    count = {kind: sum(isinstance(node.op, kind) for node in body.nodes) for kind in (SoftmaxOp, AttentionOp)}
+    products = len(heads(body)) + 2 * count[AttentionOp]
+    return products == 2 and sum(count.values()) <= 1 and all(isinstance(node.op, rest) for node in body.nodes)
+
+
+def _in_parts(body: Graph) -> Graph:
+    """%a = attention(%q, %k, %v, %m)  ->  %a = matmul(softmax(scale matmul(%q, %k^T) + %m), %v)."""
+    nodes: list[Node] = []
+    for node in body.nodes:
+        if not isinstance(node.op, AttentionOp):
+            nodes.append(node)
+            continue
+        query, key, value, *masks = map(body.node, node.inputs)
+        scores = query.type.replace(shape=(*query.type.shape[:-1], key.type.shape[-2]))
+
+        def add(stem: str, op: Op, *inputs: Node, type_: TensorType = scores, of: Node = node) -> Node:
+            names = tuple(own.name for own in inputs)
+            nodes.append(of.replace(name=f"{of.name}_{stem}", op=op, inputs=names, type=type_))
+            return nodes[-1]
+
+        one = scores.replace(shape=())
+        found = add("scores", MatmulOp(transposed=True), query, key)
+        found = add("scaled", PointwiseOp(fn="mul"), found, add("scale", ConstOp(value=node.op.scale), type_=one))
+        counts = [mask for mask in masks if mask.type.dtype is DType.BOOL]
+        if node.op.causal:
+            flags = scores.replace(dtype=DType.BOOL, shape=scores.shape[-2:])
+            fill = add("all", FillOp(value=1.0, shape=flags.shape, dtype=DType.BOOL), query, type_=flags)
+            counts.append(add("causal", TriangleOp(upper=False), fill, type_=flags))
+        for i, mask in enumerate(counts):
+            none = add(f"none_{i}", ConstOp(value=-math.inf), type_=one)
+            found = add(f"masked_{i}", PointwiseOp(fn="where"), mask, found, none)
+        for i, mask in enumerate(mask for mask in masks if mask.type.dtype is not DType.BOOL):
+            found = add(f"shifted_{i}", PointwiseOp(fn="add"), found, mask)
+        found = add("softmax", SoftmaxOp(axis=node.type.rank - 1), found)
+        nodes.append(node.replace(op=MatmulOp(), inputs=(found.name, value.name)))
+    return body.replace(nodes=tuple(nodes))
 
 
 def _sides(body: Graph, product: Node) -> tuple[Node, Node, bool, bool]:
@@ -79,6 +122,8 @@ def split(body: Graph) -> Attention:
 
     Raises ``NotFusable``.
     """
+    safe = not heads(body)
+    body = _in_parts(body)
     scores, head = heads(body)
     query, key, query_last, key_last = _sides(body, scores)
     *lead, rows, keys = scores.type.shape
@@ -119,6 +164,8 @@ def split(body: Graph) -> Attention:
         raise NotFusable("its result does not follow from both products")
     weighed = body.node(softmax.inputs[0]) if softmax else weights
     return Attention(
+        body=body,
+        safe=safe,
         scores=scores,
         head=head,
         softmax=softmax,
@@ -167,7 +214,7 @@ def check(body: Graph) -> Attention:
     found = split(body)
     factors = [(found.query, found.query_places), (found.key, found.key_places), (found.value, found.value_places)]
     for factor, places in factors:
-        if (loads := viewspace.loads(body, factor.name, places)) > MOST_READS:
+        if (loads := viewspace.loads(found.body, factor.name, places)) > MOST_READS:
             raise NotFusable(f"an element of {factor.name} may come from {loads} places")
     return found
 
@@ -177,11 +224,11 @@ _KEEPS_NAN = {"abs", "add", "div", "maximum", "minimum", "mul", "neg", "sub"} | 
 """Functions of a NaN, whatever else they are of, that are NaN."""
 
 
-def is_masked(body: Graph, found: Attention) -> bool:
+def is_masked(found: Attention) -> bool:
     """Whether a score that is NaN stays NaN but where it does not count: by a condition that is not of scores."""
     path = {found.scores.name}
     masked = False
-    for node in body.nodes:
+    for node in found.body.nodes:
         sources = [i for i, name in enumerate(node.inputs) if name in path]
         if not sources or node is found.head:
             continue

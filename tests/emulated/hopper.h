@@ -117,3 +117,40 @@ void multiply(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b, int accumula
     multiply_rows(d, [&](int lower, int k) { return tf32(emulated::operands[warp][turn][lane / 4 * 4 + k % 4][lower + k / 4 * 2]); }, b, accumulate);
     __syncwarp();
 }
+
+// Products of halves, with a swizzle of 128 bytes: columns in eights, 64 terms of a column in 128 bytes.
+template <int COLUMNS>
+struct Product {
+    static void run(float (&d)[COLUMNS / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = emulated::warps[warp].turn % 2, c = lane % 4;
+        memcpy(emulated::operands[warp][turn][lane], a, 16);
+        __syncwarp();
+        const uint32_t begin = (b & 0x3fff) * 16, stride = (b >> 32 & 0x3fff) * 16;
+        for (int i = 0; i < COLUMNS / 2; ++i) {
+            double sum = 0.0;
+            for (int k = 0; k < 16; ++k) {
+                const int n = i / 4 * 8 + 2 * c + i % 2;
+                const uint32_t linear = begin + n / 8 * stride + n % 8 * 128 + k * 2, at = linear ^ (linear >> 7 & 7) << 4;
+                const uint32_t left = emulated::operands[warp][turn][lane / 4 * 4 + k % 8 / 2][i / 2 % 2 + k / 8 * 2] >> k % 2 * 16;
+                sum += double(from_half(left)) * from_half(emulated::word(at & ~3u) >> (at & 2) * 8);
+            }
+            d[i] = (accumulate ? d[i] : 0.0f) + static_cast<float>(sum);
+        }
+        __syncwarp();
+    }
+};
+template <int COUNT>
+void product_begin(float (&)[COUNT]) {}
+template <int COUNT>
+void product_end(float (&)[COUNT]) {}
+inline void product_commit() {}
+inline bool warpgroup_any(bool v) {
+    static int found[2][4];   // by turn
+    const int group = threadIdx.x / 128, turn = emulated::named[1 + group].turn % 2;
+    found[turn][group] |= v;
+    named_sync(1 + group, 128);
+    const bool any = found[turn][group];
+    named_sync(1 + group, 128);
+    found[turn][group] = 0;
+    return any;
+}

@@ -29,6 +29,9 @@ def translated(kernel: str) -> str:
     kernel = re.sub(store, r"shared_write(\1, \2);", kernel)
     kernel = re.sub(load, r"\1 = shared_read(\2);", kernel)
     kernel = re.sub(r'asm volatile\("(?:|(?:wgmma|griddepcontrol|setmaxnreg|fence)[^\n]*)"[^\n]*\);', ";", kernel)
+    kernel = re.sub(
+        r"^template <(?:int COLUMNS)?>\nstruct Product(?:;|<\d+> \{\n.*?^\};)\n", "", kernel, flags=re.S | re.M
+    )
     kernel = re.sub(r"^using Encode.*?^(?=static bool describe)", "", kernel, flags=re.S | re.M)
     describe = _MAP % ("true" if "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32" in kernel else "false")
     return re.sub(r"^static bool describe\(.*?^\}\n", describe, kernel, flags=re.S | re.M)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Literal
 
 from fusegen.costs.attention import AttentionTile
@@ -10,6 +11,7 @@ from fusegen.dims import Dim
 from fusegen.ir import DType, Frozen
 from fusegen.plan.rowprogram import Operand, RowProgram
 
+_MOST_COLUMNS = 64
 _LONGEST_CHAIN = 1024
 """Additions of floats, one after the other."""
 
@@ -192,9 +194,13 @@ class AttentionPlan(Frozen):
     inputs: int
     outputs: int
     softmax: bool
+    safe: bool
+    """A row of which no score counts is zero."""
     masked: bool
     """Some scores may not count, whatever they are: parts of nothing but those are left out."""
     tile: AttentionTile
+    wgmma: bool = False
+    """On the asynchronous tensor cores of sm_90a."""
     query: FactorElement
     key: FactorElement
     value: FactorElement
@@ -207,6 +213,16 @@ class AttentionPlan(Frozen):
     def resident(self) -> int:
         """Blocks of a multiprocessor."""
         return self.tile.resident(self.inputs, self.outputs)
+
+    @property
+    def instructions(self) -> tuple[int, ...]:
+        """Columns of the instructions of both products: of the second, parts that registers have room for."""
+        return tuple(sorted({self.tile.keys, self.part}))
+
+    @property
+    def part(self) -> int:
+        """Columns of the result that are computed at once: of equal parts, at most ``_MOST_COLUMNS``."""
+        return ceil(self.outputs / ceil(self.outputs / _MOST_COLUMNS) / 8) * 8
 
     @property
     def _programs(self) -> tuple[RowProgram, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import MatmulOp, PermuteOp, ReduceOp, ReshapeOp
+from fusegen.ir import AttentionOp, DType, MatmulOp, PermuteOp, ReduceOp, ReshapeOp
 from fusegen.trace.aten.call import Call, Value, pointwise, register
 
 
@@ -22,6 +22,20 @@ def _linear(call: Call) -> Value | None:
 def _matmul(call: Call) -> Value | None:
     a, b = call["self"], call["mat2" if "mat2" in call.args else "other"]
     return call.build.add(MatmulOp(), a, b)
+
+
+@register("scaled_dot_product_attention.default")
+def _attention(call: Call) -> Value | None:
+    """Without dropout, and with as many heads of keys as of queries."""
+    query, key, value, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
+    inputs = query.type.shape[-1]
+    if not isinstance(inputs, int) or query.type.dtype is not DType.FLOAT32 or call["enable_gqa"]:
+        return None
+    if call["dropout_p"] != 0.0 or len({v.type.rank for v in (query, key, value)}) > 1:
+        return None
+    scale = float(inputs) ** -0.5 if call["scale"] is None else float(call["scale"])
+    op = AttentionOp(scale=scale, causal=call["is_causal"])
+    return call.build.add(op, query, key, value, *([] if mask is None else [mask]))
 
 
 @register("addmm.default", "baddbmm.default")
