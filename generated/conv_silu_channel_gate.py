@@ -49,22 +49,25 @@
 #       return %silu, %mean
 #   %silu: float32[x0_0, 96, x0_2, x0_3] = getitem(%mean_kernel, 0)
 #   %mean: float32[x0_0, 96] = getitem(%mean_kernel, 1)
-#   %linear_1_r1: float32[x0_0, 96] = region.attention(%mean, %p_squeeze_weight, %p_squeeze_bias, %p_excite_weight)
+#   %relu: float32[x0_0, 12] = region.contraction(%mean, %p_squeeze_weight, %p_squeeze_bias)
 #       %mean: float32[x0_0, 96] = input(0)
 #       %p_squeeze_weight: float32[12, 96] = input(1)
 #       %p_squeeze_bias: float32[12] = input(2)
-#       %p_excite_weight: float32[96, 12] = input(3)
 #       %linear_r1: float32[x0_0, 12] = matmul(%mean, %p_squeeze_weight, transposed)
 #       %linear: float32[x0_0, 12] = add(%linear_r1, %p_squeeze_bias)
 #       %relu: float32[x0_0, 12] = relu(%linear)
+#       return %relu
+#   %sigmoid: float32[x0_0, 96] = region.contraction(%relu, %p_excite_weight, %p_excite_bias)
+#       %relu: float32[x0_0, 12] = input(0)
+#       %p_excite_weight: float32[96, 12] = input(1)
+#       %p_excite_bias: float32[96] = input(2)
 #       %linear_1_r1: float32[x0_0, 96] = matmul(%relu, %p_excite_weight, transposed)
-#       return %linear_1_r1
-#   %mul: float32[x0_0, 96, x0_2, x0_3] = region.pointwise(%linear_1_r1, %p_excite_bias, %silu)
-#       %linear_1_r1: float32[x0_0, 96] = input(0)
-#       %p_excite_bias: float32[96] = input(1)
-#       %silu: float32[x0_0, 96, x0_2, x0_3] = input(2)
 #       %linear_1: float32[x0_0, 96] = add(%linear_1_r1, %p_excite_bias)
 #       %sigmoid: float32[x0_0, 96] = sigmoid(%linear_1)
+#       return %sigmoid
+#   %mul: float32[x0_0, 96, x0_2, x0_3] = region.pointwise(%sigmoid, %silu)
+#       %sigmoid: float32[x0_0, 96] = input(0)
+#       %silu: float32[x0_0, 96, x0_2, x0_3] = input(1)
 #       %unsqueeze_1: float32[x0_0, 96, 1, 1] = reshape(%sigmoid, [x0_0, 96, 1, 1])
 #       %mul: float32[x0_0, 96, x0_2, x0_3] = mul(%silu, %unsqueeze_1)
 #       return %mul
@@ -72,8 +75,9 @@
 #
 # Steps:
 #   k0_contraction: generated contraction kernel, 236 MB, 41.1 GFLOP
-#   k1_attention: generated attention kernel, 40 kB, 185 kFLOP
-#   k2_pointwise: generated pointwise kernel, 283 MB, 35.4 MFLOP
+#   k1_gemm_simt: generated gemm_simt kernel, 21.9 kB, 93.1 kFLOP
+#   k2_gemm_simt: generated gemm_simt kernel, 22.3 kB, 119 kFLOP
+#   k3_pointwise: generated pointwise kernel, 283 MB, 35.4 MFLOP
 #
 # Memory traffic: 944 MB before, 519 MB after.
 # Arithmetic: 41.1 GFLOP before, 41.1 GFLOP after.
@@ -227,6 +231,40 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
+// Sums over the warp of COUNT values. Lane l gets COUNT / 32 of them, those from l * COUNT / 32 on, or one where they are fewer.
+template <int DISTANCE = 16, int COUNT, int LEFT>
+__device__ __forceinline__ void sums_over_warp(float (&v)[COUNT], float (&result)[LEFT]) {
+    if constexpr (DISTANCE == 0) {
+        static_assert(COUNT == LEFT, "what is left of COUNT values");
+#pragma unroll
+        for (int i = 0; i < LEFT; ++i) result[i] = v[i];
+    } else if constexpr (COUNT == 1) {
+        v[0] += __shfl_xor_sync(~0u, v[0], DISTANCE);
+        sums_over_warp<DISTANCE / 2>(v, result);
+    } else {
+        constexpr int HALF = COUNT / 2;
+        const bool upper = threadIdx.x & DISTANCE;
+        float kept[HALF];
+#pragma unroll
+        for (int i = 0; i < HALF; ++i) {
+            const float other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
+            kept[i] = (upper ? v[i + HALF] : v[i]) + other;
+        }
+        sums_over_warp<DISTANCE / 2>(kept, result);
+    }
+}
+
+// As load_vector, for data that the kernel does not write.
+template <int VEC>
+__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
+    if constexpr (VEC == 4) {
+        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
+        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
+    } else {
+        v[0] = __ldg(p);
+    }
+}
+
 // Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
 [[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
     unsigned r;
@@ -274,19 +312,6 @@ __device__ __forceinline__ void multiply_add_halves(float (&d)[4], const float4&
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)), "r"(b[0]), "r"(b[1]));
-}
-
-// The same products alone: added to nothing.
-__device__ __forceinline__ void multiply_halves(float (&d)[4], const float4& a, const unsigned (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)), "r"(b[0]), "r"(b[1]), "f"(0.0f));
-}
-
-// Two values as pairs of halves: the nearest, and what these leave.
-__device__ __forceinline__ void split_pair(float a, float b, unsigned& high, unsigned& low) {
-    asm("{ .reg .f16 x, y; .reg .f32 u, v; cvt.rn.f16x2.f32 %0, %3, %2; mov.b32 {x, y}, %0; cvt.f32.f16 u, x; cvt.f32.f16 v, y;"
-        " sub.f32 u, %2, u; sub.f32 v, %3, v; cvt.rn.f16x2.f32 %1, v, u; }" : "=&r"(high), "=r"(low) : "f"(a), "f"(b));
 }
 
 // One operation for each of COUNT (a multiple of 4) values.
@@ -2675,437 +2700,293 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
 }  // namespace k0_contraction_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_attention
+// k1_gemm_simt
 //   %linear_r1: float32[x0_0, 12] = matmul(%mean, %p_squeeze_weight, transposed)
 //   %linear: float32[x0_0, 12] = add(%linear_r1, %p_squeeze_bias)
 //   %relu: float32[x0_0, 12] = relu(%linear)
-//   %linear_1_r1: float32[x0_0, 96] = matmul(%relu, %p_excite_weight, transposed)
 
-namespace k1_attention_kernel {
+namespace k1_gemm_simt_kernel {
 
-// A block computes ROWS rows of one matrix, a warp 16 of them, KEYS keys at a time: scores on the tensor cores, what becomes of them, and
-// their products with the values, which stay in registers. In full fp32: every factor is two halves, of values that a power of two brings
-// into their range. What is not finite is computed again in plain fp32.
-constexpr int WARP = 32, WARPS = 4, THREADS = WARP * WARPS;
-constexpr int LINES = 16, ROWS = LINES * WARPS, KEYS = 32;
-constexpr int INPUTS = 96, OUTPUTS = 96;
-constexpr int STEP = 16, TOGETHER = 2;   // terms of a product, and products that are added up on the tensor cores, which truncate
-constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
-constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = (OUTPUTS + 7) / 8, COLUMNS = OUTPUT_TILES * 8;   // of a product's instruction
-// A slot is four terms of a row or column, [high 4, low 4]: four neighbouring keys, or terms s + i SPAN of a score in slot s: both factors
-// count them so.
-constexpr int INPUT_SPAN = INPUT_STEPS * 4, KEY_SPAN = KEY_STEPS * 4;
-constexpr int INPUT_SLOTS = (INPUT_SPAN + 7) / 8 * 8, KEY_SLOTS = KEY_SPAN;   // of a row of shared memory: whole lines of 128 bytes
-constexpr int BYTES = 16 * (ROWS * INPUT_SPAN + KEYS * INPUT_SLOTS + COLUMNS * KEY_SLOTS);
-constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
-constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
-constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = false;
-constexpr unsigned INFINITE = 0x7f800000;
-constexpr float NOTHING = 0.0f;   // what a key that does not count has for a score
+// A product that memory or latency bounds: of few rows, or small altogether. Plain fp32, one launch, factors as they lie. A block
+// computes ROWS rows at FEATURES features; PARTS groups of its threads share the terms of each sum, four neighbouring ones at
+// a time, and their sums are added in a fixed order.
+constexpr int WARP = 32, THREADS = 256;
+// The lanes of a warp read along k, its OWN features side by side.
+constexpr int OWN = 1;
+constexpr int PARTS = 1;   // warps
+constexpr int FEATURES = THREADS / WARP / PARTS * OWN;
+constexpr int STEP = 4 * WARP * PARTS;     // of k, of all parts
+constexpr int inputs = 96, outputs = 12;
+
+// Steps whose loads are on their way at a time: no more than registers take, or than there are.
+constexpr int MOST_STEPS = 1;
+template <int ROWS>
+constexpr int ROOM = ROWS + OWN <= 2 ? 8 : ROWS + OWN <= 3 ? 4 : ROWS + OWN <= 6 ? 2 : 1;
+template <int ROWS>
+constexpr int UNROLL = ROOM<ROWS> < MOST_STEPS ? ROOM<ROWS> : MOST_STEPS;
 
 struct Args {
-    const float* x0;
-    const float* p0;
-    const float* p2;
+    const float* x;
+    const float* weight;
     const float* p1;
     float* y0;
-    int64_t lines, keys;   // rows of a matrix, and of its keys
-    unsigned int row_tiles;
+    int64_t lines;                             // rows of a matrix
+    unsigned int row_tiles, feature_tiles;
 };
 
-// Element k of a query.
-template <typename Index>
-__device__ __forceinline__ float query_at(const Args& args, [[maybe_unused]] const Index matrix, [[maybe_unused]] const Index row, [[maybe_unused]] const Index k) {
-    const auto v0_x0 = __ldg(&args.x0[row * 96 + k]);   // %mean: float32[x0_0, 96]
-    return v0_x0;
-}
-
-// Element k of key `column`.
-template <typename Index>
-__device__ __forceinline__ float key_at(const Args& args, [[maybe_unused]] const Index matrix, [[maybe_unused]] const Index k, [[maybe_unused]] const Index column) {
-    const auto v0_p0 = __ldg(&args.p0[column * 96 + k]);   // %p_squeeze_weight: float32[12, 96]
-    return v0_p0;
-}
-
-// Element `column` of the value of key k.
-template <typename Index>
-__device__ __forceinline__ float value_at(const Args& args, [[maybe_unused]] const Index matrix, [[maybe_unused]] const Index k, [[maybe_unused]] const Index column) {
-    const auto v0_p2 = __ldg(&args.p2[column * 12 + k]);   // %p_excite_weight: float32[96, 12]
-    return v0_p2;
-}
-
-// COUNT neighbours, of which `exist` do: at once where they are aligned.
-template <int COUNT, typename T>
-__device__ __forceinline__ void load_near(T (&v)[COUNT], const T* p, int exist) {
-    struct __align__(COUNT * sizeof(T)) Run { T v[COUNT]; };
-    if (exist >= COUNT && reinterpret_cast<uintptr_t>(p) % sizeof(Run) == 0) {
-        const Run run = *reinterpret_cast<const Run*>(p);
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) v[i] = run.v[i];
+// Four terms from p on, `step` apart; zeros beyond the `left` that exist.
+template <int VEC>
+__device__ __forceinline__ void load_terms(float (&v)[4], const float* p, int left, int64_t step = 1) {
+    if constexpr (VEC == 4) {
+        if (left > 0) load_once<4>(v, p);
+        else v[0] = v[1] = v[2] = v[3] = 0.0f;
     } else {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) v[i] = p[min(i, exist - 1)];
+        for (int e = 0; e < 4; ++e) v[e] = e < left ? __ldg(p + e * step) : 0.0f;
     }
 }
 
-// What becomes of the scores v of a row and COUNT neighbouring keys from `first` on, of which `exist` do.
-template <int COUNT, typename Index>
-__device__ __forceinline__ void weigh(const Args& args, float (&scores)[COUNT], [[maybe_unused]] const Index matrix, [[maybe_unused]] const Index row, [[maybe_unused]] const Index first, [[maybe_unused]] const int exist) {
-    float near_v0_p1[COUNT];   // %p_squeeze_bias: float32[12]
-    {
-        [[maybe_unused]] const Index column = first;
-        load_near(near_v0_p1, &args.p1[column], exist);
-    }
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        [[maybe_unused]] const Index column = first + min(i, exist - 1);
-        const float v = scores[i];
-        const auto v0_p1 = near_v0_p1[i];
-        const float t0 = v + v0_p1;   // %linear: float32[x0_0, 12] = add(%linear_r1, %p_squeeze_bias)
-        const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 12] = relu(%linear)
-        scores[i] = i < exist ? t1 : NOTHING;
-    }
-}
-
-// What becomes of the result v.
-template <typename Index>
-__device__ __forceinline__ void finish(const Args& args, const float v, [[maybe_unused]] const Index matrix, const Index row, const Index column) {
-
-    args.y0[row * 96 + column] = v;
-}
-
-template <bool WHOLE, typename Index>
-__device__ __forceinline__ Index bounded(Index i, Index count) { return WHOLE ? i : min(i, count - 1); }
-
-// Where slot `slot` of row `row` is: eight neighbouring rows, and the four slots that a product reads of two, are in different banks.
-__device__ __forceinline__ int slot_at(int row, int slot, int slots) { return row * slots + (slot ^ ((row & 1) << 2 | (row >> 1 & 3))); }
-
-__device__ __forceinline__ uint4 split_slot(const float (&v)[4], float scale) {
-    uint4 slot;
-    split_pair(v[0] * scale, v[1] * scale, slot.x, slot.z);
-    split_pair(v[2] * scale, v[3] * scale, slot.y, slot.w);
-    return slot;
-}
-
-// The bits of |v|, which are ordered as numbers are, also beyond them. Beside an infinity others vanish: what it goes into is not finite.
-__device__ __forceinline__ unsigned magnitude(float v) { return __float_as_uint(v) & 0x7fffffffu; }
-
-__device__ __forceinline__ unsigned peak_of(const float (&v)[4]) {
-    return max(max(magnitude(v[0]), magnitude(v[1])), max(magnitude(v[2]), magnitude(v[3])));
-}
-
-// Into the largest magnitudes of rows or columns goes that of a slot; neighbouring threads have SLOTS slots of one, or several.
-template <int SLOTS>
-__device__ __forceinline__ void raise(unsigned* peaks, int side, unsigned peak) {
-    constexpr int SHARED = SLOTS % WARP == 0 ? WARP : WARP % SLOTS == 0 ? SLOTS : 1;
-#pragma unroll
-    for (int lanes = SHARED / 2; lanes; lanes /= 2) peak = max(peak, __shfl_xor_sync(~0u, peak, lanes));
-    if (threadIdx.x % SHARED == 0) atomicMax(peaks + side, peak);
-}
-
-__device__ __forceinline__ float4 fragment(unsigned a, unsigned b, unsigned c, unsigned d) {
-    return make_float4(__uint_as_float(a), __uint_as_float(b), __uint_as_float(c), __uint_as_float(d));
-}
-
-// To `sum`, or to zero, adds products of 16 rows and 8 columns, 16 terms deep: of halves, but for those of two low ones.
-template <bool ADD>
-__device__ __forceinline__ void multiply_split(float (&sum)[4], const float4& high, const float4& low, const uint4& column) {
-    const unsigned column_high[2] = {column.x, column.y}, column_low[2] = {column.z, column.w};
-    if constexpr (ADD) multiply_add_halves(sum, low, column_high);
-    else multiply_halves(sum, low, column_high);
-    multiply_add_halves(sum, high, column_low);
-    multiply_add_halves(sum, high, column_high);
-}
-
-// Row `row` of shared memory has this key: then a thread has four neighbouring keys in two tiles of scores, the terms of one slot.
-__device__ __forceinline__ int row_of_key(int key) { return key / 16 * 16 + key % 4 / 2 * 8 + key / 4 % 4 * 2 + key % 2; }
-
-// A row in plain fp32, by a warp.
-template <typename Index>
-__device__ __noinline__ void plain_row(const Args& args, const Index matrix, const Index row, const Index keys) {
-    constexpr int COLUMNS = (OUTPUTS - 1) / WARP + 1;
-    const int lane = threadIdx.x % WARP;
-    float sums[COLUMNS] = {};
-#pragma unroll 1
-    for (Index first = 0; first < keys; first += WARP) {
-        const bool in = first + lane < keys;
-        const Index column = min(first + lane, keys - 1);
-        float score = 0.0f;
-#pragma unroll 1
-        for (int k = 0; k < INPUTS; ++k) score = fmaf(query_at<Index>(args, matrix, row, k), key_at<Index>(args, matrix, k, column), score);
-        float scores[1] = {score};
-        weigh<1>(args, scores, matrix, row, column, 1);
-        score = in ? scores[0] : NOTHING;
-        const float weight = score;
-        const int count = static_cast<int>(min(keys - first, static_cast<Index>(WARP)));
-#pragma unroll 1
-        for (int j = 0; j < count; ++j) {
-            const float factor = __shfl_sync(~0u, weight, j);
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) sums[i] = fmaf(factor, value_at<Index>(args, matrix, first + j, min(i * WARP + lane, OUTPUTS - 1)), sums[i]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < COLUMNS; ++i)
-        if (i * WARP + lane < OUTPUTS) finish<Index>(args, sums[i], matrix, row, i * WARP + lane);
-}
-
-template <typename Index>
-__global__ void __launch_bounds__(THREADS, 4) run(const __grid_constant__ Args args) {
+template <int ROWS, int VEC>
+__global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) run(const __grid_constant__ Args args) {
     await_previous();
-    extern __shared__ __align__(128) uint4 memory[];
-    unsigned* const queries = reinterpret_cast<unsigned*>(memory);
-    uint4* const key_part = memory + ROWS * INPUT_SPAN;
-    uint4* const value_part = key_part + KEYS * INPUT_SLOTS;
-    // Largest magnitudes of a row, and of a key and of a column of the values in a part and the next one; one over the scales of these.
-    __shared__ unsigned query_peaks[ROWS], key_peaks[2][KEYS], value_peaks[2][COLUMNS];
-    __shared__ __align__(16) float key_inverse[KEYS];
-    __shared__ __align__(8) float value_inverse[COLUMNS];
-    const Index lines = static_cast<Index>(args.lines);
-    const Index keys = 12;
-    const Index matrix = blockIdx.x / args.row_tiles, first_row = static_cast<Index>(blockIdx.x % args.row_tiles) * ROWS;
-    __builtin_assume(threadIdx.x < THREADS);
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int r = lane / 4, c = lane % 4;   // a thread has rows r and r + 8 of its warp's, and of every eight columns two
+    constexpr int RESULTS = ROWS * FEATURES;
+    static_assert(ROWS * OWN <= WARP && RESULTS <= THREADS, "a thread finishes one result at most");
+    __shared__ float sums_of[PARTS][RESULTS];
+    const unsigned int tile = blockIdx.x / args.row_tiles;
+    const int64_t first_row = int64_t(blockIdx.x % args.row_tiles) * ROWS, matrix = tile / args.feature_tiles;
+    const int first_feature = static_cast<int>(tile % args.feature_tiles) * FEATURES;
 
-    // What does not exist is computed from the last row, key or column, and is zero where it would be added.
-    for (int i = threadIdx.x; i < ROWS; i += THREADS) query_peaks[i] = 0;
-    for (int i = threadIdx.x; i < KEYS; i += THREADS) key_peaks[0][i] = 0;
-    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) value_peaks[0][i] = 0;
-    __syncthreads();
-    {
-        float loaded[QUERY_LOADS][4];
+    // What does not exist is computed from the last row or feature, and not stored.
+    const float* x[ROWS];
 #pragma unroll
-        for (int i = 0; i < QUERY_LOADS; ++i) {
-            const int u = ROWS * INPUT_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, ROWS * INPUT_SPAN - 1);
-            [[maybe_unused]] const int slot = u % INPUT_SPAN, side = u / INPUT_SPAN;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int k = slot + j * INPUT_SPAN;
-                const float v = query_at<Index>(args, matrix, min(first_row + side, lines - 1), bounded<WHOLE_INPUTS>(k, INPUTS));
-                loaded[i][j] = WHOLE_INPUTS || k < INPUTS ? v : 0.0f;
-            }
-            raise<INPUT_SPAN>(query_peaks, side, peak_of(loaded[i]));
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < QUERY_LOADS; ++i) {
-            const int u = ROWS * INPUT_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, ROWS * INPUT_SPAN - 1);
-            [[maybe_unused]] const int slot = u % INPUT_SPAN, side = u / INPUT_SPAN;
-            // As fragments of a warp's products: [warp][step][high, low][lane][(r, first two), (r + 8, first two), (r, others), (r + 8, others)].
-            unsigned* const to = queries + ((side / LINES * INPUT_STEPS + slot / 4) * 2 * WARP + side % 8 * 4 + slot % 4) * 4 + side % LINES / 8;
-            const uint4 halves = split_slot(loaded[i], half_scale(query_peaks[side]));
-            to[0] = halves.x, to[2] = halves.y, to[WARP * 4] = halves.z, to[WARP * 4 + 2] = halves.w;
-        }
+    for (int r = 0; r < ROWS; ++r) {
+        const int64_t row = first_row + r < args.lines ? first_row + r : args.lines - 1;
+        x[r] = args.x + (matrix * args.lines + row) * inputs;
     }
-    const float query_inverse[2] = {half_inverse(query_peaks[warp * LINES + r]), half_inverse(query_peaks[warp * LINES + r + 8])};
-
-    const Index rows[2] = {min(first_row + warp * LINES + r, lines - 1), min(first_row + warp * LINES + r + 8, lines - 1)};
-
-    // Of a thread's row h and four keys from `key` on.
-    const auto weigh_four = [&](float (&four)[4], int h, Index key) {
-        if (WHOLE_PARTS || key < keys) {
-            weigh(args, four, matrix, rows[h], key, WHOLE_PARTS ? 4 : static_cast<int>(min(keys - key, static_cast<Index>(4))));
-        } else {
+    const float* const weight = args.weight;
+    const int lane = threadIdx.x % WARP, part = threadIdx.x / WARP % PARTS, group = threadIdx.x / (WARP * PARTS);
+    const float* w[OWN];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) four[i] = NOTHING;
+    for (int o = 0; o < OWN; ++o) w[o] = weight + int64_t(min(first_feature + group * OWN + o, outputs - 1)) * inputs;
+    const int first = (part * WARP + lane) * 4;
+
+    // Loads of a round are on their way while the products of the one before are added up: within a round, a compiler moves
+    // them down to the products that read them, one after the other.
+    constexpr int STEPS = UNROLL<ROWS>;
+    float a[STEPS][ROWS][4], b[STEPS][OWN][4];
+    auto fetch = [&](int k) {
+#pragma unroll
+        for (int u = 0; u < STEPS; ++u, k += STEP) {
+#pragma unroll
+            for (int o = 0; o < OWN; ++o) load_terms<VEC>(b[u][o], w[o] + k, inputs - k);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) load_terms<VEC>(a[u][r], x[r] + k, inputs - k);
         }
     };
-
-    int part = 0;
-    float results[OUTPUT_TILES][4] = {};
+    float sums[ROWS * OWN] = {};
+    fetch(first);
 #pragma unroll 1
-    for (Index first = 0; first < keys; first += KEYS) {
-        float loaded_keys[KEY_LOADS][4], loaded_values[VALUE_LOADS][4];
+    for (int k = first; k < inputs; k += STEPS * STEP) {
+        float terms[STEPS][ROWS][4], weights[STEPS][OWN][4];
+        memcpy(terms, a, sizeof(a)), memcpy(weights, b, sizeof(b));
+        if (k + STEPS * STEP < inputs) fetch(k + STEPS * STEP);
 #pragma unroll
-        for (int i = 0; i < KEY_LOADS; ++i) {
-            const int u = KEYS * INPUT_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, KEYS * INPUT_SPAN - 1);
-            [[maybe_unused]] const int slot = u % INPUT_SPAN, side = u / INPUT_SPAN;
+        for (int u = 0; u < STEPS; ++u)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int k = slot + j * INPUT_SPAN;
-                const float v = key_at<Index>(args, matrix, bounded<WHOLE_INPUTS>(k, INPUTS), bounded<WHOLE_PARTS>(first + side, keys));
-                loaded_keys[i][j] = WHOLE_INPUTS || k < INPUTS ? v : 0.0f;
-            }
-        }
+            for (int e = 0; e < 4; ++e)
 #pragma unroll
-        for (int i = 0; i < VALUE_LOADS; ++i) {
-            const int u = COLUMNS * KEY_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, COLUMNS * KEY_SPAN - 1);
-            [[maybe_unused]] const int slot = u % KEY_SPAN, side = u / KEY_SPAN;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int k = slot * 4 + j;
-                const float v = value_at<Index>(args, matrix, bounded<WHOLE_PARTS>(first + k, keys), bounded<WHOLE_OUTPUTS>(side, OUTPUTS));
-                loaded_values[i][j] = WHOLE_PARTS || first + k < keys ? v : 0.0f;
-            }
-        }
-        bool strange = false;
-#pragma unroll
-        for (int i = 0; i < VALUE_LOADS; ++i) strange |= peak_of(loaded_values[i]) >= INFINITE;
-#pragma unroll
-        for (int i = 0; i < KEY_LOADS; ++i) {
-            const int u = KEYS * INPUT_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, KEYS * INPUT_SPAN - 1);
-            [[maybe_unused]] const int slot = u % INPUT_SPAN, side = u / INPUT_SPAN;
-            raise<INPUT_SPAN>(key_peaks[part], side, peak_of(loaded_keys[i]));
-        }
-#pragma unroll
-        for (int i = 0; i < VALUE_LOADS; ++i) {
-            const int u = COLUMNS * KEY_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, COLUMNS * KEY_SPAN - 1);
-            [[maybe_unused]] const int slot = u % KEY_SPAN, side = u / KEY_SPAN;
-            raise<KEY_SPAN>(value_peaks[part], side, peak_of(loaded_values[i]));
-        }
-        __syncthreads();   // all have read the part before, too
-        for (int i = threadIdx.x; i < KEYS; i += THREADS) key_inverse[i] = half_inverse(key_peaks[part][i]), key_peaks[part ^ 1][i] = 0;
-        for (int i = threadIdx.x; i < COLUMNS; i += THREADS) value_inverse[i] = half_inverse(value_peaks[part][i]), value_peaks[part ^ 1][i] = 0;
-#pragma unroll
-        for (int i = 0; i < KEY_LOADS; ++i) {
-            const int u = KEYS * INPUT_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, KEYS * INPUT_SPAN - 1);
-            [[maybe_unused]] const int slot = u % INPUT_SPAN, side = u / INPUT_SPAN;
-            key_part[slot_at(row_of_key(side), slot, INPUT_SLOTS)] = split_slot(loaded_keys[i], half_scale(key_peaks[part][side]));
-        }
-#pragma unroll
-        for (int i = 0; i < VALUE_LOADS; ++i) {
-            const int u = COLUMNS * KEY_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, COLUMNS * KEY_SPAN - 1);
-            [[maybe_unused]] const int slot = u % KEY_SPAN, side = u / KEY_SPAN;
-            value_part[slot_at(side, slot, KEY_SLOTS)] = split_slot(loaded_values[i], half_scale(value_peaks[part][side]));
-        }
-        strange = __syncthreads_or(strange);
-        part ^= 1;
+                for (int i = 0; i < ROWS * OWN; ++i) sums[i] = fmaf(terms[u][i / OWN][e], weights[u][i % OWN][e], sums[i]);
+    }
+    constexpr int LANES = WARP / (ROWS * OWN);   // that get the same sum
+    const int value = lane / LANES;
+    float sum[1];
+    sums_over_warp(sums, sum);
+    if (lane % LANES == 0) sums_of[part][value / OWN * FEATURES + group * OWN + value % OWN] = sum[0];
+    __syncthreads();
 
-        float scores[KEY_TILES][4] = {};
+    const int64_t row = first_row + threadIdx.x / FEATURES;
+    [[maybe_unused]] const int64_t outer = matrix * args.lines + row;
+    [[maybe_unused]] const int l = first_feature + threadIdx.x % FEATURES;
+    if (threadIdx.x >= RESULTS || row >= args.lines || l >= outputs) return;
+    float v = 0.0f;
 #pragma unroll
-        for (int first_step = 0; first_step < INPUT_STEPS; first_step += TOGETHER) {
-            float sums[KEY_TILES][4];
-#pragma unroll
-            for (int i = 0; i < TOGETHER; ++i) {
-                const int step = first_step + i;
-                if (step == INPUT_STEPS) break;
-                const float4* const fragments = reinterpret_cast<const float4*>(queries) + ((warp * INPUT_STEPS + step) * 2 * WARP + lane);
-                const float4 high = fragments[0], low = fragments[WARP];
-#pragma unroll
-                for (int t = 0; t < KEY_TILES; ++t) {
-                    const uint4 key = key_part[slot_at(t * 8 + r, step * 4 + c, INPUT_SLOTS)];
-                    if (i) multiply_split<true>(sums[t], high, low, key);
-                    else multiply_split<false>(sums[t], high, low, key);
-                }
-            }
-#pragma unroll
-            for (int t = 0; t < KEY_TILES; ++t)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) scores[t][i] += sums[t][i];
-        }
-#pragma unroll
-        for (int t = 0; t < KEY_TILES; t += 2)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float4 inverse = *reinterpret_cast<const float4*>(key_inverse + t * 8 + c * 4);
-                float* const low = scores[t] + 2 * h, * const high = scores[t + 1] + 2 * h;
-                float four[4] = {low[0] * (query_inverse[h] * inverse.x), low[1] * (query_inverse[h] * inverse.y), high[0] * (query_inverse[h] * inverse.z), high[1] * (query_inverse[h] * inverse.w)};
-                weigh_four(four, h, first + t * 8 + c * 4);
-                low[0] = four[0], low[1] = four[1], high[0] = four[2], high[1] = four[3];
-            }
-        bool weighs = false;
-        float weight_scale[2], weight_inverse[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            unsigned peak = 0;
-#pragma unroll
-            for (int t = 0; t < KEY_TILES; ++t)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) peak = max(peak, magnitude(scores[t][2 * h + e]));
-            weighs |= peak != 0;
-            peak = max(peak, __shfl_xor_sync(~0u, peak, 1));
-            peak = max(peak, __shfl_xor_sync(~0u, peak, 2));
-            weight_scale[h] = half_scale(peak), weight_inverse[h] = half_inverse(peak);
-        }
-        if (!__any_sync(~0u, weighs || strange)) continue;   // zero times finite values
-        float4 high[KEY_STEPS], low[KEY_STEPS];
-#pragma unroll
-        for (int step = 0; step < KEY_STEPS; ++step) {
-            unsigned highs[4], lows[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float* const pair = scores[2 * step + i / 2] + i % 2 * 2;
-                split_pair(pair[0] * weight_scale[i % 2], pair[1] * weight_scale[i % 2], highs[i], lows[i]);
-            }
-            high[step] = fragment(highs[0], highs[1], highs[2], highs[3]), low[step] = fragment(lows[0], lows[1], lows[2], lows[3]);
-        }
-#pragma unroll
-        for (int t = 0; t < OUTPUT_TILES; ++t) {
-            const float2 inverse = *reinterpret_cast<const float2*>(value_inverse + t * 8 + c * 2);
-#pragma unroll
-            for (int first_step = 0; first_step < KEY_STEPS; first_step += TOGETHER) {
-                float sums[4];
-#pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) {
-                    const int step = first_step + i;
-                    const uint4 value = value_part[slot_at(t * 8 + r, step * 4 + c, KEY_SLOTS)];
-                    if (i) multiply_split<true>(sums, high[step], low[step], value);
-                    else multiply_split<false>(sums, high[step], low[step], value);
-                }
-#pragma unroll
-                for (int i = 0; i < 4; ++i) results[t][i] = fmaf(sums[i], weight_inverse[i / 2] * (i % 2 ? inverse.y : inverse.x), results[t][i]);
-            }
-        }
-    }
-
-    bool finite[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float zero = 0.0f;
-#pragma unroll
-        for (int t = 0; t < OUTPUT_TILES; ++t)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                float& v = results[t][2 * h + e];
-                zero = fmaf(v, 0.0f, zero);
-            }
-        finite[h] = zero == 0.0f;
-    }
-#pragma unroll
-    for (int t = 0; t < OUTPUT_TILES; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const Index row = first_row + warp * LINES + r + i / 2 * 8, column = t * 8 + c * 2 + i % 2;
-            if (row < lines && column < OUTPUTS) finish<Index>(args, results[t][i], matrix, row, column);
-        }
-#pragma unroll 1
-    for (int i = 0; i < LINES; ++i) {
-        const Index row = first_row + warp * LINES + i;
-        if (row < lines && __any_sync(~0u, lane / 4 == i % 8 && !finite[i / 8])) plain_row<Index>(args, matrix, row, keys);
-    }
+    for (int p = 0; p < PARTS; ++p) v += sums_of[p][threadIdx.x];
+    const auto v_p1 = __ldg(args.p1 + l);   // %p_squeeze_bias: float32[12]
+    const float t0 = v + v_p1;   // %linear: float32[x0_0, 12] = add(%linear_r1, %p_squeeze_bias)
+    const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 12] = relu(%linear)
+    args.y0[outer * 12 + l] = t1;
 }
 
-extern "C" int k1_attention(const float* x0, const float* p0, const float* p1, const float* p2, float* y0, int64_t batch, cudaStream_t stream) {
-    const int64_t matrices = 1;
-    Args args = {};
-    args.lines = batch, args.keys = 12;
-    if (matrices == 0 || args.lines == 0) return cudaSuccess;
-    const int64_t row_tiles = (args.lines - 1) / ROWS + 1;
-    if (matrices > INT32_MAX / row_tiles) return cudaErrorInvalidValue;
-    args.row_tiles = static_cast<unsigned int>(row_tiles);
-    args.x0 = x0;
-    args.p0 = p0;
-    args.p2 = p2;
-    args.p1 = p1;
-    args.y0 = y0;
-    const bool short_indices = 96*batch <= INT32_MAX / 2 && 1152 <= INT32_MAX / 2 && 12 <= INT32_MAX / 2;   // of 32 bits
-    const auto kernel = short_indices ? run<int32_t> : run<int64_t>;
-    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)) return error;
-    enqueue(kernel, static_cast<unsigned int>(matrices * row_tiles), THREADS, BYTES, stream, args);
+template <int ROWS>
+int launch(Args& args, int64_t matrices, cudaStream_t stream) {
+    const int64_t row_tiles = (args.lines + ROWS - 1) / ROWS, feature_tiles = (int64_t(outputs) + FEATURES - 1) / FEATURES;
+    if (matrices * row_tiles * feature_tiles > INT32_MAX) return cudaErrorInvalidValue;
+    args.row_tiles = static_cast<unsigned int>(row_tiles), args.feature_tiles = static_cast<unsigned int>(feature_tiles);
+    const bool aligned = inputs % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+    enqueue(aligned ? run<ROWS, 4> : run<ROWS, 1>, static_cast<unsigned int>(matrices * row_tiles * feature_tiles), THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
-}  // namespace k1_attention_kernel
+extern "C" int k1_gemm_simt(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, cudaStream_t stream) {
+    const int64_t row_count = batch;
+    if (row_count == 0) return cudaSuccess;
+    Args args = {};
+    args.x = x0, args.weight = p0;
+    args.p1 = p1;
+    args.y0 = y0;
+    args.lines = batch;
+    return launch<8>(args, row_count / args.lines, stream);
+}
+
+}  // namespace k1_gemm_simt_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k2_pointwise
+// k2_gemm_simt
+//   %linear_1_r1: float32[x0_0, 96] = matmul(%relu, %p_excite_weight, transposed)
 //   %linear_1: float32[x0_0, 96] = add(%linear_1_r1, %p_excite_bias)
 //   %sigmoid: float32[x0_0, 96] = sigmoid(%linear_1)
+
+namespace k2_gemm_simt_kernel {
+
+// A product that memory or latency bounds: of few rows, or small altogether. Plain fp32, one launch, factors as they lie. A block
+// computes ROWS rows at FEATURES features; PARTS groups of its threads share the terms of each sum, four neighbouring ones at
+// a time, and their sums are added in a fixed order.
+constexpr int WARP = 32, THREADS = 256;
+// The lanes of a warp read along k, its OWN features side by side.
+constexpr int OWN = 1;
+constexpr int PARTS = 1;   // warps
+constexpr int FEATURES = THREADS / WARP / PARTS * OWN;
+constexpr int STEP = 4 * WARP * PARTS;     // of k, of all parts
+constexpr int inputs = 12, outputs = 96;
+
+// Steps whose loads are on their way at a time: no more than registers take, or than there are.
+constexpr int MOST_STEPS = 1;
+template <int ROWS>
+constexpr int ROOM = ROWS + OWN <= 2 ? 8 : ROWS + OWN <= 3 ? 4 : ROWS + OWN <= 6 ? 2 : 1;
+template <int ROWS>
+constexpr int UNROLL = ROOM<ROWS> < MOST_STEPS ? ROOM<ROWS> : MOST_STEPS;
+
+struct Args {
+    const float* x;
+    const float* weight;
+    const float* p1;
+    float* y0;
+    int64_t lines;                             // rows of a matrix
+    unsigned int row_tiles, feature_tiles;
+};
+
+// Four terms from p on, `step` apart; zeros beyond the `left` that exist.
+template <int VEC>
+__device__ __forceinline__ void load_terms(float (&v)[4], const float* p, int left, int64_t step = 1) {
+    if constexpr (VEC == 4) {
+        if (left > 0) load_once<4>(v, p);
+        else v[0] = v[1] = v[2] = v[3] = 0.0f;
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) v[e] = e < left ? __ldg(p + e * step) : 0.0f;
+    }
+}
+
+template <int ROWS, int VEC>
+__global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) run(const __grid_constant__ Args args) {
+    await_previous();
+    constexpr int RESULTS = ROWS * FEATURES;
+    static_assert(ROWS * OWN <= WARP && RESULTS <= THREADS, "a thread finishes one result at most");
+    __shared__ float sums_of[PARTS][RESULTS];
+    const unsigned int tile = blockIdx.x / args.row_tiles;
+    const int64_t first_row = int64_t(blockIdx.x % args.row_tiles) * ROWS, matrix = tile / args.feature_tiles;
+    const int first_feature = static_cast<int>(tile % args.feature_tiles) * FEATURES;
+
+    // What does not exist is computed from the last row or feature, and not stored.
+    const float* x[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const int64_t row = first_row + r < args.lines ? first_row + r : args.lines - 1;
+        x[r] = args.x + (matrix * args.lines + row) * inputs;
+    }
+    const float* const weight = args.weight;
+    const int lane = threadIdx.x % WARP, part = threadIdx.x / WARP % PARTS, group = threadIdx.x / (WARP * PARTS);
+    const float* w[OWN];
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) w[o] = weight + int64_t(min(first_feature + group * OWN + o, outputs - 1)) * inputs;
+    const int first = (part * WARP + lane) * 4;
+
+    // Loads of a round are on their way while the products of the one before are added up: within a round, a compiler moves
+    // them down to the products that read them, one after the other.
+    constexpr int STEPS = UNROLL<ROWS>;
+    float a[STEPS][ROWS][4], b[STEPS][OWN][4];
+    auto fetch = [&](int k) {
+#pragma unroll
+        for (int u = 0; u < STEPS; ++u, k += STEP) {
+#pragma unroll
+            for (int o = 0; o < OWN; ++o) load_terms<VEC>(b[u][o], w[o] + k, inputs - k);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) load_terms<VEC>(a[u][r], x[r] + k, inputs - k);
+        }
+    };
+    float sums[ROWS * OWN] = {};
+    fetch(first);
+#pragma unroll 1
+    for (int k = first; k < inputs; k += STEPS * STEP) {
+        float terms[STEPS][ROWS][4], weights[STEPS][OWN][4];
+        memcpy(terms, a, sizeof(a)), memcpy(weights, b, sizeof(b));
+        if (k + STEPS * STEP < inputs) fetch(k + STEPS * STEP);
+#pragma unroll
+        for (int u = 0; u < STEPS; ++u)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+#pragma unroll
+                for (int i = 0; i < ROWS * OWN; ++i) sums[i] = fmaf(terms[u][i / OWN][e], weights[u][i % OWN][e], sums[i]);
+    }
+    constexpr int LANES = WARP / (ROWS * OWN);   // that get the same sum
+    const int value = lane / LANES;
+    float sum[1];
+    sums_over_warp(sums, sum);
+    if (lane % LANES == 0) sums_of[part][value / OWN * FEATURES + group * OWN + value % OWN] = sum[0];
+    __syncthreads();
+
+    const int64_t row = first_row + threadIdx.x / FEATURES;
+    [[maybe_unused]] const int64_t outer = matrix * args.lines + row;
+    [[maybe_unused]] const int l = first_feature + threadIdx.x % FEATURES;
+    if (threadIdx.x >= RESULTS || row >= args.lines || l >= outputs) return;
+    float v = 0.0f;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) v += sums_of[p][threadIdx.x];
+    const auto v_p1 = __ldg(args.p1 + l);   // %p_excite_bias: float32[96]
+    const float t0 = v + v_p1;   // %linear_1: float32[x0_0, 96] = add(%linear_1_r1, %p_excite_bias)
+    const float t1 = sigmoid(t0);   // %sigmoid: float32[x0_0, 96] = sigmoid(%linear_1)
+    args.y0[outer * 96 + l] = t1;
+}
+
+template <int ROWS>
+int launch(Args& args, int64_t matrices, cudaStream_t stream) {
+    const int64_t row_tiles = (args.lines + ROWS - 1) / ROWS, feature_tiles = (int64_t(outputs) + FEATURES - 1) / FEATURES;
+    if (matrices * row_tiles * feature_tiles > INT32_MAX) return cudaErrorInvalidValue;
+    args.row_tiles = static_cast<unsigned int>(row_tiles), args.feature_tiles = static_cast<unsigned int>(feature_tiles);
+    const bool aligned = inputs % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+    enqueue(aligned ? run<ROWS, 4> : run<ROWS, 1>, static_cast<unsigned int>(matrices * row_tiles * feature_tiles), THREADS, 0, stream, args);
+    return cudaGetLastError();
+}
+
+extern "C" int k2_gemm_simt(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, cudaStream_t stream) {
+    const int64_t row_count = batch;
+    if (row_count == 0) return cudaSuccess;
+    Args args = {};
+    args.x = x0, args.weight = p0;
+    args.p1 = p1;
+    args.y0 = y0;
+    args.lines = batch;
+    return launch<8>(args, row_count / args.lines, stream);
+}
+
+}  // namespace k2_gemm_simt_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k3_pointwise
 //   %unsqueeze_1: float32[x0_0, 96, 1, 1] = reshape(%sigmoid, [x0_0, 96, 1, 1])
 //   %mul: float32[x0_0, 96, x0_2, x0_3] = mul(%silu, %unsqueeze_1)
 
-namespace k2_pointwise_kernel {
+namespace k3_pointwise_kernel {
 
 constexpr int THREADS = 256;
 constexpr int WIDTH = 4;  // elements of a 16-byte access
@@ -3129,7 +3010,6 @@ __device__ __forceinline__ Pack<T, COUNT> load_pack(const T* p) {
 template <typename Index, int COUNT>
 __device__ __forceinline__ void compute_run(
     const float* __restrict__ x0,
-    const float* __restrict__ p0,
     const float* __restrict__ x1,
     float* __restrict__ y0,
     const Index height,
@@ -3139,17 +3019,13 @@ __device__ __forceinline__ void compute_run(
     const auto x1_pack = *reinterpret_cast<const Pack<float, COUNT>*>(x1 + base);
     [[maybe_unused]] const Index index = static_cast<Index>(base);
     const Index i0 = index / (height*width);
-    const Index i1 = index / (height*width) % 96;
-    const auto v1_x0 = x0[i0];  // %linear_1_r1: float32[x0_0, 96]
-    const auto v2_p0 = p0[i1];  // %p_excite_bias: float32[96]
+    const auto v1_x0 = x0[i0];  // %sigmoid: float32[x0_0, 96]
     Pack<float, COUNT> y0_pack;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const auto v0_x1 = x1_pack.at[i];  // %silu: float32[x0_0, 96, x0_2, x0_3]
-        const float t0 = v1_x0 + v2_p0;  // %linear_1: float32[x0_0, 96] = add(%linear_1_r1, %p_excite_bias)
-        const float t1 = sigmoid(t0);  // %sigmoid: float32[x0_0, 96] = sigmoid(%linear_1)
-        const float t2 = v0_x1 * t1;  // %mul: float32[x0_0, 96, x0_2, x0_3] = mul(%silu, %unsqueeze_1)
-        y0_pack.at[i] = t2;
+        const float t0 = v0_x1 * v1_x0;  // %mul: float32[x0_0, 96, x0_2, x0_3] = mul(%silu, %unsqueeze_1)
+        y0_pack.at[i] = t0;
     }
     *reinterpret_cast<Pack<float, COUNT>*>(y0 + base) = y0_pack;
 }
@@ -3173,7 +3049,6 @@ struct Digit {
 template <typename Index, int COUNT>
 __device__ __forceinline__ void compute(
     const float* __restrict__ x0,
-    const float* __restrict__ p0,
     const float* __restrict__ x1,
     float* __restrict__ y0,
     const Index height,
@@ -3182,22 +3057,16 @@ __device__ __forceinline__ void compute(
 ) {
     const auto x1_pack = *reinterpret_cast<const Pack<float, COUNT>*>(x1 + base);
     Digit<Index, true> i0_digit(static_cast<Index>(base), height*width, 1);
-    Digit<Index, false> i1_digit(static_cast<Index>(base), height*width, 96);
     Pack<float, COUNT> y0_pack;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         [[maybe_unused]] const Index index = static_cast<Index>(base + i);
         const Index i0 = i0_digit.at;
-        const Index i1 = i1_digit.at;
         const auto v0_x1 = x1_pack.at[i];  // %silu: float32[x0_0, 96, x0_2, x0_3]
-        const auto v1_x0 = x0[i0];  // %linear_1_r1: float32[x0_0, 96]
-        const auto v2_p0 = p0[i1];  // %p_excite_bias: float32[96]
-        const float t0 = v1_x0 + v2_p0;  // %linear_1: float32[x0_0, 96] = add(%linear_1_r1, %p_excite_bias)
-        const float t1 = sigmoid(t0);  // %sigmoid: float32[x0_0, 96] = sigmoid(%linear_1)
-        const float t2 = v0_x1 * t1;  // %mul: float32[x0_0, 96, x0_2, x0_3] = mul(%silu, %unsqueeze_1)
+        const auto v1_x0 = x0[i0];  // %sigmoid: float32[x0_0, 96]
+        const float t0 = v0_x1 * v1_x0;  // %mul: float32[x0_0, 96, x0_2, x0_3] = mul(%silu, %unsqueeze_1)
         i0_digit.advance(height*width, 1);
-        i1_digit.advance(height*width, 96);
-        y0_pack.at[i] = t2;
+        y0_pack.at[i] = t0;
     }
     *reinterpret_cast<Pack<float, COUNT>*>(y0 + base) = y0_pack;
 }
@@ -3206,7 +3075,6 @@ __device__ __forceinline__ void compute(
 template <typename Index, int COUNT, bool RUNS>
 __global__ void __launch_bounds__(THREADS) run(
     const float* __restrict__ x0,
-    const float* __restrict__ p0,
     const float* __restrict__ x1,
     float* __restrict__ y0,
     const Index height,
@@ -3215,37 +3083,37 @@ __global__ void __launch_bounds__(THREADS) run(
 ) {
     await_previous();
     const int64_t base = (int64_t(blockIdx.x) * THREADS + threadIdx.x) * COUNT;
-    if (RUNS && base + COUNT <= count) compute_run<Index, COUNT>(x0, p0, x1, y0, height, width, base);
-    else if (base + COUNT <= count) compute<Index, COUNT>(x0, p0, x1, y0, height, width, base);
-    else for (int64_t i = base; i < count; ++i) compute<Index, 1>(x0, p0, x1, y0, height, width, i);
+    if (RUNS && base + COUNT <= count) compute_run<Index, COUNT>(x0, x1, y0, height, width, base);
+    else if (base + COUNT <= count) compute<Index, COUNT>(x0, x1, y0, height, width, base);
+    else for (int64_t i = base; i < count; ++i) compute<Index, 1>(x0, x1, y0, height, width, i);
 }
 
 // Coordinates are 32 bits wide where they fit.
 template <int COUNT, bool RUNS>
-int launch(const float* x0, const float* p0, const float* x1, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream, int64_t count) {
+int launch(const float* x0, const float* x1, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream, int64_t count) {
     const int64_t needed = (count - 1) / (int64_t(THREADS) * COUNT) + 1;
     if (needed > INT32_MAX) return cudaErrorInvalidValue;
     const auto blocks = static_cast<unsigned int>(needed);
     if (count <= INT32_MAX) {
         enqueue(run<int32_t, COUNT, RUNS>, blocks, THREADS, 0, stream,
-            x0, p0, x1, y0, int32_t(height), int32_t(width), count);
+            x0, x1, y0, int32_t(height), int32_t(width), count);
     } else {
-        enqueue(run<int64_t, COUNT, RUNS>, blocks, THREADS, 0, stream, x0, p0, x1, y0, height, width, count);
+        enqueue(run<int64_t, COUNT, RUNS>, blocks, THREADS, 0, stream, x0, x1, y0, height, width, count);
     }
     return cudaGetLastError();
 }
 
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-extern "C" int k2_pointwise(const float* x0, const float* p0, const float* x1, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int k3_pointwise(const float* x0, const float* x1, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const int64_t count = 96*batch*height*width;
     if (count == 0) return cudaSuccess;
     const bool vectorised = aligned(x1) && aligned(y0);
-    if (vectorised && (height*width) % WIDTH == 0) return launch<WIDTH, true>(x0, p0, x1, y0, batch, height, width, stream, count);
-    return vectorised ? launch<WIDTH, false>(x0, p0, x1, y0, batch, height, width, stream, count) : launch<1, false>(x0, p0, x1, y0, batch, height, width, stream, count);
+    if (vectorised && (height*width) % WIDTH == 0) return launch<WIDTH, true>(x0, x1, y0, batch, height, width, stream, count);
+    return vectorised ? launch<WIDTH, false>(x0, x1, y0, batch, height, width, stream, count) : launch<1, false>(x0, x1, y0, batch, height, width, stream, count);
 }
 
-}  // namespace k2_pointwise_kernel
+}  // namespace k3_pointwise_kernel
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
@@ -3288,8 +3156,9 @@ _fusegen_GLUE_SOURCE = r"""
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, float* y0, float* y1, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width);
-extern "C" int k1_attention(const float* x0, const float* p0, const float* p1, const float* p2, float* y0, int64_t batch, cudaStream_t stream);
-extern "C" int k2_pointwise(const float* x0, const float* p0, const float* x1, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k1_gemm_simt(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, cudaStream_t stream);
+extern "C" int k2_gemm_simt(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, cudaStream_t stream);
+extern "C" int k3_pointwise(const float* x0, const float* x1, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
 
 namespace {
 
@@ -3384,70 +3253,86 @@ std::tuple<Tensor, Tensor> call_k0_contraction(
     return {y0, y1};
 }
 
-Tensor call_k1_attention(
+Tensor call_k1_gemm_simt(
     const Tensor& x0_given,
     const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given
+    const Tensor& p1_given
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_attention: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k1_attention: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k1_attention: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k1_attention: p2", device, aoti_torch_dtype_float32(), 2);
+    const Tensor x0 = operand(x0_given, "k1_gemm_simt: x0", device, aoti_torch_dtype_float32(), 2);
+    const Tensor p0 = operand(p0_given, "k1_gemm_simt: p0", device, aoti_torch_dtype_float32(), 2);
+    const Tensor p1 = operand(p1_given, "k1_gemm_simt: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
-    require(x0.size(1) == 96, "k1_attention", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 12, "k1_attention", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 96, "k1_attention", "p0 has another size on axis 1 than compiled for");
-    require(p1.size(0) == 12, "k1_attention", "p1 has another size on axis 0 than compiled for");
-    require(p2.size(0) == 96, "k1_attention", "p2 has another size on axis 0 than compiled for");
-    require(p2.size(1) == 12, "k1_attention", "p2 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 96}, aoti_torch_dtype_float32(), device);
+    require(x0.size(1) == 96, "k1_gemm_simt", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 12, "k1_gemm_simt", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 96, "k1_gemm_simt", "p0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 12, "k1_gemm_simt", "p1 has another size on axis 0 than compiled for");
+    const Tensor y0 = allocate({batch, 12}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k1_attention(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<float>(y0), batch, stream), "k1_attention");
+    check(k1_gemm_simt(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, stream), "k1_gemm_simt");
     return y0;
 }
 
-Tensor call_k2_pointwise(
+Tensor call_k2_gemm_simt(
     const Tensor& x0_given,
     const Tensor& p0_given,
+    const Tensor& p1_given
+) {
+    const int32_t device = x0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor x0 = operand(x0_given, "k2_gemm_simt: x0", device, aoti_torch_dtype_float32(), 2);
+    const Tensor p0 = operand(p0_given, "k2_gemm_simt: p0", device, aoti_torch_dtype_float32(), 2);
+    const Tensor p1 = operand(p1_given, "k2_gemm_simt: p1", device, aoti_torch_dtype_float32(), 1);
+    const int64_t batch = x0.size(0);
+    require(x0.size(1) == 12, "k2_gemm_simt", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 96, "k2_gemm_simt", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 12, "k2_gemm_simt", "p0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 96, "k2_gemm_simt", "p1 has another size on axis 0 than compiled for");
+    const Tensor y0 = allocate({batch, 96}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    check(k2_gemm_simt(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, stream), "k2_gemm_simt");
+    return y0;
+}
+
+Tensor call_k3_pointwise(
+    const Tensor& x0_given,
     const Tensor& x1_given
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_pointwise: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k2_pointwise: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x1 = operand(x1_given, "k2_pointwise: x1", device, aoti_torch_dtype_float32(), 4);
+    const Tensor x0 = operand(x0_given, "k3_pointwise: x0", device, aoti_torch_dtype_float32(), 2);
+    const Tensor x1 = operand(x1_given, "k3_pointwise: x1", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x1.size(2);
     const int64_t width = x1.size(3);
-    require(x0.size(1) == 96, "k2_pointwise", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 96, "k2_pointwise", "p0 has another size on axis 0 than compiled for");
-    require(x1.size(0) == batch, "k2_pointwise", "x1 has another size on axis 0 than compiled for");
-    require(x1.size(1) == 96, "k2_pointwise", "x1 has another size on axis 1 than compiled for");
+    require(x0.size(1) == 96, "k3_pointwise", "x0 has another size on axis 1 than compiled for");
+    require(x1.size(0) == batch, "k3_pointwise", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 96, "k3_pointwise", "x1 has another size on axis 1 than compiled for");
     const Tensor y0 = allocate({batch, 96, height, width}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k2_pointwise(data<const float>(x0), data<const float>(p0), data<const float>(x1), data<float>(y0), batch, height, width, stream), "k2_pointwise");
+    check(k3_pointwise(data<const float>(x0), data<const float>(x1), data<float>(y0), batch, height, width, stream), "k3_pointwise");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e29bc81e8ac47949, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd70bc78190a2c9a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor)");
-    m.def("k1_attention(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
-    m.def("k2_pointwise(Tensor x0, Tensor p0, Tensor x1) -> Tensor");
+    m.def("k1_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
+    m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
+    m.def("k3_pointwise(Tensor x0, Tensor x1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e29bc81e8ac47949, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cd70bc78190a2c9a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_attention", TORCH_BOX(&call_k1_attention));
-    m.impl("k2_pointwise", TORCH_BOX(&call_k2_pointwise));
+    m.impl("k1_gemm_simt", TORCH_BOX(&call_k1_gemm_simt));
+    m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
+    m.impl("k3_pointwise", TORCH_BOX(&call_k3_pointwise));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e29bc81e8ac47949"
+_fusegen_NAMESPACE = "fusegen_cd70bc78190a2c9a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -3577,12 +3462,17 @@ def _fusegen_fake_k0_contraction(p0, x0, p1, tf32):
     return (p0.new_empty([batch, 96, height, width], dtype=_fusegen_torch.float32), p0.new_empty([batch, 96], dtype=_fusegen_torch.float32))
 
 
-def _fusegen_fake_k1_attention(x0, p0, p1, p2):
+def _fusegen_fake_k1_gemm_simt(x0, p0, p1):
+    batch = x0.shape[0]
+    return x0.new_empty([batch, 12], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k2_gemm_simt(x0, p0, p1):
     batch = x0.shape[0]
     return x0.new_empty([batch, 96], dtype=_fusegen_torch.float32)
 
 
-def _fusegen_fake_k2_pointwise(x0, p0, x1):
+def _fusegen_fake_k3_pointwise(x0, x1):
     batch = x0.shape[0]
     height = x1.shape[2]
     width = x1.shape[3]
@@ -3591,8 +3481,9 @@ def _fusegen_fake_k2_pointwise(x0, p0, x1):
 
 _fusegen_fakes = {
     "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_attention": _fusegen_fake_k1_attention,
-    "k2_pointwise": _fusegen_fake_k2_pointwise,
+    "k1_gemm_simt": _fusegen_fake_k1_gemm_simt,
+    "k2_gemm_simt": _fusegen_fake_k2_gemm_simt,
+    "k3_pointwise": _fusegen_fake_k3_pointwise,
 }
 
 
@@ -3636,10 +3527,11 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_squeeze_weight, v_p_squeeze_bias, v_p_excite_weight, v_p_excite_bias):
-    """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
+    """The graph after rewriting: 4 generated kernels, 0 calls to torch."""
     v_silu, v_mean = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
-    v_linear_1_r1 = ops[1](v_mean, v_p_squeeze_weight, v_p_squeeze_bias, v_p_excite_weight)
-    v_mul = ops[2](v_linear_1_r1, v_p_excite_bias, v_silu)
+    v_relu = ops[1](v_mean, v_p_squeeze_weight, v_p_squeeze_bias)
+    v_sigmoid = ops[2](v_relu, v_p_excite_weight, v_p_excite_bias)
+    v_mul = ops[3](v_sigmoid, v_silu)
     return v_mul
 
 

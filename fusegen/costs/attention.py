@@ -10,7 +10,7 @@ from math import ceil
 from fusegen import dims
 from fusegen.costs import gemm
 from fusegen.costs.viewproduct import bytes_of, functions, pass_seconds
-from fusegen.ir import Frozen, Graph, Node
+from fusegen.ir import Frozen, Graph, Node, TriangleOp
 from fusegen.machines import Machine
 from fusegen.spaces.attention import Attention, check, is_masked
 from fusegen.tuning import kernel_or_library
@@ -32,10 +32,13 @@ _PRODUCTS = 3300
 _FACTOR, _WEIGHT, _FUNCTION = 14.0, 56.0, 4.0
 """Clocks of 128 elements of keys or values, of 128 weights, and of an operation of functions before these (H100: heads
 of 64 terms, 128 and 64 rows to a block)."""
-_ALONE = 1.6
-"""Times over that a part of the keys takes where no second block of the multiprocessor works meanwhile."""
-_TORCH_START, _TORCH_FLOPS = 5.0e-6, 25e12
-"""Of torch's attention in fp32: beside its launch, and its rate."""
+_BLOCK = 600.0
+"""Clocks of a block for each of its warps, beside those of its parts."""
+_ALONE, _FEW_WARPS = 1.6, 8
+"""Times over that it takes where a multiprocessor has no more warps than these: nothing hides what they wait for."""
+_TORCH_START, _TORCH_SCORE, _TORCH_ROWS = 7.0e-6, 11.0e-12, 64
+"""Of torch's attention in fp32: beside its launch, for a score of a full device, and rows and keys of a block (nine
+sizes of 16 to 128 terms, on an H100)."""
 _KEYS = 64
 """Of a part on the asynchronous tensor cores: 128 bytes of halves."""
 _MASKED = 0.75
@@ -72,19 +75,21 @@ def _timed(body: Graph, found: Attention, machine: Machine) -> list[tuple[float,
     rows, keys = (dims.evaluate(size, body.sizes) for size in (found.rows, found.keys))
     matrices, inputs, outputs = dims.numel(found.matrices, body.sizes), found.inputs, found.outputs
     weight = _WEIGHT + _FUNCTION * functions(body, found.weighed)
+    masked = is_masked(found)
 
     def seconds(tile: AttentionTile) -> float:
         wide = ceil(inputs / _STEP) * _STEP + ceil(outputs / 8) * 8
         clocks = 6 * tile.rows * tile.keys * wide / _PRODUCTS
         clocks += tile.keys * (inputs + outputs) * _FACTOR / _LANES + tile.rows * tile.keys * weight / _LANES
+        clocks = ceil(keys / tile.keys) * clocks + tile.warps * _BLOCK
         blocks = matrices * ceil(rows / tile.rows)
-        if blocks <= machine.multiprocessors or tile.resident(inputs, outputs) == 1:
-            clocks *= _ALONE
-        return ceil(keys / tile.keys) * max(1.0, blocks / machine.multiprocessors) * clocks / _CLOCK
+        share = _MASKED if masked and blocks > machine.multiprocessors else 1.0
+        if blocks <= machine.multiprocessors or tile.resident(inputs, outputs) * tile.warps <= _FEW_WARPS:
+            share *= _ALONE
+        return max(1.0, blocks / machine.multiprocessors) * share * clocks / _CLOCK
 
     fit = [tile for tile in _TILES if tile.bytes(inputs, outputs) <= _MOST_SHARED]
-    share = _MASKED if is_masked(found) else 1.0
-    return sorted(((share * seconds(tile), tile) for tile in fit), key=lambda timed: timed[0])
+    return sorted(((seconds(tile), tile) for tile in fit), key=lambda timed: timed[0])
 
 
 def portable_tile(body: Graph, found: Attention, machine: Machine) -> AttentionTile:
@@ -127,9 +132,11 @@ def apart_seconds(body: Graph, found: Attention, machine: Machine) -> float:
 
 def torch_seconds(body: Graph, found: Attention, machine: Machine) -> float:
     """Expected time of torch's own attention, which reads its operands as they lie."""
-    sizes = (dims.numel((*found.matrices, found.rows), body.sizes), dims.evaluate(found.keys, body.sizes))
-    flops = 2 * sizes[0] * sizes[1] * (found.inputs + found.outputs)
-    return machine.launch + _TORCH_START + flops / _TORCH_FLOPS
+    rows, keys = (ceil(dims.evaluate(size, body.sizes) / _TORCH_ROWS) for size in (found.rows, found.keys))
+    blocks = dims.numel(found.matrices, body.sizes) * rows
+    causal = any(isinstance(node.op, TriangleOp) for node in body.nodes)
+    waves = max(blocks, machine.multiprocessors) * (0.5 if causal and blocks > machine.multiprocessors else 1.0)
+    return machine.launch + _TORCH_START + waves * keys * _TORCH_ROWS**2 * _TORCH_SCORE
 
 
 def refusal(body: Graph, machine: Machine) -> str | None:

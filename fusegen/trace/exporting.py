@@ -21,9 +21,21 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusegen import dims, guards
+from fusegen.dims import Dim
 from fusegen.errors import TraceError
 from fusegen.interpret import evaluated, input_shapes
-from fusegen.ir import EagerOp, Graph, Node, ParamOp, ReduceOp, SoftmaxOp
+from fusegen.ir import (
+    EagerOp,
+    Graph,
+    MatmulOp,
+    Node,
+    ParamOp,
+    PermuteOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    SoftmaxOp,
+)
 from fusegen.trace import unseen
 from fusegen.trace.aliases import under_one_name
 from fusegen.trace.asked import SizeArithmeticError
@@ -109,9 +121,9 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
     """Input sizes that are structure: the lengths of rows that a kernel keeps on chip.
 
     Those are the axis of a softmax, and the channels or features (axis 1) where something reduces
-    them, and what the parameters of a norm fix. Batch and spatial sizes stay free.
+    them, what the parameters of a norm fix, and the widths of attention. Batch and spatial sizes stay free.
     """
-    found = set()
+    found: set[Dim] = set(_attention_widths(graph))
     for node in graph.nodes:
         match node.op:
             case SoftmaxOp(axis=axis):
@@ -121,6 +133,40 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
             case EagerOp(target="aten.group_norm.default"):  # channels that are split into groups
                 found.add(graph.node(node.inputs[0]).type.shape[1])
     return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
+
+
+def _attention_widths(graph: Graph) -> Iterator[str]:
+    """Input sizes in the terms of the scores of attention, and in the columns of its results."""
+    for node in graph.nodes:
+        widths: list[Dim] = []
+        if isinstance(node.op, EagerOp) and node.op.target == "aten.scaled_dot_product_attention.default":
+            widths = [graph.node(node.inputs[0]).type.shape[-1], node.type.shape[-1]]
+        elif isinstance(node.op, SoftmaxOp):
+            products = [graph.node(name) for name in _products_around(graph, node)]
+            factors = [graph.node(name).type.shape for product in products for name in product.inputs[:2]]
+            widths = [size for shape in factors for size in shape[-2:]] if len(products) > 1 else []
+            widths = [size for size in widths if size not in graph.node(node.inputs[0]).type.shape[-2:]]
+        for width in widths:
+            yield from dims.symbols([width])
+
+
+def _products_around(graph: Graph, softmax: Node) -> Iterator[str]:
+    """The product whose elements, one by one, a softmax is of, and those that its results are factors of."""
+    pending = list(softmax.inputs)
+    while pending:
+        node = graph.node(pending.pop())
+        if isinstance(node.op, MatmulOp):
+            yield node.name
+        elif isinstance(node.op, (PointwiseOp, ReshapeOp)):
+            pending += node.inputs
+    users = graph.users()
+    pending = list(users[softmax.name])
+    while pending:
+        node = graph.node(pending.pop())
+        if isinstance(node.op, MatmulOp):
+            yield node.name
+        elif isinstance(node.op, (ReshapeOp, PermuteOp)):
+            pending += users[node.name]
 
 
 def _obscuring(graph: Graph) -> frozenset[str]:
