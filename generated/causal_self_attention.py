@@ -1469,10 +1469,10 @@ namespace k1_attention_sm90_kernel {
 constexpr int WARP = 32, WARPS = 8, THREADS = WARP * WARPS;
 constexpr int LINES = 16, ROWS = LINES * WARPS, KEYS = 64;
 constexpr int INPUTS = 64, OUTPUTS = 64;
-constexpr int STEP = 16, TOGETHER = 4;   // terms of a product, and products that are added up on the tensor cores, which truncate
-constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
+[[maybe_unused]] constexpr int STEP = 16, TOGETHER = 4;   // terms of a product, and products that are added up on the tensor cores, which truncate
+[[maybe_unused]] constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
 constexpr int SOME_COLUMNS = 64, COLUMNS = (OUTPUTS - 1 + SOME_COLUMNS) / SOME_COLUMNS * SOME_COLUMNS;   // of an instruction, and all
-constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = COLUMNS / 8;   // of eight columns
+[[maybe_unused]] constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = COLUMNS / 8;   // of eight columns
 // A slot is four terms of a row or column, [high 4, low 4]: four neighbouring keys, or terms s + i SPAN of a score in slot s: both factors
 // count them so.
 constexpr int INPUT_SPAN = INPUT_STEPS * 4, KEY_SPAN = KEY_STEPS * 4;
@@ -1480,10 +1480,10 @@ constexpr int INPUT_SPAN = INPUT_STEPS * 4, KEY_SPAN = KEY_STEPS * 4;
 constexpr int LINE = 128, PANELS = (INPUT_STEPS + 3) / 4, PANEL_BYTES = KEYS * LINE;
 constexpr int WARPGROUP = 128;
 constexpr int BYTES = ROWS * INPUT_SPAN * 16 + 2 * PANELS * PANEL_BYTES + 2 * COLUMNS * LINE;
-constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
-constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
-constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = true;
-constexpr unsigned INFINITE = 0x7f800000;
+[[maybe_unused]] constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
+[[maybe_unused]] constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
+[[maybe_unused]] constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = true;
+[[maybe_unused]] constexpr unsigned INFINITE = 0x7f800000;
 constexpr float NOTHING = -INFINITY;   // what a key that does not count has for a score
 constexpr float LOG2E = 1.44269504f, WEIGHT_EXPONENT = 14.0f;   // weights are at most two to that power, and so is what they are divided by
 
@@ -1695,6 +1695,7 @@ __device__ __noinline__ void plain_row(const Args& args, const Index matrix, con
 
 template <typename Index>
 __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     await_previous();
     extern __shared__ __align__(1024) uint4 memory[];
     unsigned* const queries = reinterpret_cast<unsigned*>(memory);
@@ -1968,6 +1969,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
         const Index row = first_row + warp * LINES + i;
         if (row < lines && __any_sync(~0u, lane / 4 == i % 8 && !finite[i / 8])) plain_row<Index>(args, matrix, row, keys);
     }
+#endif
 }
 
 extern "C" int k1_attention_sm90(const float* x0, const float* p0, float* y0, int64_t batch, cudaStream_t stream) {
@@ -2023,18 +2025,18 @@ namespace k1_attention_sm80_kernel {
 constexpr int WARP = 32, WARPS = 8, THREADS = WARP * WARPS;
 constexpr int LINES = 16, ROWS = LINES * WARPS, KEYS = 32;
 constexpr int INPUTS = 64, OUTPUTS = 64;
-constexpr int STEP = 16, TOGETHER = 2;   // terms of a product, and products that are added up on the tensor cores, which truncate
-constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
-constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = (OUTPUTS + 7) / 8, COLUMNS = OUTPUT_TILES * 8;   // of a product's instruction
+[[maybe_unused]] constexpr int STEP = 16, TOGETHER = 2;   // terms of a product, and products that are added up on the tensor cores, which truncate
+[[maybe_unused]] constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
+[[maybe_unused]] constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = (OUTPUTS + 7) / 8, COLUMNS = OUTPUT_TILES * 8;   // of a product's instruction
 // A slot is four terms of a row or column, [high 4, low 4]: four neighbouring keys, or terms s + i SPAN of a score in slot s: both factors
 // count them so.
 constexpr int INPUT_SPAN = INPUT_STEPS * 4, KEY_SPAN = KEY_STEPS * 4;
 constexpr int INPUT_SLOTS = (INPUT_SPAN + 7) / 8 * 8, KEY_SLOTS = KEY_SPAN;   // of a row of shared memory: whole lines of 128 bytes
 constexpr int BYTES = 16 * (ROWS * INPUT_SPAN + KEYS * INPUT_SLOTS + COLUMNS * KEY_SLOTS);
-constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
-constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
-constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = true;
-constexpr unsigned INFINITE = 0x7f800000;
+[[maybe_unused]] constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
+[[maybe_unused]] constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
+[[maybe_unused]] constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = true;
+[[maybe_unused]] constexpr unsigned INFINITE = 0x7f800000;
 constexpr float NOTHING = -INFINITY;   // what a key that does not count has for a score
 constexpr float LOG2E = 1.44269504f, WEIGHT_EXPONENT = 14.0f;   // weights are at most two to that power, and so is what they are divided by
 
@@ -3857,20 +3859,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4fa4af27a072fa8d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_942a900c90fdc66f, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_attention(Tensor x0, Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor p0, Tensor p1, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4fa4af27a072fa8d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_942a900c90fdc66f, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_attention", TORCH_BOX(&call_k1_attention));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4fa4af27a072fa8d"
+_fusegen_NAMESPACE = "fusegen_942a900c90fdc66f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -196,10 +196,10 @@ namespace k0_attention_sm90_kernel {
 constexpr int WARP = 32, WARPS = 4, THREADS = WARP * WARPS;
 constexpr int LINES = 16, ROWS = LINES * WARPS, KEYS = 64;
 constexpr int INPUTS = 16, OUTPUTS = 64;
-constexpr int STEP = 16, TOGETHER = 4;   // terms of a product, and products that are added up on the tensor cores, which truncate
-constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
+[[maybe_unused]] constexpr int STEP = 16, TOGETHER = 4;   // terms of a product, and products that are added up on the tensor cores, which truncate
+[[maybe_unused]] constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
 constexpr int SOME_COLUMNS = 64, COLUMNS = (OUTPUTS - 1 + SOME_COLUMNS) / SOME_COLUMNS * SOME_COLUMNS;   // of an instruction, and all
-constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = COLUMNS / 8;   // of eight columns
+[[maybe_unused]] constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = COLUMNS / 8;   // of eight columns
 // A slot is four terms of a row or column, [high 4, low 4]: four neighbouring keys, or terms s + i SPAN of a score in slot s: both factors
 // count them so.
 constexpr int INPUT_SPAN = INPUT_STEPS * 4, KEY_SPAN = KEY_STEPS * 4;
@@ -207,10 +207,10 @@ constexpr int INPUT_SPAN = INPUT_STEPS * 4, KEY_SPAN = KEY_STEPS * 4;
 constexpr int LINE = 128, PANELS = (INPUT_STEPS + 3) / 4, PANEL_BYTES = KEYS * LINE;
 constexpr int WARPGROUP = 128;
 constexpr int BYTES = ROWS * INPUT_SPAN * 16 + 2 * PANELS * PANEL_BYTES + 2 * COLUMNS * LINE;
-constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
-constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
-constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = false;
-constexpr unsigned INFINITE = 0x7f800000;
+[[maybe_unused]] constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
+[[maybe_unused]] constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
+[[maybe_unused]] constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = false;
+[[maybe_unused]] constexpr unsigned INFINITE = 0x7f800000;
 constexpr float NOTHING = -INFINITY;   // what a key that does not count has for a score
 constexpr float LOG2E = 1.44269504f, WEIGHT_EXPONENT = 14.0f;   // weights are at most two to that power, and so is what they are divided by
 
@@ -407,6 +407,7 @@ __device__ __noinline__ void plain_row(const Args& args, const Index matrix, con
 
 template <typename Index>
 __global__ void __launch_bounds__(THREADS, 4) run(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     await_previous();
     extern __shared__ __align__(1024) uint4 memory[];
     unsigned* const queries = reinterpret_cast<unsigned*>(memory);
@@ -664,6 +665,7 @@ __global__ void __launch_bounds__(THREADS, 4) run(const __grid_constant__ Args a
         const Index row = first_row + warp * LINES + i;
         if (row < lines && __any_sync(~0u, lane / 4 == i % 8 && !finite[i / 8])) plain_row<Index>(args, matrix, row, keys);
     }
+#endif
 }
 
 extern "C" int k0_attention_sm90(const float* x0, const float* x1, const float* x2, const float* p0, const float* x3, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
@@ -711,18 +713,18 @@ namespace k0_attention_sm80_kernel {
 constexpr int WARP = 32, WARPS = 4, THREADS = WARP * WARPS;
 constexpr int LINES = 16, ROWS = LINES * WARPS, KEYS = 32;
 constexpr int INPUTS = 16, OUTPUTS = 64;
-constexpr int STEP = 16, TOGETHER = 2;   // terms of a product, and products that are added up on the tensor cores, which truncate
-constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
-constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = (OUTPUTS + 7) / 8, COLUMNS = OUTPUT_TILES * 8;   // of a product's instruction
+[[maybe_unused]] constexpr int STEP = 16, TOGETHER = 2;   // terms of a product, and products that are added up on the tensor cores, which truncate
+[[maybe_unused]] constexpr int INPUT_STEPS = (INPUTS + STEP - 1) / STEP, KEY_STEPS = KEYS / STEP;
+[[maybe_unused]] constexpr int KEY_TILES = KEYS / 8, OUTPUT_TILES = (OUTPUTS + 7) / 8, COLUMNS = OUTPUT_TILES * 8;   // of a product's instruction
 // A slot is four terms of a row or column, [high 4, low 4]: four neighbouring keys, or terms s + i SPAN of a score in slot s: both factors
 // count them so.
 constexpr int INPUT_SPAN = INPUT_STEPS * 4, KEY_SPAN = KEY_STEPS * 4;
 constexpr int INPUT_SLOTS = (INPUT_SPAN + 7) / 8 * 8, KEY_SLOTS = KEY_SPAN;   // of a row of shared memory: whole lines of 128 bytes
 constexpr int BYTES = 16 * (ROWS * INPUT_SPAN + KEYS * INPUT_SLOTS + COLUMNS * KEY_SLOTS);
-constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
-constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
-constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = false;
-constexpr unsigned INFINITE = 0x7f800000;
+[[maybe_unused]] constexpr int QUERY_LOADS = (ROWS * INPUT_SPAN - 1) / THREADS + 1, KEY_LOADS = (KEYS * INPUT_SPAN - 1) / THREADS + 1;   // slots of a thread
+[[maybe_unused]] constexpr int VALUE_LOADS = (COLUMNS * KEY_SPAN - 1) / THREADS + 1;
+[[maybe_unused]] constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = false;
+[[maybe_unused]] constexpr unsigned INFINITE = 0x7f800000;
 constexpr float NOTHING = -INFINITY;   // what a key that does not count has for a score
 constexpr float LOG2E = 1.44269504f, WEIGHT_EXPONENT = 14.0f;   // weights are at most two to that power, and so is what they are divided by
 
@@ -1275,16 +1277,16 @@ Tensor call_k0_attention(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_52f0fb6b7f2e231a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b00997d1af1c02e7, m) {
     m.def("k0_attention(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_52f0fb6b7f2e231a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b00997d1af1c02e7, CUDA, m) {
     m.impl("k0_attention", TORCH_BOX(&call_k0_attention));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_52f0fb6b7f2e231a"
+_fusegen_NAMESPACE = "fusegen_b00997d1af1c02e7"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1,4 +1,4 @@
-"""Linear -> heads -> masked softmax attention -> heads side by side -> Linear + x: attention as language models have it."""
+"""Linear -> heads -> masked softmax attention -> Linear -> + x: attention as language models have it."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""1x1 convolutions -> scores of all pairs of positions -> softmax -> weighed values -> scale + x: attention over an image."""
+"""1x1 convolutions -> scores of positions -> softmax -> weighed values -> scale -> + x: attention over an image."""
 
 import torch
 import torch.nn as nn
