@@ -95,16 +95,18 @@ def _in_parts(body: Graph) -> Graph:
         one = scores.replace(shape=())
         found = add("scores", MatmulOp(transposed=True), query, key)
         found = add("scaled", PointwiseOp(fn="mul"), found, add("scale", ConstOp(value=node.op.scale), type_=one))
-        counts = [mask for mask in masks if mask.type.dtype is DType.BOOL]
+        none = add("none", ConstOp(value=-math.inf), type_=one)
         if node.op.causal:
             flags = scores.replace(dtype=DType.BOOL, shape=scores.shape[-2:])
             fill = add("all", FillOp(value=1.0, shape=flags.shape, dtype=DType.BOOL), query, type_=flags)
-            counts.append(add("causal", TriangleOp(upper=False), fill, type_=flags))
-        for i, mask in enumerate(counts):
-            none = add(f"none_{i}", ConstOp(value=-math.inf), type_=one)
-            found = add(f"masked_{i}", PointwiseOp(fn="where"), mask, found, none)
-        for i, mask in enumerate(mask for mask in masks if mask.type.dtype is not DType.BOOL):
-            found = add(f"shifted_{i}", PointwiseOp(fn="add"), found, mask)
+            counts = add("counts", TriangleOp(upper=False), fill, type_=flags)
+            found = add("causal", PointwiseOp(fn="where"), counts, found, none)
+        for mask in masks:  # torch adds truth values too: zero or minus infinity
+            if mask.type.dtype is DType.BOOL:
+                zero = add("zero", ConstOp(value=0.0), type_=one)
+                bias = mask.type.replace(dtype=scores.dtype)
+                mask = add("bias", PointwiseOp(fn="where"), mask, zero, none, type_=bias)
+            found = add("masked", PointwiseOp(fn="add"), found, mask)
         found = add("softmax", SoftmaxOp(axis=node.type.rank - 1), found)
         nodes.append(node.replace(op=MatmulOp(), inputs=(found.name, value.name)))
     return body.replace(nodes=tuple(nodes))
