@@ -193,7 +193,7 @@ namespace k0_attention_sm90_kernel {
 // A block computes ROWS rows of one matrix, a warp 16 of them, KEYS keys at a time: scores on the tensor cores, what becomes of them, and
 // their products with the values, which stay in registers. In full fp32: every factor is two halves, of values that a power of two brings
 // into their range. What is not finite is computed again in plain fp32.
-constexpr int WARP = 32, WARPS = 4, THREADS = WARP * WARPS;
+constexpr int WARP = 32, WARPS = 8, THREADS = WARP * WARPS;
 constexpr int LINES = 16, ROWS = LINES * WARPS, KEYS = 64;
 constexpr int INPUTS = 16, OUTPUTS = 64;
 [[maybe_unused]] constexpr int STEP = 16, TOGETHER = 4;   // terms of a product, and products that are added up on the tensor cores, which truncate
@@ -406,7 +406,7 @@ __device__ __noinline__ void plain_row(const Args& args, const Index matrix, con
 }
 
 template <typename Index>
-__global__ void __launch_bounds__(THREADS, 4) run(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     await_previous();
     extern __shared__ __align__(1024) uint4 memory[];
@@ -710,7 +710,7 @@ namespace k0_attention_sm80_kernel {
 // A block computes ROWS rows of one matrix, a warp 16 of them, KEYS keys at a time: scores on the tensor cores, what becomes of them, and
 // their products with the values, which stay in registers. In full fp32: every factor is two halves, of values that a power of two brings
 // into their range. What is not finite is computed again in plain fp32.
-constexpr int WARP = 32, WARPS = 4, THREADS = WARP * WARPS;
+constexpr int WARP = 32, WARPS = 8, THREADS = WARP * WARPS;
 constexpr int LINES = 16, ROWS = LINES * WARPS, KEYS = 32;
 constexpr int INPUTS = 16, OUTPUTS = 64;
 [[maybe_unused]] constexpr int STEP = 16, TOGETHER = 2;   // terms of a product, and products that are added up on the tensor cores, which truncate
@@ -887,7 +887,7 @@ __device__ __noinline__ void plain_row(const Args& args, const Index matrix, con
 }
 
 template <typename Index>
-__global__ void __launch_bounds__(THREADS, 4) run(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args args) {
     await_previous();
     extern __shared__ __align__(1024) uint4 memory[];
     unsigned* const queries = reinterpret_cast<unsigned*>(memory);
@@ -1277,16 +1277,16 @@ Tensor call_k0_attention(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b00997d1af1c02e7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6bc5ba37f15103b4, m) {
     m.def("k0_attention(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b00997d1af1c02e7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6bc5ba37f15103b4, CUDA, m) {
     m.impl("k0_attention", TORCH_BOX(&call_k0_attention));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b00997d1af1c02e7"
+_fusegen_NAMESPACE = "fusegen_6bc5ba37f15103b4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -32,7 +32,7 @@ _PRODUCTS = 3300
 _FACTOR, _WEIGHT, _FUNCTION = 14.0, 56.0, 4.0
 """Clocks of 128 elements of keys or values, of 128 weights, and of an operation of functions before these (H100: heads
 of 64 terms, 128 and 64 rows to a block)."""
-_BLOCK = 600.0
+_BLOCK = 1000.0
 """Clocks of a block for each of its warps, beside those of its parts."""
 _ALONE, _FEW_WARPS = 1.6, 8
 """Times over that it takes where a multiprocessor has no more warps than these: nothing hides what they wait for."""
@@ -84,8 +84,8 @@ def _timed(body: Graph, found: Attention, machine: Machine) -> list[tuple[float,
         clocks = ceil(keys / tile.keys) * clocks + tile.warps * _BLOCK
         blocks = matrices * ceil(rows / tile.rows)
         share = _MASKED if masked and blocks > machine.multiprocessors else 1.0
-        if blocks <= machine.multiprocessors or tile.resident(inputs, outputs) * tile.warps <= _FEW_WARPS:
-            share *= _ALONE
+        at_once = min(tile.resident(inputs, outputs), ceil(blocks / machine.multiprocessors))
+        share *= _ALONE if at_once * tile.warps <= _FEW_WARPS else 1.0
         return max(1.0, blocks / machine.multiprocessors) * share * clocks / _CLOCK
 
     fit = [tile for tile in _TILES if tile.bytes(inputs, outputs) <= _MOST_SHARED]
@@ -135,7 +135,7 @@ def torch_seconds(body: Graph, found: Attention, machine: Machine) -> float:
     rows, keys = (ceil(dims.evaluate(size, body.sizes) / _TORCH_ROWS) for size in (found.rows, found.keys))
     blocks = dims.numel(found.matrices, body.sizes) * rows
     causal = any(isinstance(node.op, TriangleOp) for node in body.nodes)
-    waves = max(blocks, machine.multiprocessors) * (0.5 if causal and blocks > machine.multiprocessors else 1.0)
+    waves = max(blocks, machine.multiprocessors) * (0.5 if causal and blocks > 4 * machine.multiprocessors else 1.0)
     return machine.launch + _TORCH_START + waves * keys * _TORCH_ROWS**2 * _TORCH_SCORE
 
 
