@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,19 @@ from fusegen.verdict.check import compare
 from fusegen.verdict.subject import Subject, call, load_generated
 from fusegen.verdict.tf32 import tf32_results
 from tests.variants import ROOT
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Within it, torch's settings permit TF32 in matrix products. (They are no plain attributes, which a patch could
+    put back.)"""
+    saved = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = saved
+
 
 SPATIAL = {0: (), 1: (131,), 2: (33, 29), 3: (9, 12, 11)}
 """By rank: odd sizes, so that rows are not aligned to 16 bytes and tails are not empty."""

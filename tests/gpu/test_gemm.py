@@ -16,7 +16,7 @@ from fusegen.costs import gemm, library, narrow, simt
 from fusegen.emit import write_atomic
 from fusegen.trace import load_model_file
 from fusegen.verdict.subject import load_generated
-from tests.gpu.cases import agrees
+from tests.gpu.cases import agrees, tf32_products
 from tests.models import write
 
 pytestmark = pytest.mark.gpu
@@ -173,13 +173,13 @@ def test_scales_and_special_values(pair: Pair) -> None:
     same_special_values(pair, x)
 
 
-def test_tf32_where_torch_permits_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_where_torch_permits_it(pair: Pair) -> None:
     x = torch.randn(130, pair.inputs, device="cuda")
     with torch.no_grad():
         accurate = pair.generated(x)
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-        agrees(pair.reference, pair.generated, x)
-        assert not torch.equal(accurate, pair.generated(x))
+        with tf32_products():
+            agrees(pair.reference, pair.generated, x)
+            assert not torch.equal(accurate, pair.generated(x))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -13,7 +13,7 @@ from fusegen.costs import gemm, simt
 from fusegen.ir import Frozen
 from fusegen.plan.details import GemmPlan, SimtGemmPlan
 from fusegen.plan.types import KernelStep
-from tests.gpu.cases import agrees, built
+from tests.gpu.cases import agrees, built, tf32_products
 from tests.models import write
 
 pytestmark = pytest.mark.gpu
@@ -114,10 +114,9 @@ def test_agrees_at_every_size(name: str, kernel: type[Frozen], tmp_path: Path, m
         shifted = tuple(torch.cat([x.flatten(), x.flatten()[:1]])[1:].view(x.shape) for x in (a, b))
         assert torch.equal(it.generated(*shifted), it.generated(*(x.clone() for x in shifted)))
         accurate = it.generated(a, b)
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-        agrees(it.reference, it.generated, (a, b))
-        assert torch.equal(accurate, it.generated(a, b)) == (kernel is SimtGemmPlan)
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+        with tf32_products():
+            agrees(it.reference, it.generated, (a, b))
+            assert torch.equal(accurate, it.generated(a, b)) == (kernel is SimtGemmPlan)
         a.view(-1)[5], a.view(-1)[-1], b.view(-1)[7] = float("inf"), float("nan"), float("-inf")
         expected, found = it.reference(a, b), it.generated(a, b)
     assert torch.equal(expected.isnan(), found.isnan())
