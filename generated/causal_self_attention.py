@@ -1784,10 +1784,10 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
                 loaded_values[i][j] = WHOLE_PARTS || first + k < keys ? v : 0.0f;
             }
         }
-        bool strange = false;
+        bool strange = false;   // zero times a value is not zero
 #pragma unroll
         for (int i = 0; i < VALUE_LOADS; ++i) strange |= peak_of(loaded_values[i]) >= INFINITE;
-        // Where no score of the part counts, nor would as zero times what is not finite, nothing is left to do. A score that is no number tells.
+        // Where no score of the part counts, whatever it is, nothing is left to do: what becomes of one that is no number tells.
         bool counts = false;
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t += 2) {   // the first keys, and all others if those do not
@@ -1964,6 +1964,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             const Index row = first_row + warp * LINES + r + i / 2 * 8, column = t * 8 + c * 2 + i % 2;
             if (row < lines && column < OUTPUTS) finish<Index>(args, results[t][i], matrix, row, column);
         }
+    __syncwarp();   // what is not finite is written again
 #pragma unroll 1
     for (int i = 0; i < LINES; ++i) {
         const Index row = first_row + warp * LINES + i;
@@ -2303,10 +2304,10 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
                 loaded_values[i][j] = WHOLE_PARTS || first + k < keys ? v : 0.0f;
             }
         }
-        bool strange = false;
+        bool strange = false;   // zero times a value is not zero
 #pragma unroll
         for (int i = 0; i < VALUE_LOADS; ++i) strange |= peak_of(loaded_values[i]) >= INFINITE;
-        // Where no score of the part counts, nor would as zero times what is not finite, nothing is left to do. A score that is no number tells.
+        // Where no score of the part counts, whatever it is, nothing is left to do: what becomes of one that is no number tells.
         bool counts = false;
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t += 2) {   // the first keys, and all others if those do not
@@ -2463,6 +2464,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             const Index row = first_row + warp * LINES + r + i / 2 * 8, column = t * 8 + c * 2 + i % 2;
             if (row < lines && column < OUTPUTS) finish<Index>(args, results[t][i], matrix, row, column);
         }
+    __syncwarp();   // what is not finite is written again
 #pragma unroll 1
     for (int i = 0; i < LINES; ++i) {
         const Index row = first_row + warp * LINES + i;
@@ -3859,20 +3861,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_942a900c90fdc66f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3cfde92100501e83, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_attention(Tensor x0, Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor p0, Tensor p1, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_942a900c90fdc66f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3cfde92100501e83, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_attention", TORCH_BOX(&call_k1_attention));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_942a900c90fdc66f"
+_fusegen_NAMESPACE = "fusegen_3cfde92100501e83"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

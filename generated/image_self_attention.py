@@ -496,9 +496,6 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
                 loaded_values[i][j] = WHOLE_PARTS || first + k < keys ? v : 0.0f;
             }
         }
-        bool strange = false;
-#pragma unroll
-        for (int i = 0; i < VALUE_LOADS; ++i) strange |= peak_of(loaded_values[i]) >= INFINITE;
 #pragma unroll
         for (int i = 0; i < KEY_LOADS; ++i) {
             const int u = KEYS * INPUT_SPAN % THREADS == 0 ? threadIdx.x + i * THREADS : min(threadIdx.x + i * THREADS, KEYS * INPUT_SPAN - 1);
@@ -532,7 +529,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             *reinterpret_cast<unsigned*>(to + COLUMNS * LINE) = halves.z, *reinterpret_cast<unsigned*>(last + COLUMNS * LINE) = halves.w;
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        strange = __syncthreads_or(strange);
+        __syncthreads();
         part ^= 1;
 
         float scores[KEY_TILES][4] = {};
@@ -660,6 +657,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             const Index row = first_row + warp * LINES + r + i / 2 * 8, column = t * 8 + c * 2 + i % 2;
             if (row < lines && column < OUTPUTS) finish<Index>(args, results[t][i], matrix, row, column);
         }
+    __syncwarp();   // what is not finite is written again
 #pragma unroll 1
     for (int i = 0; i < LINES; ++i) {
         const Index row = first_row + warp * LINES + i;
@@ -976,7 +974,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
                 loaded_values[i][j] = WHOLE_PARTS || first + k < keys ? v : 0.0f;
             }
         }
-        bool strange = false;
+        bool strange = false;   // zero times a value is not zero
 #pragma unroll
         for (int i = 0; i < VALUE_LOADS; ++i) strange |= peak_of(loaded_values[i]) >= INFINITE;
 #pragma unroll
@@ -1120,6 +1118,7 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             const Index row = first_row + warp * LINES + r + i / 2 * 8, column = t * 8 + c * 2 + i % 2;
             if (row < lines && column < OUTPUTS) finish<Index>(args, results[t][i], matrix, row, column);
         }
+    __syncwarp();   // what is not finite is written again
 #pragma unroll 1
     for (int i = 0; i < LINES; ++i) {
         const Index row = first_row + warp * LINES + i;
@@ -1277,16 +1276,16 @@ Tensor call_k0_attention(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6bc5ba37f15103b4, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7fe4f04596940878, m) {
     m.def("k0_attention(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6bc5ba37f15103b4, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7fe4f04596940878, CUDA, m) {
     m.impl("k0_attention", TORCH_BOX(&call_k0_attention));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6bc5ba37f15103b4"
+_fusegen_NAMESPACE = "fusegen_7fe4f04596940878"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
