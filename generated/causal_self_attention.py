@@ -4226,20 +4226,20 @@ def _fusegen_forward(module, x0, p0, p1, p2, p3, p4):
 
 class ModelNew(_fusegen_nn.Module):
 
-    def __init__(self, width, heads, length):
+    def __init__(self, features, heads, length):
         super().__init__()
         self.heads = heads
-        self.qkv = _fusegen_nn.Linear(width, 3 * width)
-        self.out = _fusegen_nn.Linear(width, width)
+        self.qkv = _fusegen_nn.Linear(features, 3 * features)
+        self.out = _fusegen_nn.Linear(features, features)
         self.register_buffer('mask', _fusegen_torch.tril(_fusegen_torch.ones(length, length)).view(1, 1, length, length))
 
     def _fusegen_reference(self, x):
-        n, length, width = x.shape
-        q, k, v = (t.view(n, length, self.heads, width // self.heads).transpose(1, 2) for t in self.qkv(x).split(width, dim=2))
-        scores = q @ k.transpose(-2, -1) / _fusegen_math.sqrt(width // self.heads)
+        n, length, features = x.shape
+        q, k, v = (t.view(n, length, self.heads, features // self.heads).transpose(1, 2) for t in self.qkv(x).split(features, dim=2))
+        scores = q @ k.transpose(-2, -1) / _fusegen_math.sqrt(features // self.heads)
         scores = scores.masked_fill(self.mask[:, :, :length, :length] == 0, float('-inf'))
         y = _fusegen_F.softmax(scores, dim=-1) @ v
-        return x + self.out(y.transpose(1, 2).reshape(n, length, width))
+        return x + self.out(y.transpose(1, 2).reshape(n, length, features))
 
     def forward(self, x):
         _fusegen_found = _fusegen_operands(self, x)

@@ -21,9 +21,12 @@ class Model(nn.Module):
         return self.gamma * torch.bmm(v, weights.transpose(1, 2)).view(n, c, h, w) + x
 
 
+batch_size, channels, inner, height, width = 16, 64, 16, 32, 32
+
+
 def get_inputs():
-    return [torch.randn(16, 64, 32, 32)]
+    return [torch.randn(batch_size, channels, height, width)]
 
 
 def get_init_inputs():
-    return [64, 16]
+    return [channels, inner]
