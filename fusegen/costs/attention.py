@@ -10,7 +10,7 @@ from math import ceil
 from fusegen import dims
 from fusegen.costs import gemm
 from fusegen.costs.viewproduct import bytes_of, functions, pass_seconds
-from fusegen.ir import Frozen, Graph, Node, TriangleOp
+from fusegen.ir import Frozen, Graph, TriangleOp
 from fusegen.machines import Machine
 from fusegen.spaces.attention import Attention, check, is_masked
 from fusegen.tuning import kernel_or_library
@@ -110,24 +110,18 @@ def seconds(body: Graph, found: Attention, machine: Machine) -> float:
     return machine.launch + _START + max(best, moved / machine.bandwidth)
 
 
-def _between(body: Graph, first: Node, last: Node) -> set[str]:
-    """Nodes after ``first`` that ``last`` needs, itself one of them."""
-    return body.needed(last.name) - body.needed(first.name)
-
-
 def apart_seconds(body: Graph, found: Attention, machine: Machine) -> float:
     """The same with a kernel or the library for each product, a pass between, and one over factors that are copied."""
-    weights = found.softmax or found.weighed
-    between = _between(body, found.scores, weights)
-    views = [pass_seconds(body, body.needed(f.name), f, machine) for f in (found.query, found.key, found.value)]
-    middle = pass_seconds(body, between, weights, machine)
+    passes = [pass_seconds(body, body.needed(f.name), f, machine) for f in (found.query, found.key, found.value)]
+    after = 0.0  # the scores, where no softmax is a pass of its own
     if found.softmax:
-        middle = machine.launch + 2 * bytes_of(body, weights) / machine.bandwidth
+        passes.append(machine.launch + 2 * bytes_of(body, found.softmax) / machine.bandwidth)
+    else:
+        between = body.needed(found.weighed.name) - body.needed(found.scores.name)
+        after = pass_seconds(body, between, found.weighed, machine)
     end = pass_seconds(body, set(found.after) - {found.head.name}, body.node(body.outputs[0]), machine)
-    first = gemm.product_seconds(body, found.scores, machine, 0.0 if found.softmax else middle)
-    return (
-        sum(views) + first + (middle if found.softmax else 0.0) + gemm.product_seconds(body, found.head, machine, end)
-    )
+    products = ((found.scores, after), (found.head, end))
+    return sum(passes) + sum(gemm.product_seconds(body, node, machine, more) for node, more in products)
 
 
 def torch_seconds(body: Graph, found: Attention, machine: Machine) -> float:

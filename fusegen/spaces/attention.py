@@ -30,7 +30,7 @@ from fusegen.ir import (
 )
 from fusegen.spaces import viewspace
 from fusegen.spaces.rowspace import NotFusable
-from fusegen.spaces.viewproduct import COLUMN, MATRIX, ROW, TERM, digits, following, heads
+from fusegen.spaces.viewproduct import COLUMN, MATRIX, ROW, TERM, check_types, digits, following, heads
 from fusegen.spaces.viewspace import Places
 
 MOST_READS = 4
@@ -206,13 +206,7 @@ def _softmax(body: Graph, known: dict[str, Places], column: viewspace.Place) -> 
 
 def check(body: Graph) -> Attention:
     """The attention of ``body``. Raises ``NotFusable`` where no kernel has all of it."""
-    if len(body.outputs) > 1:
-        raise NotFusable("it is read outside the kernel too")
-    for node in body.nodes:
-        if node.type.dtype not in (DType.FLOAT32, DType.BOOL):
-            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
-    if body.node(body.outputs[0]).type.dtype is not DType.FLOAT32:
-        raise NotFusable("its result is no float32 tensor")
+    check_types(body)
     found = split(body)
     factors = [(found.query, found.query_places), (found.key, found.key_places), (found.value, found.value_places)]
     for factor, places in factors:

@@ -144,16 +144,21 @@ def following(
     return known
 
 
-def check(body: Graph) -> ViewProduct:
-    """The product of ``body``. Raises ``NotFusable`` where no kernel has all of it."""
+def check_types(body: Graph) -> None:
+    """Raises ``NotFusable`` where ``body`` has several results, one of truth values, or values of other types."""
     if len(body.outputs) > 1:
         raise NotFusable("it is read outside the kernel too")
     for node in body.nodes:
         if node.type.dtype not in (DType.FLOAT32, DType.BOOL):
             raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
-    found = split(body)
     if body.node(body.outputs[0]).type.dtype is not DType.FLOAT32:
         raise NotFusable("its result is no float32 tensor")
+
+
+def check(body: Graph) -> ViewProduct:
+    """The product of ``body``. Raises ``NotFusable`` where no kernel has all of it."""
+    check_types(body)
+    found = split(body)
     for factor, places in ((found.left, found.left_places), (found.right, found.right_places)):
         loads = viewspace.loads(body, factor.name, places)
         if loads > viewspace.MOST_READS:
