@@ -10,6 +10,7 @@ from fusegen import dims, windows
 from fusegen.dims import Dim, Dims
 from fusegen.errors import GraphError
 from fusegen.ir import (
+    GATES,
     AdaptivePoolOp,
     ArgReduceOp,
     AttentionOp,
@@ -27,6 +28,8 @@ from fusegen.ir import (
     PermuteOp,
     PointwiseOp,
     PoolOp,
+    RecurrenceOp,
+    RecurrentOp,
     ReduceOp,
     RegionOp,
     ReshapeOp,
@@ -217,6 +220,28 @@ def infer_attention(op: AttentionOp, types: Types, declared: TensorType) -> Tens
     if not alike or key.shape[-1] != query.shape[-1] or value.shape[-2] != key.shape[-2]:
         raise GraphError(f"no attention of {query}, {key} and {value}")
     return query.replace(shape=(*query.shape[:-1], value.shape[-1]))
+
+
+def infer_recurrent(op: RecurrentOp, types: Types, declared: TensorType) -> TensorType:
+    x, first = types[0], types[1]
+    count = op.layers * op.directions * (4 if op.bias else 2)
+    if x.rank != 3 or first.rank != 3 or len(types) != 1 + op.states + count:
+        raise GraphError(f"no recurrent network of {x} and {first} with {len(types) - 1 - op.states} weights")
+    return x.replace(shape=(*x.shape[:2], dims.mul(first.shape[2], op.directions)))
+
+
+def infer_recurrence(op: RecurrenceOp, types: Types, declared: TensorType) -> TensorType:
+    x, weight, _ = op.direction(types, 0)
+    wide, units = weight.shape
+    if x.rank != 3 or x.shape[2] != wide or wide != dims.mul(units, GATES[op.cell]):
+        raise GraphError(f"no {op.cell} layer of {x} and {weight}")
+    if len(types) != op.states + op.directions * (3 if op.bias else 2):
+        raise GraphError(f"{len(types)} operands of a recurrent layer")
+    samples = x.shape[0 if op.batch_first else 1]
+    state = (op.directions, samples, units)
+    if any(first.shape != state for first in types[: op.states]):
+        raise GraphError(f"first states {types[0]} of {state}")
+    return x.replace(shape=state if op.result == "cells" else (*x.shape[:2], dims.mul(units, op.directions)))
 
 
 def infer_triangle(op: TriangleOp, types: Types, declared: TensorType) -> TensorType:

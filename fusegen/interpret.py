@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen import dims, ir, ops, windows
+from fusegen import dims, ir, ops, recurrent, windows
 from fusegen.ir import Graph, ParamOp, RegionOp
 
 
@@ -65,8 +65,8 @@ _Function: TypeAlias = Callable[
 
 
 def _compile(graph: Graph) -> _Function:
-    scope: dict[str, Any] = {"torch": torch, "windows": windows}
-    own = ("ConvOp", "WindowSumOp", "TapSumOp", "AxisWindowSumOp", "AxisTapSumOp")
+    scope: dict[str, Any] = {"torch": torch, "windows": windows, "recurrent": recurrent}
+    own = ("ConvOp", "WindowSumOp", "TapSumOp", "AxisWindowSumOp", "AxisTapSumOp", "RecurrenceOp")
     scope.update({name: getattr(ir, name) for name in own})
     scope.update({f"region_{n.name}": _compile(n.op.body) for n in graph.nodes if isinstance(n.op, RegionOp)})
     lines = python_lines(graph)

@@ -7,10 +7,10 @@ is the operator-graph description that ``fusegen compile graph.json`` accepts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +18,7 @@ from fusegen import dims
 from fusegen.dims import Dim, Dims
 
 FORMAT = 1
+T = TypeVar("T")
 
 
 class Frozen(BaseModel):
@@ -198,6 +199,68 @@ class AttentionOp(Frozen):
     kind: Literal["attention"] = "attention"
     scale: float
     causal: bool = False
+
+
+Cell: TypeAlias = Literal["lstm", "gru", "rnn_tanh", "rnn_relu"]
+GATES: Mapping[Cell, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""Sums that a unit of a recurrent cell has of its inputs, and of the states before."""
+
+
+class RecurrentOp(Frozen):
+    """A recurrent network as torch has it (torch.nn.LSTM, GRU, RNN), of D directions and F units to a layer.
+
+    Inputs: x [T, N, I], or [N, T, I] if ``batch_first``; the first states h, of an LSTM h and c, [layers D, N, F]; and
+    of every layer and direction w_ih, w_hh and, if ``bias``, b_ih, b_hh. Results, read through ``getitem``: the last
+    layer's outputs [T, N, D F] (as x), and the last states, as the first.
+    """
+
+    kind: Literal["recurrent"] = "recurrent"
+    cell: Cell
+    layers: int
+    bidirectional: bool = False
+    bias: bool = True
+    batch_first: bool = False
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def states(self) -> int:
+        """State tensors: of an LSTM h and c."""
+        return 2 if self.cell == "lstm" else 1
+
+
+class RecurrenceOp(Frozen):
+    """One layer of a recurrent network through time, of D directions; the second runs from the last step on.
+
+    Inputs: the first states if ``given``, h, of an LSTM h and c, [D, N, F] (else zeros); and of every direction what
+    comes of the inputs, [T, N, G F] ([N, T, G F] if ``batch_first``) with G gates, w_hh [G F, F] and, if ``bias``,
+    b_hh [G F]. ``result``: h at every step, [T, N, D F] (as the inputs), or an LSTM's last c, [D, N, F].
+    """
+
+    kind: Literal["recurrence"] = "recurrence"
+    cell: Cell
+    result: Literal["outputs", "cells"] = "outputs"
+    bidirectional: bool = False
+    bias: bool = True
+    given: bool = True
+    batch_first: bool = False
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def states(self) -> int:
+        """First states among the inputs."""
+        return (2 if self.cell == "lstm" else 1) if self.given else 0
+
+    def direction(self, operands: Sequence[T], direction: int) -> tuple[T, T, T | None]:
+        """Of ``operands``, one for each input: a direction's sums of inputs, weights, and bias or None."""
+        count = 3 if self.bias else 2
+        found = operands[self.states + direction * count :][:count]
+        return found[0], found[1], found[2] if self.bias else None
 
 
 class ReshapeOp(Frozen):
@@ -392,6 +455,7 @@ Template: TypeAlias = Literal[
     "conv_pool",
     "conv_reduce",
     "attention",
+    "recurrence",
     "gemm_views",
     "pool",
     "row_reduce",
@@ -425,6 +489,8 @@ Op: TypeAlias = Annotated[
     | ConvOp
     | MatmulOp
     | AttentionOp
+    | RecurrentOp
+    | RecurrenceOp
     | ReshapeOp
     | PermuteOp
     | FlipOp

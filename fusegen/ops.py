@@ -26,6 +26,8 @@ from fusegen.ir import (
     ParamOp,
     PointwiseOp,
     PoolOp,
+    RecurrenceOp,
+    RecurrentOp,
     ReduceOp,
     ScanOp,
     SliceOp,
@@ -160,6 +162,25 @@ def _torch_attention(op: AttentionOp, args: Sequence[str]) -> str:
     return f"torch.nn.functional.scaled_dot_product_attention({', '.join(args[:3])}{options})"
 
 
+def _torch_recurrent(op: RecurrentOp, args: Sequence[str]) -> str:
+    """Dropout between layers is none: its call stays an eager op."""
+    states, weights = ", ".join(args[1 : 1 + op.states]), ", ".join(args[1 + op.states :])
+    states = f"[{states}]" if op.states > 1 else states
+    flags = f"{op.bias}, {op.layers}, 0.0, False, {op.bidirectional}, {op.batch_first}"
+    return f"torch.ops.aten.{op.cell}.input({args[0]}, {states}, [{weights}], {flags})"
+
+
+def _flops_recurrence(op: RecurrenceOp, operands: Sequence[Shape], result: Shape) -> int:
+    _, weight, _ = op.direction(operands, 0)
+    steps = math.prod(operands[op.states][:2])
+    return op.directions * steps * (2 * math.prod(weight) + 8 * weight[0])
+
+
+def _flops_recurrent(op: RecurrentOp, operands: Sequence[Shape], result: Shape) -> int:
+    weights = sum(math.prod(shape) for shape in operands[1 + op.states :])
+    return 2 * math.prod(result[:2]) * weights
+
+
 def _flops_conv(op: ConvOp, operands: Sequence[Shape], result: Shape) -> int:
     weight = operands[1]
     positions = math.prod(operands[0][2:]) if op.transposed else math.prod(result[2:])
@@ -209,6 +230,12 @@ ROWS: dict[str, OpRow] = {
         inference.infer_attention,
         _torch_attention,
         lambda op, operands, result: 2 * math.prod(result[:-1]) * operands[1][-2] * (operands[0][-1] + result[-1]),
+    ),
+    "recurrent": OpRow(inference.infer_recurrent, _torch_recurrent, _flops_recurrent),
+    "recurrence": OpRow(
+        inference.infer_recurrence,
+        lambda op, args: f"recurrent.recurrence({op!r}, {', '.join(args)})",
+        _flops_recurrence,
     ),
     "reshape": OpRow(inference.infer_reshape, lambda op, args: f"torch.reshape({args[0]}, {_size_list(op.shape)})"),
     "permute": OpRow(inference.infer_permute, lambda op, args: f"torch.permute({args[0]}, {list(op.order)})"),
@@ -297,4 +324,4 @@ def is_leaf(op: Op) -> bool:
 
 def is_heavy(op: Op) -> bool:
     """True for ops that torch's libraries compute when no template does."""
-    return isinstance(op, (ConvOp, MatmulOp, AttentionOp, EagerOp))
+    return isinstance(op, (ConvOp, MatmulOp, AttentionOp, RecurrentOp, EagerOp))

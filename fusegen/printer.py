@@ -28,6 +28,8 @@ from fusegen.ir import (
     PermuteOp,
     PointwiseOp,
     PoolOp,
+    RecurrenceOp,
+    RecurrentOp,
     ReduceOp,
     RegionOp,
     ReshapeOp,
@@ -88,6 +90,11 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "matmul", [flag for flag in flags if getattr(node.op, flag)]
         case AttentionOp(scale=scale, causal=causal):
             return "attention", [f"scale={scale:g}", *(["causal"] if causal else [])]
+        case RecurrentOp(cell=cell, layers=layers):
+            return cell, [f"layers={layers}", *(f for f in ("bidirectional", "batch_first") if getattr(node.op, f))]
+        case RecurrenceOp(cell=cell, result=result):
+            flags = [flag for flag in ("bidirectional", "batch_first") if getattr(node.op, flag)]
+            return f"recurrence.{cell}", [f"result={result}", *([] if node.op.given else ["from zeros"]), *flags]
         case ReshapeOp(shape=shape):
             return "reshape", [f"[{', '.join(map(str, shape))}]"]
         case SliceOp(axis=axis, start=start, length=length, step=step):

@@ -25,6 +25,7 @@ from fusegen.ir import (
     PermuteOp,
     PointwiseOp,
     PoolOp,
+    RecurrenceOp,
     ReduceOp,
     RegionOp,
     ReshapeOp,
@@ -341,6 +342,12 @@ def _is_part_of_parameter(graph: Graph, node: Node) -> bool:
     return first and isinstance(graph.node(node.inputs[0]).op, ParamOp)
 
 
+def _layer(grouping: Grouping, node: Node) -> Group:
+    """A recurrent layer with all of its results."""
+    users = (grouping.by_name[name] for name in grouping.users[node.inputs[-1]])
+    return Group(frozenset(n.name for n in users if isinstance(n.op, RecurrenceOp) and n.inputs == node.inputs))
+
+
 def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """%m = reduce.max(%x); %e = exp(%m)  ->  %e = region(%x) { the same nodes }."""
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
@@ -354,6 +361,11 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
                 sums = axis_sums(grouping, node, free)
                 grouping.add(node.name, sums)
                 free -= sums.owned
+    for node in graph.nodes:
+        if isinstance(node.op, RecurrenceOp) and node.name in free:
+            layer = _layer(grouping, node)
+            grouping.add(grouping.in_order(layer.owned)[-1].name, layer)
+            free -= layer.owned
     for node in graph.nodes:
         if isinstance(node.op, (MatmulOp, AttentionOp)) and (
             found := attended(grouping, node, free, refused, machine(target))

@@ -12,6 +12,7 @@ from fusegen.ir import (
     Graph,
     MatmulOp,
     PoolOp,
+    RecurrenceOp,
     Template,
     WindowSumOp,
 )
@@ -23,6 +24,8 @@ AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
 
 def template_of(body: Graph) -> Template:
     """The template of a kernel for ``body``, if one can compute it. Raises ``NotFusable``."""
+    if any(isinstance(node.op, RecurrenceOp) for node in body.nodes):
+        return "recurrence"
     if scanspace.takes(body):
         return "scan"
     if any(isinstance(node.op, WindowSumOp) for node in body.nodes):

@@ -26,6 +26,7 @@ from fusegen.ir import (
     Op,
     ParamOp,
     PermuteOp,
+    RecurrentOp,
     RegionOp,
     ReshapeOp,
     SliceOp,
@@ -48,7 +49,7 @@ class Value:
     @property
     def ends(self) -> bool:
         """True where a miter may take any tensor instead."""
-        several = isinstance(self.op, EagerOp) and self.op.tuple_result
+        several = isinstance(self.op, RecurrentOp) or (isinstance(self.op, EagerOp) and self.op.tuple_result)
         return not (self.known or several or isinstance(self.op, VIEWS))
 
 

@@ -147,6 +147,10 @@ class _Converter:
         assert self.current is not None
         return self.emit(self.current.name, op, operands, operands[0].type)
 
+    def several(self, op: Op, results: tuple[TensorType, ...], *operands: Value) -> tuple[Value, ...]:
+        source = self.add(op, *operands)
+        return tuple(self.emit(source.name, GetItemOp(index=i), (source,), type_) for i, type_ in enumerate(results))
+
     def scalar(self, value: float | Dim, like: Value) -> Value:
         if like.type.dtype in INTEGERS:
             raise GraphError("scalars are floating-point: integer arithmetic is left to torch")
@@ -256,7 +260,7 @@ class _Converter:
 
         A tuple for an op of several results, None in it where nothing reads the result.
         """
-        overload = str(node.target).removeprefix("aten.")
+        overload = aten_name(str(node.target)).removeprefix("aten.")
         found = node.meta["val"]
         many = isinstance(found, (list, tuple))
         if many and overload not in IMPORTERS:

@@ -73,57 +73,66 @@ struct Warp {
     uint32_t in[32][6], out[32][4];
 };
 
+struct Block {
+    int alive, waiting, turn;
+    float4 memory[16384];   // dynamic shared memory
+};
+
 inline dim3 thread, block, block_size, grid_size;
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
 inline std::function<void()> body;
 inline jmp_buf scheduler;
-inline int current, alive, waiting, turn;
+inline int current, cluster_size, rank;   // of the thread that runs: in its cluster, whose blocks run together
 inline unsigned state = 12345;
-inline float4 memory[16384];   // dynamic shared memory
+inline std::vector<Block> blocks;         // of the cluster
+inline float4* memory;                    // of the block that runs
 
 inline unsigned random() { return state ^= state << 13, state ^= state >> 17, state ^= state << 5; }
 inline void yield() { if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1); }
 inline void run_thread() {
     body();
-    fibers[current].done = true, --alive;
+    fibers[current].done = true, --blocks[rank].alive;
     _longjmp(scheduler, 1);
 }
 
 // What `all` makes of what the lanes of a warp bring.
 template <int IN, int OUT, typename All>
 void together(const uint32_t (&in)[IN], uint32_t (&out)[OUT], All all) {
-    Warp& warp = warps[current / 32];
-    const int lane = current % 32, own = warp.turn;
+    const int count = block_size.x * block_size.y, within = current % count, lane = within % 32;
+    Warp& warp = warps[rank * ((count + 31) / 32) + within / 32];
+    const int own = warp.turn;
     for (int i = 0; i < IN; ++i) warp.in[lane][i] = in[i];
     if (++warp.waiting == 32) all(warp), warp.waiting = 0, ++warp.turn;
     while (warp.turn == own) yield();
     for (int i = 0; i < OUT; ++i) out[i] = warp.out[lane][i];
 }
 
-inline void launch(dim3 grid, dim3 threads, std::function<void()> kernel) {
+inline void launch(dim3 grid, dim3 threads, int cluster, std::function<void()> kernel) {
     static std::vector<char*> stacks;
-    const int count = threads.x * threads.y;
+    const int own = threads.x * threads.y, count = own * cluster;
     while (static_cast<int>(stacks.size()) < count) stacks.push_back(static_cast<char*>(malloc(STACK)));
     body = kernel, block_size = threads, grid_size = grid;
-    for (unsigned b = 0; b < grid.x * grid.y; ++b) {
-        block = dim3(b % grid.x, b / grid.x);
-        fibers.assign(count, Fiber()), warps.assign((count + 31) / 32, Warp());
-        alive = count, waiting = 0;
-        memset(memory, 0xff, sizeof memory);
-        while (alive) {
+    blocks.resize(cluster), cluster_size = cluster;
+    for (unsigned b = 0; b < grid.x * grid.y; b += cluster) {
+        fibers.assign(count, Fiber()), warps.assign((own + 31) / 32 * cluster, Warp());
+        for (Block& one : blocks) one.alive = own, one.waiting = 0, memset(one.memory, 0xff, sizeof one.memory);
+        auto alive = [] { int left = 0; for (Block& one : blocks) left += one.alive; return left; };
+        while (alive()) {
             current = random() % count;
             for (int n = 0; n < count; ++n, current = (current + 1) % count) {
                 Fiber& fiber = fibers[current];
                 if (fiber.done || random() % 4 == 0) continue;
-                thread = dim3(current % threads.x, current / threads.x);
-                const int own = current;
+                rank = current / own, memory = blocks[rank].memory;
+                block = dim3((b + rank) % grid.x, (b + rank) / grid.x);
+                thread = dim3(current % own % threads.x, current % own / threads.x);
+                const int fiber_of = current;
                 if (_setjmp(scheduler) == 0) {
                     if (fiber.started) _longjmp(fiber.at, 1);
                     fiber.started = true;
                     static ucontext_t context;
                     getcontext(&context);
-                    context.uc_stack.ss_sp = stacks[own], context.uc_stack.ss_size = STACK, context.uc_link = nullptr;
+                    context.uc_stack.ss_sp = stacks[fiber_of], context.uc_stack.ss_size = STACK, context.uc_link = nullptr;
                     makecontext(&context, run_thread, 0);
                     setcontext(&context);
                 }
@@ -141,11 +150,13 @@ struct cudaLaunchConfig_t {
     cudaLaunchAttribute* attrs;
     int numAttrs;
 };
-// Without clusters.
 template <typename Kernel, typename... Args>
 int cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Args&... args) {
-    if (config->numAttrs || config->dynamicSmemBytes > sizeof emulated::memory) abort();
-    emulated::launch(config->gridDim, config->blockDim, [&] { kernel(args...); });
+    const bool clusters = config->numAttrs && config->attrs[0].id == cudaLaunchAttributeClusterDimension;
+    const int cluster = clusters ? static_cast<int>(config->attrs[0].val.clusterDim.x) : 1;
+    if (config->numAttrs > clusters || config->dynamicSmemBytes > sizeof(emulated::Block::memory)) abort();
+    if (config->gridDim.x % cluster || (cluster > 1 && config->gridDim.y > 1)) abort();
+    emulated::launch(config->gridDim, config->blockDim, cluster, [&] { kernel(args...); });
     return cudaSuccess;
 }
 
@@ -186,10 +197,10 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 inline size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<size_t>(p); }
 
 inline void __syncthreads() {
-    using namespace emulated;
-    const int own = turn;
-    if (++waiting == alive) waiting = 0, ++turn;
-    while (turn == own) yield();
+    emulated::Block& block = emulated::blocks[emulated::rank];
+    const int own = block.turn;
+    if (++block.waiting == block.alive) block.waiting = 0, ++block.turn;
+    while (block.turn == own) emulated::yield();
 }
 inline bool __syncthreads_or(bool v) {
     static bool any;

@@ -1,12 +1,12 @@
-// What the convolutions of sm_90a need beside cuda.h, without clusters: barriers in shared memory, copies and products that
-// are done at once. A product reads its operands where their descriptors say.
+// What the kernels of sm_90a need beside cuda.h: barriers in shared memory, copies and products that are done at once. Of
+// clusters, what blocks write into each other's shared memory. A product reads its operands where their descriptors say.
 #include <map>
 
 #define __CUDA_ARCH_FEAT_SM90_ALL
 #define __constant__
 inline int cudaGetDevice(int* device) { return *device = 0; }
 template <typename Kernel>
-int cudaOccupancyMaxActiveClusters(int* count, Kernel, const cudaLaunchConfig_t*) { return *count = 1, cudaSuccess; }
+int cudaOccupancyMaxActiveClusters(int* count, Kernel, const cudaLaunchConfig_t*) { return *count = 2, cudaSuccess; }
 struct CUtensorMap { const float* data; int64_t sizes[5]; int box[5]; bool rounds; };
 
 namespace emulated {
@@ -17,7 +17,7 @@ inline std::map<int, Named> named;
 inline uint32_t operands[32][2][32][4];   // of products, by warp, turn and lane
 
 inline void settle(Barrier& b) { if (b.left == 0 && b.bytes == 0) b.left = b.count, b.phase ^= 1; }
-inline char* at(uint32_t address) { return reinterpret_cast<char*>(memory) + address; }
+inline char* at(uint32_t address) { return reinterpret_cast<char*>(blocks[0].memory) + address; }
 inline uint32_t word(uint32_t address) { uint32_t w; memcpy(&w, at(address), 4); return w; }
 }  // namespace emulated
 
@@ -33,8 +33,17 @@ inline void bulk_load(uint32_t to, const void* from, int bytes, uint32_t bar) {
 }
 inline void barrier_arrive_remote(uint32_t) { abort(); }
 inline void bulk_multicast(uint32_t, const void*, int, uint32_t) { abort(); }
-inline uint32_t remote(uint32_t, uint32_t) { abort(); }
-inline void cluster_sync() { abort(); }
+inline unsigned int cluster_rank() { return emulated::rank; }
+inline uint32_t remote(uint32_t address, unsigned int rank) {
+    constexpr uint32_t size = sizeof(emulated::Block);
+    return address % size + rank * size;
+}
+inline void cluster_sync() {
+    static int waiting, turn;
+    const int own = turn;
+    if (++waiting == static_cast<int>(emulated::fibers.size())) waiting = 0, ++turn;
+    while (turn == own) emulated::yield();
+}
 inline void tensor_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, int channel, int sample, uint32_t bar) {
     const int first[5] = {x, y, z, channel, sample};
     int bytes = 0;
@@ -59,6 +68,9 @@ inline void named_sync(int id, int threads) {
     const int own = emulated::named[id].turn;
     named_arrive(id, threads);
     while (emulated::named[id].turn == own) emulated::yield();
+}
+inline void send(uint32_t to, float v, uint32_t bar) {
+    memcpy(emulated::at(to), &v, 4), arrived(bar, 4);
 }
 inline float shared_read(uint32_t from) { return __uint_as_float(emulated::word(from)); }
 inline void shared_write(uint32_t to, float v) { memcpy(emulated::at(to), &v, 4); }

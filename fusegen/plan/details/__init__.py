@@ -38,6 +38,7 @@ from fusegen.plan.details.products import (
     SimtGemmPlan,
     ViewProductPlan,
 )
+from fusegen.plan.details.recurrent import RecurrencePlan
 from fusegen.plan.details.rows import (
     AxisSumPlan,
     AxisTapSums,
@@ -73,6 +74,7 @@ Detail: TypeAlias = Annotated[
     | SimtGemmPlan
     | AttentionPlan
     | ViewProductPlan
+    | RecurrencePlan
     | RowReducePlan
     | RowStreamPlan
     | ScanPlan,
@@ -108,6 +110,7 @@ __all__ = [
     "PositionResult",
     "Product",
     "ProductGroup",
+    "RecurrencePlan",
     "RowReducePlan",
     "RowStreamPlan",
     "ScanPlan",

@@ -13,7 +13,14 @@ import torch
 
 from fusegen import dims
 from fusegen.ir import ArgReduceOp, ConvOp, DType, PadOp, ReduceOp, ReshapeOp, ScanOp, SoftmaxOp
-from fusegen.trace.aten import elementwise, norms, pools, products, shapes  # noqa: F401  (they register their importers)
+from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
+    elementwise,
+    norms,
+    pools,
+    products,
+    recurrent,
+    shapes,
+)
 from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
 
 __all__ = ["IMPORTERS", "Call", "Imported", "Value", "pointwise"]

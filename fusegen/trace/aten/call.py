@@ -23,6 +23,9 @@ class Build(Protocol):
 
     def add(self, op: Op, *operands: Value) -> Value: ...
 
+    def several(self, op: Op, results: tuple[TensorType, ...], *operands: Value) -> tuple[Value, ...]:
+        """The results of an op that has as many."""
+
     def scalar(self, value: float | Dim, like: Value) -> Value: ...
 
     def at_least(self, size: Dim, bound: Dim) -> bool:
