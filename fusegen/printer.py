@@ -93,8 +93,8 @@ def _call(node: Node) -> tuple[str, list[str]]:
         case RecurrentOp(cell=cell, layers=layers):
             return cell, [f"layers={layers}", *(f for f in ("bidirectional", "batch_first") if getattr(node.op, f))]
         case RecurrenceOp(cell=cell, result=result):
-            flags = [flag for flag in ("bidirectional", "batch_first") if getattr(node.op, flag)]
-            return f"recurrence.{cell}", [f"result={result}", *([] if node.op.given else ["from zeros"]), *flags]
+            ways = [flag for flag in ("bidirectional", "batch_first") if getattr(node.op, flag)]
+            return f"recurrence.{cell}", [f"result={result}", *([] if node.op.given else ["from zeros"]), *ways]
         case ReshapeOp(shape=shape):
             return "reshape", [f"[{', '.join(map(str, shape))}]"]
         case SliceOp(axis=axis, start=start, length=length, step=step):

@@ -11,7 +11,7 @@ import torch
 
 from fusegen import dims, guards, interpret
 from fusegen.errors import FusegenError, ModelFileError, TraceError, UnsupportedOpError
-from fusegen.ir import EagerOp, Graph, ReduceOp
+from fusegen.ir import EagerOp, Graph, RecurrentOp, ReduceOp
 from fusegen.trace import load_model_file
 from tests.models import HEADER, traced, write
 from tests.variants import ROOT
@@ -276,24 +276,24 @@ def test_a_condition_stays_where_the_other_answer_gives_another_graph(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("module", "target", "states"),
+    ("module", "op", "features"),
     [
-        ("nn.LSTM(5, 4, 2, bidirectional=True)", "aten.lstm.input", [(4, "x0_1", 4), (4, "x0_1", 4)]),
-        ("nn.LSTM(5, 4, proj_size=3)", "aten.lstm.input", [(1, "x0_1", 3), (1, "x0_1", 4)]),
-        ("nn.GRU(5, 4, 3)", "aten.gru.input", [(3, "x0_1", 4)]),
-        ("nn.RNN(5, 4, nonlinearity='relu')", "aten.rnn_relu.input", [(1, "x0_1", 4)]),
+        ("nn.LSTM(5, 4, 2, bidirectional=True)", RecurrentOp(cell="lstm", layers=2, bidirectional=True), 8),
+        ("nn.LSTM(5, 4, batch_first=True)", RecurrentOp(cell="lstm", layers=1, batch_first=True), 4),
+        ("nn.LSTM(5, 4, proj_size=3)", None, 3),
+        ("nn.GRU(5, 4, 3, bias=False)", RecurrentOp(cell="gru", layers=3, bias=False), 4),
+        ("nn.RNN(5, 4, nonlinearity='relu')", RecurrentOp(cell="rnn_relu", layers=1), 4),
+        ("nn.RNN(5, 4)", RecurrentOp(cell="rnn_tanh", layers=1), 4),
     ],
 )
 def test_a_recurrent_network_is_one_node_of_any_length(
-    module: str, target: str, states: list[tuple[object, ...]], tmp_path: Path
+    module: str, op: RecurrentOp | None, features: int, tmp_path: Path
 ) -> None:
     path = write(tmp_path, "return self.m(x)[0]", f"self.m = {module}", inputs="torch.rand(6, 3, 5)")
     graph = traced(path).graph
-    (node,) = [n for n in graph.nodes if isinstance(n.op, EagerOp)]
-    assert isinstance(node.op, EagerOp)
-    assert node.op.target == target
-    features = states[0][-1] * (2 if "bidirectional" in module else 1)  # type: ignore[operator]
-    assert [t.shape for t in node.op.results] == [("x0_0", "x0_1", features), *states]
+    (node,) = [n for n in graph.nodes if isinstance(n.op, (EagerOp, RecurrentOp))]
+    assert isinstance(node.op, EagerOp) if op is None else node.op == op
+    assert node.type.shape == ("x0_0", "x0_1", features)
     loaded = load_model_file(path)
     torch.manual_seed(0)
     model, x = loaded.model_class(), torch.rand(9, 2, 5)

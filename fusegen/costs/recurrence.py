@@ -6,6 +6,7 @@ The figures are those of ``templates/recurrence.cu.j2``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from math import ceil, log2
 
 from fusegen import dims
@@ -13,33 +14,42 @@ from fusegen.ir import GATES, Cell, DType, Frozen, Graph, Node, RecurrentOp
 from fusegen.machines import Machine
 from fusegen.tuning import kernel_or_library
 
-_WARP, _LANES = 32, 128
-"""Threads of a warp, and of a multiprocessor's cycle."""
+_WARP, _PARTS = 32, 4
+"""Threads of a warp; warps that a multiprocessor serves at a time."""
 _MOST_THREADS = 512
-_HELD = 72
-"""Weights of a thread in registers, of 128."""
-_SUMS = 16
-"""Sums of a thread at a time."""
+_REGISTERS, _OTHERS = 65536, 52
+"""Of a block that has a multiprocessor to itself, and those of a thread for neither weights nor sums."""
+_MOST_SUMS = 32
+"""Of a thread at a time."""
 _MOST_SHARED = 232448
 """Bytes of shared memory of a block."""
-_AT_ONCE = {1: 132, 2: 66, 4: 32, 8: 16, 16: 7}
+_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 """Clusters of so many blocks that an H200 has room for at once."""
-_CLOCK = 1.7e9
-_STEP, _SHUFFLE, _BETWEEN = 900.0, 30.0, 50.0
-"""Clocks of a step beside its products, of a shuffle, and of each doubling of the blocks that share a sample."""
-_START = 8.0e-6
+_MOST_RESIDENT = 2
+"""Blocks that are counted on to share a multiprocessor."""
+_CLOCK = 1.755e9
+_STEP, _FUNCTIONS, _TOGETHER, _DOUBLED, _TURN = 245.0, 115.0, 145.0, 90.0, 500.0
+"""Clocks of a step beside its products (43 tiles of six networks on an H200); those of gates; of a cluster, and of each
+doubling of its blocks; of each further turn."""
+_SHUFFLE, _HIDDEN, _FEW = 5.2, 0.58, 1.75
+"""Clocks of a shuffle of a warp; share of the lesser of products and reads that shows; warps as few as wait."""
+_READ = 4
+"""Clocks that shared memory takes for 16 bytes of a warp's threads, whether they are the same or not."""
+_START = 9.0e-6
 """Of a kernel: the weights come on chip."""
-_LIBRARY_STEP, _LIBRARY_FLOPS = 12.0e-6, 100e12
-"""Of a step of a layer and direction by the library (three networks on an H200), and its products."""
+_LIBRARY_START, _LIBRARY_STEP, _LIBRARY_FLOPS = 20.0e-6, 1.0e-6, 100e12
+"""Of a layer by the library; of a step of a direction, at the least that it was seen to take (0.5 to 20 us); its
+products."""
 
 
 class RecurrenceTile(Frozen):
-    """``lanes`` threads share the sums of a unit; ``units`` of a block; ``blocks`` of a cluster, which has all units
-    of its samples; ``samples`` at a time; ``held`` of the fours of terms that a thread has of each sum are weights in
-    its registers, the others are in shared memory.
+    """``lanes`` threads share the sums of ``own`` units, of ``units`` of a block, of ``blocks`` of a cluster, which has
+    all units of its samples; ``samples`` at a time; ``held`` of the fours of terms that a thread has of each sum are
+    weights in its registers, the others are in shared memory.
     """
 
     lanes: int
+    own: int
     units: int
     blocks: int
     samples: int
@@ -47,66 +57,80 @@ class RecurrenceTile(Frozen):
 
     @property
     def threads(self) -> int:
-        return self.lanes * self.units
+        return self.units // self.own * self.lanes
 
     def fours(self, hidden: int) -> int:
         """Of terms, of each sum of a thread."""
         return ceil(hidden / (4 * self.lanes))
 
-    def stored(self, cell: Cell, hidden: int) -> int:
-        """Bytes of the weights in shared memory."""
-        return (self.fours(hidden) - self.held) * GATES[cell] * 16 * self.threads
+    def _stored(self, cell: Cell, hidden: int) -> int:
+        """Fours of weights of a thread in shared memory."""
+        return (self.fours(hidden) - self.held) * self.own * GATES[cell]
 
-    def turn_bytes(self, cell: Cell, hidden: int) -> int:
-        """Bytes of shared memory for each ``samples``: their states, twice, and an LSTM's cells."""
+    def _fixed_bytes(self, cell: Cell, hidden: int) -> int:
+        """Shared memory for barriers and weights."""
+        return 16 + 16 * self._stored(cell, hidden) * self.threads
+
+    def _turn_bytes(self, cell: Cell, hidden: int) -> int:
+        """Shared memory for each ``samples``: their states, twice, and an LSTM's cells."""
         states = 2 * self.samples * 4 * self.lanes * self.fours(hidden) * 4
         return states + (self.threads * 4 if cell == "lstm" else 0)
 
-    def fits(self, cell: Cell, hidden: int) -> bool:
-        return 16 + self.stored(cell, hidden) + self.turn_bytes(cell, hidden) <= _MOST_SHARED
+    def turns(self, cell: Cell, hidden: int) -> int:
+        """Times ``samples`` that a cluster has room for."""
+        return (_MOST_SHARED - self._fixed_bytes(cell, hidden)) // self._turn_bytes(cell, hidden)
+
+    def _resident(self, cell: Cell, hidden: int) -> int:
+        """Blocks that share a multiprocessor, with one turn each."""
+        registers = self.threads * (_OTHERS + self.own * GATES[cell] * (4 * self.held + self.samples))
+        shared = self._fixed_bytes(cell, hidden) + self._turn_bytes(cell, hidden)
+        return max(1, min(_REGISTERS // registers, _MOST_SHARED // shared, _MOST_RESIDENT))
 
     def seconds(self, cell: Cell, hidden: int, samples: int, steps: int, directions: int, machine: Machine) -> float:
         """Expected time of a layer."""
-        at_once = max(1, _AT_ONCE[self.blocks] // directions)
-        most = (_MOST_SHARED - 16 - self.stored(cell, hidden)) // self.turn_bytes(cell, hidden)
-        turns = min(ceil(ceil(samples / at_once) / self.samples), most)
-        waves = ceil(samples / (turns * self.samples) / at_once)
-        fours, warps = self.fours(hidden), self.threads / _WARP
-        products = self.samples * fours * 4 * GATES[cell] * self.threads / _LANES
-        reads = self.samples * fours * warps * max(1, self.lanes // 8) + self.stored(cell, hidden) / 128
-        clocks = turns * (products + 0.5 * reads) + _STEP + _BETWEEN * log2(self.blocks)
-        clocks += _SHUFFLE * turns * log2(self.lanes)
-        return machine.launch + waves * (_START + steps * clocks / _CLOCK)
+        at_once = max(1, _AT_ONCE[self.blocks] * self._resident(cell, hidden) // directions)
+        turns = min(ceil(ceil(samples / at_once) / self.samples), self.turns(cell, hidden))
+        clusters = ceil(samples / (turns * self.samples))
+        beside = ceil(min(clusters, at_once) * directions / _AT_ONCE[self.blocks])  # blocks of a multiprocessor
+        fours, warps, rows = self.fours(hidden), ceil(self.threads / _WARP), self.own * GATES[cell]
+        served = max(warps / _PARTS, _FEW)
+        products = beside * self.samples * fours * 4 * rows * served
+        reads = beside * _READ * warps * (fours * self.samples + self._stored(cell, hidden))
+        shuffles = GATES[cell] * (self.own * self.samples + log2(self.lanes))
+        clocks = turns * (max(products, reads) + _HIDDEN * min(products, reads))
+        clocks += turns * beside * _SHUFFLE * served * shuffles + (turns - 1) * _TURN
+        clocks += _STEP + (_FUNCTIONS if GATES[cell] > 1 else 0.0)
+        clocks += _TOGETHER + _DOUBLED * log2(self.blocks) if self.blocks > 1 else 0.0
+        return machine.launch + ceil(clusters / at_once) * (_START + steps * clocks / _CLOCK)
 
 
 def _tiles(cell: Cell, hidden: int, samples: int, directions: int) -> Iterator[RecurrenceTile]:
     """What there is room for."""
     gates = GATES[cell]
     for blocks, at_once in _AT_ONCE.items():
-        units = ceil(hidden / blocks)
         rows = ceil(samples / max(1, at_once // directions))
-        for lanes in (4, 8, 16, 32):
-            own = ceil(units / (_WARP // lanes)) * (_WARP // lanes)  # whole warps
+        for lanes, own in product((4, 8, 16, 32), (1, 2, 4)):
             side = 1
-            while side < min(rows, lanes, _SUMS // gates):
+            while side < min(rows, lanes // own, _MOST_SUMS // (own * gates)):
                 side *= 2
-            fours = ceil(hidden / (4 * lanes))
-            tile = RecurrenceTile(
-                lanes=lanes, units=own, blocks=blocks, samples=side, held=min(fours, _HELD // (4 * gates))
-            )
-            if tile.threads <= _MOST_THREADS and tile.fits(cell, hidden):
+            units = ceil(hidden / blocks / (own * _WARP // lanes)) * (own * _WARP // lanes)  # whole warps
+            threads = units // own * lanes
+            registers = min(255, _REGISTERS // threads) - _OTHERS - own * gates * side
+            held = min(ceil(hidden / (4 * lanes)), registers // (4 * own * gates))
+            tile = RecurrenceTile(lanes=lanes, own=own, units=units, blocks=blocks, samples=side, held=held)
+            if own * side <= lanes and threads <= _MOST_THREADS and held > 0 and tile.turns(cell, hidden) > 0:
                 yield tile
 
 
 def tiles(
     cell: Cell, hidden: int, samples: int, steps: int, directions: int, machine: Machine
 ) -> dict[str, RecurrenceTile]:
-    """Tiles by blocks and lanes, the one expected to be the fastest first."""
+    """Tiles by blocks, lanes and units of a thread, the one expected to be the fastest first."""
     timed = [
         (tile.seconds(cell, hidden, samples, steps, directions, machine), tile)
         for tile in _tiles(cell, hidden, samples, directions)
     ]
-    return {f"{tile.blocks}x{tile.lanes}": tile for _, tile in sorted(timed, key=lambda pair: pair[0])}
+    return {f"{tile.blocks}x{tile.lanes}x{tile.own}": tile for _, tile in sorted(timed, key=lambda pair: pair[0])}
 
 
 def refusal(graph: Graph, node: Node, machine: Machine) -> str | None:
@@ -129,6 +153,6 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> str | None:
     fastest = next(iter(found.values()))
     ours = op.layers * fastest.seconds(op.cell, hidden, max(1, samples), steps, op.directions, machine)
     products = 2 * samples * hidden**2 * GATES[op.cell] / _LIBRARY_FLOPS
-    library = op.layers * op.directions * steps * (_LIBRARY_STEP + products)
+    library = op.layers * (_LIBRARY_START + op.directions * steps * (_LIBRARY_STEP + products))
     reason = f"layers in kernels are expected to take {ours * 1e6:.0f} us, the library {library * 1e6:.0f} us"
     return kernel_or_library(f"{node.name} layers", ours, library, reason)

@@ -98,7 +98,7 @@ def _with_layers(graph: Graph, node: Node, op: RecurrentOp) -> Graph:
 
 
 def run(graph: Graph, target: str) -> Outcome:
-    """%r = lstm(%x, %h, %c, weights)  ->  for each layer %x = recurrence(%h, %c, matmul(%x, %w_ih, %b_ih), %w_hh, %b_hh)."""
+    """%r = lstm(%x, %h, %c, ...)  ->  for every layer %x = recurrence(%h, %c, matmul(%x, %w_ih, %b_ih), %w_hh, ...)."""
     applied: list[RuleApplied] = []
     refused: list[RuleRefused] = []
     for node in graph.nodes:

@@ -269,9 +269,9 @@ inline float __shfl_up_sync(unsigned, float v, int up, int width = 32) {
     return __uint_as_float(out[0]);
 }
 inline float __shfl_sync(unsigned, float v, int from, int width = 32) {
-    uint32_t in[1] = {__float_as_uint(v)}, out[1];
-    emulated::together(in, out, [from, width](emulated::Warp& w) {
-        for (int i = 0; i < 32; ++i) w.out[i][0] = w.in[i / width * width + from % width][0];
+    uint32_t in[2] = {__float_as_uint(v), static_cast<uint32_t>(from)}, out[1];
+    emulated::together(in, out, [width](emulated::Warp& w) {
+        for (int i = 0; i < 32; ++i) w.out[i][0] = w.in[i / width * width + static_cast<int>(w.in[i][1]) % width][0];
     });
     return __uint_as_float(out[0]);
 }

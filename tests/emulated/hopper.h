@@ -69,9 +69,7 @@ inline void named_sync(int id, int threads) {
     named_arrive(id, threads);
     while (emulated::named[id].turn == own) emulated::yield();
 }
-inline void send(uint32_t to, float v, uint32_t bar) {
-    memcpy(emulated::at(to), &v, 4), arrived(bar, 4);
-}
+inline void send(uint32_t to, float v, uint32_t bar) { memcpy(emulated::at(to), &v, 4), arrived(bar, 4); }
 inline float shared_read(uint32_t from) { return __uint_as_float(emulated::word(from)); }
 inline void shared_write(uint32_t to, float v) { memcpy(emulated::at(to), &v, 4); }
 template <int OFFSET>
