@@ -21,8 +21,16 @@ from tests.models import all_nodes, write
 
 CASES = {
     "lstm": ("nn.LSTM(5, 4, 2)", 2, "y, (h, c) = self.m(x)\nreturn y, h, c"),
-    "lstm_both_ways": ("nn.LSTM(5, 4, 2, batch_first=True, bidirectional=True)", 2, "y, (h, c) = self.m(x)\nreturn c, y, h"),
-    "lstm_states": ("nn.LSTM(5, 4, bias=False)", 1, "y, s = self.m(x, (x[:1, :, :4], x[1:2, :, 1:]))\nreturn y, s[0] + 1"),
+    "lstm_both_ways": (
+        "nn.LSTM(5, 4, 2, batch_first=True, bidirectional=True)",
+        2,
+        "y, (h, c) = self.m(x)\nreturn c, y, h",
+    ),
+    "lstm_states": (
+        "nn.LSTM(5, 4, bias=False)",
+        1,
+        "y, s = self.m(x, (x[:1, :, :4], x[1:2, :, 1:]))\nreturn y, s[0] + 1",
+    ),
     "gru": ("nn.GRU(5, 3, 3, batch_first=True)", 3, "y, h = self.m(x)\nreturn y, h"),
     "gru_last": ("nn.GRU(5, 3, bidirectional=True)", 1, "return self.m(x)[1].transpose(0, 1).flatten(1)"),
     "tanh": ("nn.RNN(5, 6)", 1, "return self.m(x.relu())[0].mean(0)"),

@@ -10,7 +10,7 @@ from itertools import product
 from math import ceil, log2
 
 from fusegen import dims
-from fusegen.ir import GATES, Cell, DType, Frozen, Graph, Node, RecurrentOp
+from fusegen.ir import GATES, Cell, DType, Frozen, Graph, Node, RecurrenceOp, RecurrentOp
 from fusegen.machines import Machine
 from fusegen.tuning import kernel_or_library
 
@@ -37,9 +37,13 @@ _READ = 4
 """Clocks that shared memory takes for 16 bytes of a warp's threads, whether they are the same or not."""
 _START = 9.0e-6
 """Of a kernel: the weights come on chip."""
-_LIBRARY_START, _LIBRARY_STEP, _LIBRARY_FLOPS = 20.0e-6, 1.0e-6, 100e12
-"""Of a layer by the library; of a step of a direction, at the least that it was seen to take (0.5 to 20 us); its
-products."""
+_LIBRARY_START = 20.0e-6
+_PERSISTENT = {"lstm": 192, "gru": 192, "rnn_tanh": 384, "rnn_relu": 384}
+"""Units up to which torch asks the library for a kernel of all steps (aten/src/ATen/native/cudnn/RNN.cpp)."""
+_PERSISTENT_STEP, _PERSISTENT_PRODUCT = 0.5e-6, 0.25e-12
+_LIBRARY_STEP, _LIBRARY_PRODUCT = 8.0e-6, 0.02e-12
+"""Of a step and direction by such a kernel, and of its products; without one (four and five networks on an H200, which
+took up to twice as long)."""
 
 
 class RecurrenceTile(Frozen):
@@ -133,6 +137,28 @@ def tiles(
     return {f"{tile.blocks}x{tile.lanes}x{tile.own}": tile for _, tile in sorted(timed, key=lambda pair: pair[0])}
 
 
+def seconds(body: Graph, tile: RecurrenceTile, machine: Machine) -> float:
+    """Expected time of a layer, the region ``body``, in tiles of this shape."""
+    op, hidden, samples, steps = traced(body)
+    return tile.seconds(op.cell, hidden, samples, steps, op.directions, machine)
+
+
+def traced(body: Graph) -> tuple[RecurrenceOp, int, int, int]:
+    """The layer of a region, its units, and its samples and steps at the traced sizes."""
+    node = next(node for node in body.nodes if isinstance(node.op, RecurrenceOp))
+    assert isinstance(node.op, RecurrenceOp)
+    x, weight, _ = node.op.direction([body.shape(name) for name in node.inputs], 0)
+    steps, samples = (x[1], x[0]) if node.op.batch_first else x[:2]
+    return node.op, weight[1], max(1, samples), steps
+
+
+def _library_step(cell: Cell, hidden: int, samples: int) -> float:
+    products = samples * hidden**2 * GATES[cell]
+    if hidden <= _PERSISTENT[cell]:
+        return _PERSISTENT_STEP + products * _PERSISTENT_PRODUCT
+    return _LIBRARY_STEP + products * _LIBRARY_PRODUCT
+
+
 def refusal(graph: Graph, node: Node, machine: Machine) -> str | None:
     """Why the layers of ``node`` are left to torch, or None."""
     op = node.op
@@ -152,7 +178,6 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> str | None:
         return f"{hidden} units are more than a cluster has on chip"
     fastest = next(iter(found.values()))
     ours = op.layers * fastest.seconds(op.cell, hidden, max(1, samples), steps, op.directions, machine)
-    products = 2 * samples * hidden**2 * GATES[op.cell] / _LIBRARY_FLOPS
-    library = op.layers * (_LIBRARY_START + op.directions * steps * (_LIBRARY_STEP + products))
+    library = op.layers * (_LIBRARY_START + op.directions * steps * _library_step(op.cell, hidden, max(1, samples)))
     reason = f"layers in kernels are expected to take {ours * 1e6:.0f} us, the library {library * 1e6:.0f} us"
     return kernel_or_library(f"{node.name} layers", ours, library, reason)

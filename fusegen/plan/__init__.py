@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusegen import ops
 from fusegen.ir import EagerOp, GetItemOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
+from fusegen.passes import recurrent
 from fusegen.passes.fuse import FUSION
 from fusegen.plan import cost, strided, updates
 from fusegen.plan.inline import inline
@@ -30,7 +31,8 @@ _LIBRARY = {"conv": "the library's convolution", "matmul": "the library's matrix
 def _eager_reason(node: Node, refusals: tuple[RuleRefused, ...]) -> str:
     if isinstance(node.op, EagerOp):
         return node.op.reason
-    found = next((r.reason for r in refusals if r.node == node.name and r.identity == FUSION), None)
+    asked = (FUSION, recurrent.IDENTITY)
+    found = next((r.reason for r in refusals if r.node == node.name and r.identity in asked), None)
     if library := _LIBRARY.get(node.op.kind):
         return f"{library}: {found}" if found else library
     return found or _ALONE.get(node.op.kind, "what it is part of has no kernel after all")

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 
 from fusegen import dims, ops
-from fusegen.costs import gemm
+from fusegen.costs import gemm, recurrence
 from fusegen.costs.contractions import SPLIT
 from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, MatmulOp, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
-from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan, RecurrencePlan
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 
 
@@ -62,7 +62,8 @@ def _flop_rate(program: Program, step: Step, rates: Machine) -> float:
 
 
 def step_seconds(program: Program, step: KernelStep | EagerStep) -> float:
-    """Roofline time of one step at the traced sizes: the larger of its traffic and its arithmetic."""
+    """Roofline time of one step at the traced sizes: the larger of its traffic and its arithmetic. Of products, and of
+    recurrences, the expected time."""
     rates = machine(program.target)
     product = (step.plan.hopper or step.plan.detail) if isinstance(step, KernelStep) and rates.wgmma else None
     if isinstance(step, KernelStep) and isinstance(product, GemmPlan):
@@ -72,6 +73,10 @@ def step_seconds(program: Program, step: KernelStep | EagerStep) -> float:
         matrices, sizes = gemm.factors(region.body, node).traced(region.body)
         reduces = any(phase.reductions for phase in product.rows.phases)
         return gemm.seconds(*sizes, rates, matrices, reduces)
+    if isinstance(step, KernelStep) and isinstance(step.plan.detail, RecurrencePlan):  # its steps wait for each other
+        region = program.after.node(step.plan.node).op
+        assert isinstance(region, RegionOp)
+        return recurrence.seconds(region.body, step.plan.detail.tile, rates)
     return max(step.bytes / rates.bandwidth, step.flops / _flop_rate(program, step, rates)) + rates.launch
 
 

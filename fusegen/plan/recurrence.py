@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fusegen import dims
 from fusegen.costs import recurrence as costs
 from fusegen.ir import RecurrenceOp
 from fusegen.machines import MACHINES
@@ -14,19 +13,15 @@ from fusegen.tuning import choose
 
 def plan(region: Region, name: str) -> KernelPlan:
     """One launch for all steps, of both directions."""
+    op, hidden, rows, steps = costs.traced(region.body)
     nodes = [node for node in region.body.nodes if isinstance(node.op, RecurrenceOp)]
-    op = nodes[0].op
-    assert isinstance(op, RecurrenceOp)
     args = [region.args[operand].name for operand in nodes[0].inputs]
     directions = [op.direction(args, direction) for direction in range(op.directions)]
-    x, weight, _ = op.direction([region.body.node(operand).type for operand in nodes[0].inputs], 0)
+    x, _, _ = op.direction([region.body.node(operand).type for operand in nodes[0].inputs], 0)
     length, samples = reversed(x.shape[:2]) if op.batch_first else x.shape[:2]
-    hidden = int(weight.shape[1])
-    steps, rows = (dims.evaluate(size, region.body.sizes) for size in (length, samples))
-    tiles = costs.tiles(op.cell, hidden, max(1, rows), steps, op.directions, MACHINES["sm_90"])
-    results = {node.op.result: node.name for node in nodes if isinstance(node.op, RecurrenceOp)}
-    names = {results[kind]: kind for kind in results}
-    written = {names[output.node]: output.name for output in region.outputs}
+    tiles = costs.tiles(op.cell, hidden, rows, steps, op.directions, MACHINES["sm_90"])
+    kinds = {node.name: node.op.result for node in nodes if isinstance(node.op, RecurrenceOp)}
+    written = {kinds[output.node]: output.name for output in region.outputs}
     detail = RecurrencePlan(
         cell=op.cell,
         hidden=hidden,
