@@ -28,7 +28,7 @@ _AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 _MOST_RESIDENT = 2
 """Blocks that are counted on to share a multiprocessor."""
 _CLOCK = 1.755e9
-_STEP, _FUNCTIONS, _TOGETHER, _DOUBLED, _TURN = 245.0, 115.0, 145.0, 90.0, 500.0
+_STEP, _FUNCTIONS, _TOGETHER, _DOUBLED, _TURN = 175.0, 115.0, 215.0, 90.0, 500.0
 """Clocks of a step beside its products (43 tiles of six networks on an H200); those of gates; of a cluster, and of each
 doubling of its blocks; of each further turn."""
 _SHUFFLE, _HIDDEN, _FEW = 5.2, 0.58, 1.75
