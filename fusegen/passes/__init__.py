@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from fusegen.errors import GraphError
 from fusegen.ir import Graph
 from fusegen.machines import DEFAULT_TARGET
-from fusegen.passes import algebra, decompose, fuse, layouts, library, recurrent, simplify, statistics, truncation
+from fusegen.passes import (
+    algebra,
+    decompose,
+    fuse,
+    layouts,
+    library,
+    recurrent,
+    simplify,
+    statistics,
+    truncation,
+    unrolled,
+)
 from fusegen.passes.rewrite import Numerics, Outcome
 from fusegen.verify import verify
 
@@ -32,6 +43,8 @@ def _any_target(run: Callable[[Graph], Outcome]) -> Callable[[Graph, str], Outco
 PIPELINE: tuple[Pass, ...] = (
     # First: what a layer's inputs come to is a product like others, and its bias one for the next pass.
     Pass("recurrent", recurrent.run, Numerics.REASSOCIATES),
+    # Loops that a trace has written out, while each step is in the model's own terms.
+    Pass("unrolled", unrolled.run, Numerics.REASSOCIATES),
     # A bias inside a convolution would hide the linear map from every rule below.
     Pass("decompose", _any_target(decompose.run), Numerics.EXACT),
     # Before the algebra, so that its patterns meet no no-op reshapes or size-1 reductions.

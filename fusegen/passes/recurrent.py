@@ -24,7 +24,8 @@ from fusegen.passes.rewrite import Match, Outcome
 IDENTITY = "recurrent network = its layers, each of products of all inputs and a recurrence"
 
 
-def _is_zero(node: Node) -> bool:
+def is_zero(node: Node) -> bool:
+    """True for first states that need not be read."""
     return isinstance(node.op, FillOp) and node.op.value == 0.0
 
 
@@ -51,7 +52,7 @@ def _expanded(m: Match, op: RecurrentOp) -> list[Node]:
     """The results of the network at the root of ``m``: outputs, last h, and an LSTM's last c."""
     x, *operands = (m.graph.node(name) for name in m.root.inputs)
     firsts, weights = operands[: op.states], operands[op.states :]
-    given = not all(map(_is_zero, firsts))
+    given = not all(map(is_zero, firsts))
     units = int(firsts[0].type.shape[2])
     count, hidden, cells = 4 if op.bias else 2, list[Node](), list[Node]()
     for layer in range(op.layers):
