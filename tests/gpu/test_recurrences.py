@@ -44,6 +44,36 @@ def test_agrees_at_every_size(name: str, tmp_path: Path) -> None:
             assert torch.equal(once, again)
 
 
+LOOPS = {
+    "joined": (
+        "self.i = nn.Linear(88, 72); self.o = nn.Linear(72, 3)",
+        "h, outs = x[0, :, :72], []\nfor t in range(x.size(0)):\n"
+        "    h = torch.tanh(self.i(torch.cat((x[t, :, :16], h), dim=1)))\n    outs.append(self.o(h))\n"
+        "return torch.stack(outs)",
+    ),
+    "lstm_cell": (
+        "self.c = nn.LSTMCell(72, 96)",
+        "h = c = x.new_zeros(x.size(1), 96)\nouts = []\nfor t in range(x.size(0)):\n"
+        "    h, c = self.c(x[t], (h, c))\n    outs.append(h)\nreturn torch.stack(outs, dim=1), c",
+    ),
+    "gru_cell": (
+        "self.c = nn.GRUCell(72, 260)",
+        "h = x.new_zeros(x.size(1), 260)\nfor t in range(x.size(0)):\n    h = self.c(x[t], h)\nreturn h",
+    ),
+}
+"""By name: the constructor, and the forward of x [12, 9, 72]."""
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_one_kernel(name: str, tmp_path: Path) -> None:
+    init, forward = LOOPS[name]
+    compiled, reference, generated = built(write(tmp_path, forward, init, "torch.randn(12, 9, 72)", "x"))
+    plans = [step.plan.detail for step in compiled.program.steps if isinstance(step, KernelStep)]
+    assert sum(isinstance(plan, RecurrencePlan) for plan in plans) == 1
+    for samples in (9, 1, 200):
+        agrees(reference, generated, (torch.randn(12, samples, 72, device="cuda"),))
+
+
 def test_what_is_not_a_number_stays_in_its_sample(tmp_path: Path) -> None:
     path = write(tmp_path, "return self.m(x)[0]", "self.m = nn.GRU(8, 64)", "torch.randn(9, 6, 8)", "x")
     _, reference, generated = built(path)
