@@ -263,6 +263,21 @@ def test_the_oracle_does_not_slice_what_mixes_rows() -> None:
         oracle(Hungry(separable=False), (torch.rand(7, 3, dtype=torch.float64),))
 
 
+class Starting(nn.Linear):
+    """Makes a tensor of torch's own element type, as states to start from are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.zeros(x.shape)) + x
+
+
+def test_what_forward_makes_is_as_precise_as_the_oracle() -> None:
+    x = torch.rand(2, 3, dtype=torch.float64)
+    model = Starting(3, 3).double()
+    (r,) = oracle(model, (x,))
+    assert torch.equal(r, model.bias + x)
+    assert torch.get_default_dtype() is torch.float32
+
+
 def test_convolutions_are_also_checked_with_tf32_off() -> None:
     def reference() -> nn.Module:
         return nn.Conv1d(2, 3, 3)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import gc
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, FunctionType
@@ -224,6 +225,18 @@ def _separable(module: nn.Module, inputs: tuple[Any, ...]) -> bool:
     )
 
 
+@contextmanager
+def _made_in_double() -> Iterator[None]:
+    """Within it, tensors that forward makes without naming an element type are float64, as its parameters are."""
+    saved = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(saved)
+
+
+@_made_in_double()
 def oracle(module: nn.Module, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
     """The outputs of ``module`` (already float64); by slices of the batch where memory runs out."""
     try:
