@@ -332,13 +332,18 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     const int64_t row = (first + sample) * sample_hop - (direction ? (length - 1) * step_hop : 0);
     const float* sums = from.sums + row * (GATES * HIDDEN) + unit;
     float* output = args.outputs + (row * DIRECTIONS + direction) * HIDDEN + unit;
-    float x[GATES] = {};   // of inputs: they are on their way while the step before is computed
-    auto fetch = [&](bool in) {
-        if (in)
+    // Those of inputs are on their way for two turns: of one that memory answers late, a small layer has none to spare.
+    float x[GATES] = {}, after[GATES] = {};
+    int ahead = 0, steps_left = length;   // the turn that is fetched next, and steps that have one
+    auto fetch = [&](float (&v)[GATES]) {
+        if (steps_left > 0 && exists(ahead))
 #pragma unroll
-            for (int g = 0; g < GATES; ++g) x[g] = __ldg(sums + g * HIDDEN);
+            for (int g = 0; g < GATES; ++g) v[g] = __ldg(sums + g * HIDDEN);
+        const bool wraps = ahead + 1 == turns;
+        sums += (wraps ? wrap : turn_hop) * (GATES * HIDDEN);
+        ahead = wraps ? 0 : ahead + 1, steps_left -= wraps;
     };
-    fetch(exists(0));
+    fetch(x), fetch(after);
 
 #pragma unroll 1
     for (int step = 0; step < length; ++step) {
@@ -376,11 +381,10 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 if (copy == 0) *to = h;
                 if (copy == 0) *output = h;
             }
-            const bool wraps = turn + 1 == turns;
-            const int64_t hop = wraps ? wrap : turn_hop;
-            sums += hop * (GATES * HIDDEN);
-            output += hop * (DIRECTIONS * HIDDEN);
-            fetch(wraps ? !last && exists(0) : exists(turn + 1));
+            output += (turn + 1 == turns ? wrap : turn_hop) * (DIRECTIONS * HIDDEN);
+#pragma unroll
+            for (int g = 0; g < GATES; ++g) x[g] = after[g];
+            fetch(after);
         }
     }
 #endif
@@ -1107,18 +1111,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6270d0408f8e8329, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bcb7b589c407144b, m) {
     m.def("k0_recurrence(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6270d0408f8e8329, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_bcb7b589c407144b, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6270d0408f8e8329"
+_fusegen_NAMESPACE = "fusegen_bcb7b589c407144b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -488,13 +488,18 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     const int64_t row = (first + sample) * sample_hop;
     const float* sums = from.sums + row * (GATES * HIDDEN) + unit;
     float* output = args.outputs + row * HIDDEN + unit;
-    float x[GATES] = {};   // of inputs: they are on their way while the step before is computed
-    auto fetch = [&](bool in) {
-        if (in)
+    // Those of inputs are on their way for two turns: of one that memory answers late, a small layer has none to spare.
+    float x[GATES] = {}, after[GATES] = {};
+    int ahead = 0, steps_left = length;   // the turn that is fetched next, and steps that have one
+    auto fetch = [&](float (&v)[GATES]) {
+        if (steps_left > 0 && exists(ahead))
 #pragma unroll
-            for (int g = 0; g < GATES; ++g) x[g] = __ldg(sums + g * HIDDEN);
+            for (int g = 0; g < GATES; ++g) v[g] = __ldg(sums + g * HIDDEN);
+        const bool wraps = ahead + 1 == turns;
+        sums += (wraps ? wrap : turn_hop) * (GATES * HIDDEN);
+        ahead = wraps ? 0 : ahead + 1, steps_left -= wraps;
     };
-    fetch(exists(0));
+    fetch(x), fetch(after);
     cluster_sync();
 
 #pragma unroll 1
@@ -538,11 +543,10 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                         if (b + copy < BLOCKS) send(remote(shared_address(to), b + copy), h, remote(barriers + 8 * next, b + copy));
                 if (copy == 0) *output = h;
             }
-            const bool wraps = turn + 1 == turns;
-            const int64_t hop = wraps ? wrap : turn_hop;
-            sums += hop * (GATES * HIDDEN);
-            output += hop * (DIRECTIONS * HIDDEN);
-            fetch(wraps ? !last && exists(0) : exists(turn + 1));
+            output += (turn + 1 == turns ? wrap : turn_hop) * (DIRECTIONS * HIDDEN);
+#pragma unroll
+            for (int g = 0; g < GATES; ++g) x[g] = after[g];
+            fetch(after);
         }
     }
 #endif
@@ -2043,20 +2047,20 @@ Tensor call_k2_gemm_simt(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f9f00feb68a28929, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d3e2eaa28238c81a, m) {
     m.def("k0_recurrence(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f9f00feb68a28929, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d3e2eaa28238c81a, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f9f00feb68a28929"
+_fusegen_NAMESPACE = "fusegen_d3e2eaa28238c81a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
