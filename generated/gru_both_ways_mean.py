@@ -348,7 +348,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
 #pragma unroll 1
     for (int step = 0; step < length; ++step) {
         const int now = step % 2, next = 1 - now;
-        const bool last = step + 1 == length;
         __syncthreads();
 #pragma unroll 1
         for (int turn = 0; turn < turns; ++turn) {
@@ -1111,18 +1110,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bcb7b589c407144b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8007992df2fe0ff5, m) {
     m.def("k0_recurrence(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_bcb7b589c407144b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_8007992df2fe0ff5, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_bcb7b589c407144b"
+_fusegen_NAMESPACE = "fusegen_8007992df2fe0ff5"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
