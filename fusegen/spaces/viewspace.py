@@ -267,11 +267,11 @@ def _writer(body: Graph) -> Node:
 
 
 def pays(body: Graph) -> bool:
-    """False where torch itself writes the result of one view at once, whole rows of it."""
+    """False where torch itself writes the result of one view at once, whole rows of it; padding it writes twice."""
     writer = _writer(body)
     turned = isinstance(writer.op, PermuteOp) and writer.op.order[-1] != writer.type.rank - 1
     written = sum(copies(node, body) or isinstance(node.op, FillOp) for node in body.nodes)
-    return turned or isinstance(writer.op, PointwiseOp) or written > 1
+    return turned or isinstance(writer.op, (PointwiseOp, PadOp)) or written > 1
 
 
 def refusal(body: Graph) -> str | None:
