@@ -3813,7 +3813,7 @@ Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
     // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
     const int64_t blocks = (STRIDED ? 3 : 4) * busy;
     int64_t splits = groups < blocks ? blocks / groups : 1;
-    const int64_t useful = (length * columns + 8191) / 8192;   // blocks whose threads have eight accesses each
+    const int64_t useful = (length * columns + 4095) / 4096;   // blocks whose threads have four accesses each
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
     const int64_t chunk = (slots + splits - 1) / splits;
@@ -4131,18 +4131,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3e0ddfd7ce8e9c56, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_181461f3548bc79a, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3e0ddfd7ce8e9c56, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_181461f3548bc79a, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3e0ddfd7ce8e9c56"
+_fusegen_NAMESPACE = "fusegen_181461f3548bc79a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -26,7 +26,10 @@
 #   %p_conv_transpose_weight: float32[32, 64, 3, 3, 3] = param('conv_transpose.weight')
 #   %p_conv_transpose_bias: float32[64] = param('conv_transpose.bias')
 #   %x: float32[x0_0, 32, x0_2, x0_3, x0_4] = input(0)
-#   %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = pad(%p_conv_transpose_weight, before=(0, 0, 1, 1, 1), after=(0, 0, 0, 0, 0))
+#   %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = region.pointwise(%p_conv_transpose_weight)
+#       %p_conv_transpose_weight: float32[32, 64, 3, 3, 3] = input(0)
+#       %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = pad(%p_conv_transpose_weight, before=(0, 0, 1, 1, 1), after=(0, 0, 0, 0, 0))
+#       return %avg_pool3d_r1_r1
 #   %avg_pool3d_r1_r2: float32[32, 64, 2, 2, 2] = region.pool(%avg_pool3d_r1_r1)
 #       %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = input(0)
 #       %avg_pool3d_r1_r2: float32[32, 64, 2, 2, 2] = mean_pool3d(%avg_pool3d_r1_r1, kernel=(2, 2, 2), stride=(2, 2, 2))
@@ -48,9 +51,9 @@
 #   return %mul
 #
 # Steps:
-#   %avg_pool3d_r1_r1: torch, 745 kB, 0 FLOP (with avg_pool3d_r1_r2: what is joined, padded or spread is read as it lies)
-#   k0_pool: generated pool kernel, 590 kB, 131 kFLOP
-#   k1_contraction: generated contraction kernel, 46.4 MB, 4.32 GFLOP
+#   k0_pointwise: generated pointwise kernel, 745 kB, 0 FLOP
+#   k1_pool: generated pool kernel, 590 kB, 131 kFLOP
+#   k2_contraction: generated contraction kernel, 46.4 MB, 4.32 GFLOP
 #
 # Memory traffic: 728 MB before, 47.7 MB after.
 # Arithmetic: 14.6 GFLOP before, 4.32 GFLOP after.
@@ -302,10 +305,112 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
-// k0_pool
+// k0_pointwise
+//   %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = pad(%p_conv_transpose_weight, before=(0, 0, 1, 1, 1), after=(0, 0, 0, 0, 0))
+
+namespace k0_pointwise_kernel {
+
+constexpr int THREADS = 256;
+constexpr int WIDTH = 4;  // elements of a 16-byte access
+
+template <typename T, int COUNT>
+struct alignas(sizeof(T) * COUNT) Pack {
+    T at[COUNT];
+};
+
+// A digit of an element's number, number / stride % size, which is divided once and counts from there. Where it is the first, it has no end.
+template <typename Index, bool FIRST>
+struct Digit {
+    Index at, rest;
+
+    __device__ Digit(Index number, Index stride, Index size) : at(number / stride), rest(number - at * stride) {
+        if (!FIRST) at %= size;
+    }
+    __device__ void advance(Index stride, Index size) {
+        if (++rest < stride) return;
+        rest = 0;
+        if (++at == size && !FIRST) at = 0;
+    }
+};
+
+// Elements base..base+COUNT-1.
+template <typename Index, int COUNT>
+__device__ __forceinline__ void compute(
+    const float* __restrict__ p0,
+    float* __restrict__ y0,
+    const int64_t base
+) {
+
+    Digit<Index, false> i0_digit(static_cast<Index>(base), 16, 4);
+    Digit<Index, false> i1_digit(static_cast<Index>(base), 4, 4);
+    Digit<Index, false> i2_digit(static_cast<Index>(base), 1, 4);
+    Digit<Index, true> i3_digit(static_cast<Index>(base), 64, 1);
+    Pack<float, COUNT> y0_pack;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        [[maybe_unused]] const Index index = static_cast<Index>(base + i);
+        const Index i0 = i0_digit.at;
+        const Index i1 = i1_digit.at;
+        const Index i2 = i2_digit.at;
+        const Index i3 = i3_digit.at;
+        const Index j0 = i0 - 1;
+        const Index j1 = i1 - 1;
+        const Index j2 = i2 - 1;
+        const auto v0_p0 = i0 >= 1 && i1 >= 1 && i2 >= 1 ? p0[i3 * 27 + j0 * 9 + j1 * 3 + j2] : 0.0f;  // %p_conv_transpose_weight: float32[32, 64, 3, 3, 3]
+        const float t0 = (i0 >= 1 && i1 >= 1 && i2 >= 1 ? v0_p0 : 0.0f);  // %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = pad(%p_conv_transpose_weight, before=(0, 0, 1, 1, 1), after=(0, 0, 0, 0, 0))
+        i0_digit.advance(16, 4);
+        i1_digit.advance(4, 4);
+        i2_digit.advance(1, 4);
+        i3_digit.advance(64, 1);
+        y0_pack.at[i] = t0;
+    }
+    *reinterpret_cast<Pack<float, COUNT>*>(y0 + base) = y0_pack;
+}
+
+// COUNT elements of every thread; the last one has the rest, fewer than COUNT. Threads that stay for more are slower.
+template <typename Index, int COUNT>
+__global__ void __launch_bounds__(THREADS) run(
+    const float* __restrict__ p0,
+    float* __restrict__ y0,
+    const int64_t count
+) {
+    await_previous();
+    const int64_t base = (int64_t(blockIdx.x) * THREADS + threadIdx.x) * COUNT;
+    if (base + COUNT <= count) compute<Index, COUNT>(p0, y0, base);
+    else for (int64_t i = base; i < count; ++i) compute<Index, 1>(p0, y0, i);
+}
+
+// Coordinates are 32 bits wide where they fit.
+template <int COUNT>
+int launch(const float* p0, float* y0, cudaStream_t stream, int64_t count) {
+    const int64_t needed = (count - 1) / (int64_t(THREADS) * COUNT) + 1;
+    if (needed > INT32_MAX) return cudaErrorInvalidValue;
+    const auto blocks = static_cast<unsigned int>(needed);
+    if (count <= INT32_MAX && 55296 <= INT32_MAX) {
+        enqueue(run<int32_t, COUNT>, blocks, THREADS, 0, stream,
+            p0, y0, count);
+    } else {
+        enqueue(run<int64_t, COUNT>, blocks, THREADS, 0, stream, p0, y0, count);
+    }
+    return cudaGetLastError();
+}
+
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+extern "C" int k0_pointwise(const float* p0, float* y0, cudaStream_t stream) {
+    const int64_t count = 131072;
+    if (count == 0) return cudaSuccess;
+    const bool vectorised = aligned(y0);
+    return vectorised ? launch<WIDTH>(p0, y0, stream, count) : launch<1>(p0, y0, stream, count);
+}
+
+}  // namespace k0_pointwise_kernel
+
+// ------------------------------------------------------------------------------------------------
+// k1_pool
 //   %avg_pool3d_r1_r2: float32[32, 64, 2, 2, 2] = mean_pool3d(%avg_pool3d_r1_r1, kernel=(2, 2, 2), stride=(2, 2, 2))
 
-namespace k0_pool_kernel {
+namespace k1_pool_kernel {
 
 // A thread computes RESULTS results, one below the other, and ACROSS side by side, whose windows begin with accesses of
 // VEC elements: what they share is read once.
@@ -472,7 +577,7 @@ bool fits(const Args& args) {
     return multiple(args.x0, VEC) && args.in_width % VEC == 0 && multiple(args.y0, ACROSS) && args.out_width % ACROSS == 0;
 }
 
-extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
+extern "C" int k1_pool(const float* x0, float* y0, cudaStream_t stream) {
     const int64_t planes = 2048;
     const int64_t in_depth = 4, in_height = 4, in_width = 4;
     const int64_t out_depth = 2, out_height = 2, out_width = 2;
@@ -488,10 +593,10 @@ extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
     return launch<1>(args, planes * out_depth, stream);
 }
 
-}  // namespace k0_pool_kernel
+}  // namespace k1_pool_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_contraction_in_place
+// k2_contraction_in_place
 //   %scalar: float32[] = const(0.0)
 //   %scalar_1: float32[] = const(1.0)
 //   %scalar_3: float32[] = const(2.0)
@@ -502,7 +607,7 @@ extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream) {
 //   %clamp_2: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = minimum(%clamp, %scalar_1)
 //   %mul: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = mul(%clamp_2, %scalar_3)
 
-namespace k1_contraction_in_place_kernel {
+namespace k2_contraction_in_place_kernel {
 
 // Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
 // of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
@@ -1043,13 +1148,13 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     return cudaSuccess;
 }
 
-extern "C" int64_t k1_contraction_in_place_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+extern "C" int64_t k2_contraction_in_place_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
     const int64_t in[3] = {depth, height, width};
     const int64_t out[3] = {depth - 1, height - 1, width - 1};
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k1_contraction_in_place(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k2_contraction_in_place(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {depth, height, width};
     const int64_t out[3] = {depth - 1, height - 1, width - 1};
     if (!tf32 || in[2] % 4 != 0 || reinterpret_cast<uintptr_t>(x0) % 16 != 0 || !fits(batch, in, out)) return cudaErrorNotSupported;
@@ -1060,10 +1165,10 @@ extern "C" int k1_contraction_in_place(const float* p0, const float* x0, const f
     return launch(args, batch, in, out, workspace, stream);
 }
 
-}  // namespace k1_contraction_in_place_kernel
+}  // namespace k2_contraction_in_place_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_contraction_sm90
+// k2_contraction_sm90
 //   %scalar: float32[] = const(0.0)
 //   %scalar_1: float32[] = const(1.0)
 //   %scalar_3: float32[] = const(2.0)
@@ -1074,7 +1179,7 @@ extern "C" int k1_contraction_in_place(const float* p0, const float* x0, const f
 //   %clamp_2: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = minimum(%clamp, %scalar_1)
 //   %mul: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = mul(%clamp_2, %scalar_3)
 
-namespace k1_contraction_sm90_kernel {
+namespace k2_contraction_sm90_kernel {
 
 // Implicit GEMM. A first kernel writes the input padded, rounded to TF32 and channel-quad-major, a grid of
 // slots [quad of channels][sample, z, y, x][4], one grid for each residue of the stride. Zero slots at the
@@ -1680,13 +1785,13 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     return cudaSuccess;
 }
 
-extern "C" int64_t k1_contraction_sm90_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+extern "C" int64_t k2_contraction_sm90_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
     const int64_t in[3] = {depth, height, width};
     const int64_t out[3] = {depth - 1, height - 1, width - 1};
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k1_contraction_sm90(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k2_contraction_sm90(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {depth, height, width};
     const int64_t out[3] = {depth - 1, height - 1, width - 1};
     if (!tf32 || !fits(batch, in, out)) return cudaErrorNotSupported;
@@ -1697,10 +1802,10 @@ extern "C" int k1_contraction_sm90(const float* p0, const float* x0, const float
     return launch(args, batch, in, out, workspace, stream);
 }
 
-}  // namespace k1_contraction_sm90_kernel
+}  // namespace k2_contraction_sm90_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_contraction_fp32
+// k2_contraction_fp32
 //   %scalar: float32[] = const(0.0)
 //   %scalar_1: float32[] = const(1.0)
 //   %scalar_3: float32[] = const(2.0)
@@ -1711,7 +1816,7 @@ extern "C" int k1_contraction_sm90(const float* p0, const float* x0, const float
 //   %clamp_2: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = minimum(%clamp, %scalar_1)
 //   %mul: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = mul(%clamp_2, %scalar_3)
 
-namespace k1_contraction_fp32_kernel {
+namespace k2_contraction_fp32_kernel {
 
 // Implicit GEMM in full fp32. A kernel writes the input padded and channel-quad-major, a grid of slots
 // [quad of channels][sample, z, y, x][4], one grid for each residue of the stride. Zero slots at the
@@ -2470,13 +2575,13 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     return cudaSuccess;
 }
 
-extern "C" int64_t k1_contraction_fp32_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+extern "C" int64_t k2_contraction_fp32_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
     const int64_t in[3] = {depth, height, width};
     const int64_t out[3] = {depth - 1, height - 1, width - 1};
     return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
 }
 
-extern "C" int k1_contraction_fp32(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k2_contraction_fp32(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     const int64_t in[3] = {depth, height, width};
     const int64_t out[3] = {depth - 1, height - 1, width - 1};
     if (!fits(batch, in, out)) return cudaErrorNotSupported;
@@ -2487,10 +2592,10 @@ extern "C" int k1_contraction_fp32(const float* p0, const float* x0, const float
     return launch(args, batch, in, out, workspace, stream);
 }
 
-}  // namespace k1_contraction_fp32_kernel
+}  // namespace k2_contraction_fp32_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_contraction_sm80
+// k2_contraction_sm80
 //   %scalar: float32[] = const(0.0)
 //   %scalar_1: float32[] = const(1.0)
 //   %scalar_3: float32[] = const(2.0)
@@ -2501,7 +2606,7 @@ extern "C" int k1_contraction_fp32(const float* p0, const float* x0, const float
 //   %clamp_2: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = minimum(%clamp, %scalar_1)
 //   %mul: float32[x0_0, 64, x0_2 - 1, x0_3 - 1, x0_4 - 1] = mul(%clamp_2, %scalar_3)
 
-namespace k1_contraction_sm80_kernel {
+namespace k2_contraction_sm80_kernel {
 
 //   y[n, o, p] = sum over channels c and taps k of w[o, c, k] * x[n, c, i(p, k)]
 //
@@ -3153,38 +3258,38 @@ int compute(const float* p0, const float* x0, const float* x1, float* y0, void* 
     return tf32 ? launch<false>(args, samples, stream) : launch<true>(args, samples, stream);
 }
 
-extern "C" int64_t k1_contraction_sm80_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+extern "C" int64_t k2_contraction_sm80_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
     return workspace_bytes();
 }
 
-extern "C" int k1_contraction_sm80(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k2_contraction_sm80(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     return compute(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
 }
 
-}  // namespace k1_contraction_sm80_kernel
+}  // namespace k2_contraction_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_contraction: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
+// k2_contraction: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
 
-extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
-    int64_t most = k1_contraction_sm80_kernel::k1_contraction_sm80_workspace(batch, depth, height, width);
+extern "C" int64_t k2_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width) {
+    int64_t most = k2_contraction_sm80_kernel::k2_contraction_sm80_workspace(batch, depth, height, width);
     if (!on_hopper()) return most;
-    if (const int64_t bytes = k1_contraction_in_place_kernel::k1_contraction_in_place_workspace(batch, depth, height, width); bytes > most) most = bytes;
-    if (const int64_t bytes = k1_contraction_sm90_kernel::k1_contraction_sm90_workspace(batch, depth, height, width); bytes > most) most = bytes;
-    if (const int64_t bytes = k1_contraction_fp32_kernel::k1_contraction_fp32_workspace(batch, depth, height, width); bytes > most) most = bytes;
+    if (const int64_t bytes = k2_contraction_in_place_kernel::k2_contraction_in_place_workspace(batch, depth, height, width); bytes > most) most = bytes;
+    if (const int64_t bytes = k2_contraction_sm90_kernel::k2_contraction_sm90_workspace(batch, depth, height, width); bytes > most) most = bytes;
+    if (const int64_t bytes = k2_contraction_fp32_kernel::k2_contraction_fp32_workspace(batch, depth, height, width); bytes > most) most = bytes;
     return most;
 }
 
-extern "C" int k1_contraction(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+extern "C" int k2_contraction(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        int status = k1_contraction_in_place_kernel::k1_contraction_in_place(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
+        int status = k2_contraction_in_place_kernel::k2_contraction_in_place(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
-        status = k1_contraction_sm90_kernel::k1_contraction_sm90(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
+        status = k2_contraction_sm90_kernel::k2_contraction_sm90(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
-        status = k1_contraction_fp32_kernel::k1_contraction_fp32(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
+        status = k2_contraction_fp32_kernel::k2_contraction_fp32(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
     }
-    return k1_contraction_sm80_kernel::k1_contraction_sm80(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
+    return k2_contraction_sm80_kernel::k2_contraction_sm80(p0, x0, x1, y0, workspace, batch, depth, height, width, tf32, stream);
 }
 """
 
@@ -3205,9 +3310,10 @@ _fusegen_GLUE_SOURCE = r"""
 #include <string>
 #include <vector>
 
-extern "C" int k0_pool(const float* x0, float* y0, cudaStream_t stream);
-extern "C" int k1_contraction(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
-extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
+extern "C" int k0_pointwise(const float* p0, float* y0, cudaStream_t stream);
+extern "C" int k1_pool(const float* x0, float* y0, cudaStream_t stream);
+extern "C" int k2_contraction(const float* p0, const float* x0, const float* x1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
+extern "C" int64_t k2_contraction_workspace(int64_t batch, int64_t depth, int64_t height, int64_t width);
 
 namespace {
 
@@ -3273,24 +3379,41 @@ struct Scratch {
     void* workspace() const { return data<char>(memory) + counter_bytes; }
 };
 
-Tensor call_k0_pool(
+Tensor call_k0_pointwise(
+    const Tensor& p0_given
+) {
+    const int32_t device = p0_given.get_device_index();
+    const torch::stable::accelerator::DeviceGuard device_guard(device);
+    const Tensor p0 = operand(p0_given, "k0_pointwise: p0", device, aoti_torch_dtype_float32(), 5);
+    require(p0.size(0) == 32, "k0_pointwise", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 64, "k0_pointwise", "p0 has another size on axis 1 than compiled for");
+    require(p0.size(2) == 3, "k0_pointwise", "p0 has another size on axis 2 than compiled for");
+    require(p0.size(3) == 3, "k0_pointwise", "p0 has another size on axis 3 than compiled for");
+    require(p0.size(4) == 3, "k0_pointwise", "p0 has another size on axis 4 than compiled for");
+    const Tensor y0 = allocate({32, 64, 4, 4, 4}, aoti_torch_dtype_float32(), device);
+    const cudaStream_t stream = current_stream(device);
+    check(k0_pointwise(data<const float>(p0), data<float>(y0), stream), "k0_pointwise");
+    return y0;
+}
+
+Tensor call_k1_pool(
     const Tensor& x0_given
 ) {
     const int32_t device = x0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_pool: x0", device, aoti_torch_dtype_float32(), 5);
-    require(x0.size(0) == 32, "k0_pool", "x0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 64, "k0_pool", "x0 has another size on axis 1 than compiled for");
-    require(x0.size(2) == 4, "k0_pool", "x0 has another size on axis 2 than compiled for");
-    require(x0.size(3) == 4, "k0_pool", "x0 has another size on axis 3 than compiled for");
-    require(x0.size(4) == 4, "k0_pool", "x0 has another size on axis 4 than compiled for");
+    const Tensor x0 = operand(x0_given, "k1_pool: x0", device, aoti_torch_dtype_float32(), 5);
+    require(x0.size(0) == 32, "k1_pool", "x0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 64, "k1_pool", "x0 has another size on axis 1 than compiled for");
+    require(x0.size(2) == 4, "k1_pool", "x0 has another size on axis 2 than compiled for");
+    require(x0.size(3) == 4, "k1_pool", "x0 has another size on axis 3 than compiled for");
+    require(x0.size(4) == 4, "k1_pool", "x0 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({32, 64, 2, 2, 2}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k0_pool(data<const float>(x0), data<float>(y0), stream), "k0_pool");
+    check(k1_pool(data<const float>(x0), data<float>(y0), stream), "k1_pool");
     return y0;
 }
 
-Tensor call_k1_contraction(
+Tensor call_k2_contraction(
     const Tensor& p0_given,
     const Tensor& x0_given,
     const Tensor& x1_given,
@@ -3298,42 +3421,44 @@ Tensor call_k1_contraction(
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor x1 = operand(x1_given, "k1_contraction: x1", device, aoti_torch_dtype_float32(), 5);
+    const Tensor p0 = operand(p0_given, "k2_contraction: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k2_contraction: x0", device, aoti_torch_dtype_float32(), 5);
+    const Tensor x1 = operand(x1_given, "k2_contraction: x1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
-    require(p0.size(0) == 64, "k1_contraction", "p0 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 32, "k1_contraction", "x0 has another size on axis 1 than compiled for");
-    require(x1.size(0) == 32, "k1_contraction", "x1 has another size on axis 0 than compiled for");
-    require(x1.size(1) == 64, "k1_contraction", "x1 has another size on axis 1 than compiled for");
-    require(x1.size(2) == 2, "k1_contraction", "x1 has another size on axis 2 than compiled for");
-    require(x1.size(3) == 2, "k1_contraction", "x1 has another size on axis 3 than compiled for");
-    require(x1.size(4) == 2, "k1_contraction", "x1 has another size on axis 4 than compiled for");
+    require(p0.size(0) == 64, "k2_contraction", "p0 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 32, "k2_contraction", "x0 has another size on axis 1 than compiled for");
+    require(x1.size(0) == 32, "k2_contraction", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 64, "k2_contraction", "x1 has another size on axis 1 than compiled for");
+    require(x1.size(2) == 2, "k2_contraction", "x1 has another size on axis 2 than compiled for");
+    require(x1.size(3) == 2, "k2_contraction", "x1 has another size on axis 3 than compiled for");
+    require(x1.size(4) == 2, "k2_contraction", "x1 has another size on axis 4 than compiled for");
     const Tensor y0 = allocate({batch, 64, depth - 1, height - 1, width - 1}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k1_contraction_workspace(batch, depth, height, width);
+    const int64_t bytes = k2_contraction_workspace(batch, depth, height, width);
     const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_contraction(data<const float>(p0), data<const float>(x0), data<const float>(x1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k1_contraction");
+    check(k2_contraction(data<const float>(p0), data<const float>(x0), data<const float>(x1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k2_contraction");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c55c1dca88d80c77, m) {
-    m.def("k0_pool(Tensor x0) -> Tensor");
-    m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2079d8dfb65adc3b, m) {
+    m.def("k0_pointwise(Tensor p0) -> Tensor");
+    m.def("k1_pool(Tensor x0) -> Tensor");
+    m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c55c1dca88d80c77, CUDA, m) {
-    m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
-    m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_2079d8dfb65adc3b, CUDA, m) {
+    m.impl("k0_pointwise", TORCH_BOX(&call_k0_pointwise));
+    m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
+    m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c55c1dca88d80c77"
+_fusegen_NAMESPACE = "fusegen_2079d8dfb65adc3b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -3414,7 +3539,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_pool"):
+    if not hasattr(namespace, "k0_pointwise"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -3456,11 +3581,15 @@ _fusegen_load._dynamo_marked_constant = True  # torch.compile runs it while trac
 # ---- shapes without data, for torch.compile and torch.export -----------------------------------------------
 
 
-def _fusegen_fake_k0_pool(x0):
+def _fusegen_fake_k0_pointwise(p0):
+    return p0.new_empty([32, 64, 4, 4, 4], dtype=_fusegen_torch.float32)
+
+
+def _fusegen_fake_k1_pool(x0):
     return x0.new_empty([32, 64, 2, 2, 2], dtype=_fusegen_torch.float32)
 
 
-def _fusegen_fake_k1_contraction(p0, x0, x1, tf32):
+def _fusegen_fake_k2_contraction(p0, x0, x1, tf32):
     batch = x0.shape[0]
     depth = x0.shape[2]
     height = x0.shape[3]
@@ -3469,8 +3598,9 @@ def _fusegen_fake_k1_contraction(p0, x0, x1, tf32):
 
 
 _fusegen_fakes = {
-    "k0_pool": _fusegen_fake_k0_pool,
-    "k1_contraction": _fusegen_fake_k1_contraction,
+    "k0_pointwise": _fusegen_fake_k0_pointwise,
+    "k1_pool": _fusegen_fake_k1_pool,
+    "k2_contraction": _fusegen_fake_k2_contraction,
 }
 
 
@@ -3514,11 +3644,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 
 def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
-    """The graph after rewriting: 2 generated kernels, 1 call to torch."""
-    # %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = pad(%p_conv_transpose_weight, before=(0, 0, 1, 1, 1), after=(0, 0, 0, 0, 0))
-    v_avg_pool3d_r1_r1 = _fusegen_torch.nn.functional.pad(v_p_conv_transpose_weight, [1, 0, 1, 0, 1, 0, 0, 0, 0, 0], value=0.0)
-    v_avg_pool3d_r1_r2 = ops[0](v_avg_pool3d_r1_r1)
-    v_mul = ops[1](v_p_conv_transpose_bias, v_x, v_avg_pool3d_r1_r2, _fusegen_rounds("k1_contraction", v_x, v_avg_pool3d_r1_r2, (1, 1, 1), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
+    """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
+    v_avg_pool3d_r1_r1 = ops[0](v_p_conv_transpose_weight)
+    v_avg_pool3d_r1_r2 = ops[1](v_avg_pool3d_r1_r1)
+    v_mul = ops[2](v_p_conv_transpose_bias, v_x, v_avg_pool3d_r1_r2, _fusegen_rounds("k2_contraction", v_x, v_avg_pool3d_r1_r2, (1, 1, 1), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
     return v_mul
 
 

@@ -3700,10 +3700,10 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
     const int most = on_hopper() ? MAX_CLUSTER : 1;
     for (int c = 1; c <= most; c *= 2) {
         const int64_t chunk = (slots + c - 1) / c;
-        // Rather more blocks than reading again, and that rather than more than eight.
+        // Rather more blocks than reading again, and that rather than more than eight, or than half of the multiprocessors without one.
         const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
         const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
-        if (fits && (enough || (c == most && (KEPT > 0 || groups * c >= busy / 2)))) {
+        if (fits && (enough || (c == most && groups * c >= busy / 2))) {
             const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
             return {true, THREADS, c, chunk, kept, groups};
         }
@@ -3711,7 +3711,7 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
     // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
     const int64_t blocks = (STRIDED ? 3 : 4) * busy;
     int64_t splits = groups < blocks ? blocks / groups : 1;
-    const int64_t useful = (length * columns + 8191) / 8192;   // blocks whose threads have eight accesses each
+    const int64_t useful = (length * columns + 4095) / 4096;   // blocks whose threads have four accesses each
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
     const int64_t chunk = (slots + splits - 1) / splits;
@@ -3962,18 +3962,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_93d7bb506d9e9026, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d83d5711d5c9f0f6, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_93d7bb506d9e9026, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d83d5711d5c9f0f6, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_93d7bb506d9e9026"
+_fusegen_NAMESPACE = "fusegen_d83d5711d5c9f0f6"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -865,7 +865,7 @@ Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
     // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
     const int64_t blocks = (STRIDED ? 3 : 4) * busy;
     int64_t splits = groups < blocks ? blocks / groups : 1;
-    const int64_t useful = (length * columns + 8191) / 8192;   // blocks whose threads have eight accesses each
+    const int64_t useful = (length * columns + 4095) / 4096;   // blocks whose threads have four accesses each
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
     const int64_t chunk = (slots + splits - 1) / splits;
@@ -1110,18 +1110,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8007992df2fe0ff5, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd68911fad7442b1, m) {
     m.def("k0_recurrence(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8007992df2fe0ff5, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cd68911fad7442b1, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8007992df2fe0ff5"
+_fusegen_NAMESPACE = "fusegen_cd68911fad7442b1"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -779,7 +779,7 @@ Schedule schedule(int64_t row_count, int64_t slots, int step, int side) {
     // Streaming: two turns of the blocks that all multiprocessors hold, and no third one with a few.
     const int64_t blocks = (STRIDED ? 3 : 4) * busy;
     int64_t splits = groups < blocks ? blocks / groups : 1;
-    const int64_t useful = (length * columns + 8191) / 8192;   // blocks whose threads have eight accesses each
+    const int64_t useful = (length * columns + 4095) / 4096;   // blocks whose threads have four accesses each
     if (splits > useful) splits = useful;
     if (splits > MAX_SPLITS) splits = MAX_SPLITS;
     const int64_t chunk = (slots + splits - 1) / splits;
@@ -1188,20 +1188,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_da95c74d85b001e1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a900a511895cf952, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_stream(Tensor p0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_da95c74d85b001e1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a900a511895cf952, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_da95c74d85b001e1"
+_fusegen_NAMESPACE = "fusegen_a900a511895cf952"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -19,7 +19,6 @@ _ALONE = {
     "getitem": "one result of the op above",
     "fill": "one number throughout",
     "cat": "joined by torch",
-    "pad": "padded by torch",
     "flip": "copied by torch",
     "triangle": "copied by torch",
     **dict.fromkeys(("reshape", "permute", "slice", "expand"), "a view"),
