@@ -91,6 +91,13 @@ LOOPS: dict[str, tuple[str, str, str, list[str]]] = {
         "6, 3, 5",
         [],
     ),
+    "one_of_two": (  # the longer one stays
+        "self.c = nn.RNNCell(5, 4); self.d = nn.RNNCell(5, 4); self.o = nn.Linear(4, 5)",
+        "y = x[0]\nfor t in range(6):\n    h = self.c(y, h)\n    y = self.o(h)\n"
+        "for t in range(5):\n    h = self.d(x[t], h)\nreturn h",
+        "6, 3, 5",
+        [RECURRENCE],
+    ),
     "other_weights": (
         "self.c = nn.ModuleList([nn.RNNCell(5, 4) for _ in range(6)])",
         "for t in range(6):\n    h = self.c[t](x[t], h)\nreturn h",

@@ -138,8 +138,8 @@ def _before(graph: Graph, steps: Mapping[str, _Step], step: _Step, term: _Term) 
     return steps.get(h.inputs[0]) if both and h.inputs == c.inputs else None
 
 
-def _loop(graph: Graph) -> tuple[list[_Step], int] | None:
-    """The steps of a loop, each the state that the next one has in its term of this place."""
+def _loops(graph: Graph) -> list[tuple[list[_Step], int]]:
+    """The steps of every loop, the longest first, each the state that the next one has in its term of this place."""
     steps = {node.name: step for node in graph.nodes if (step := _step(graph, node))}
     ends: dict[tuple[str, int], list[_Step]] = {}
     for step in steps.values():
@@ -147,8 +147,9 @@ def _loop(graph: Graph) -> tuple[list[_Step], int] | None:
             before = _before(graph, steps, step, term)
             if before is not None and before.is_like(step):
                 ends[step.node.name, place] = [*ends.get((before.node.name, place), [before]), step]
-    loops = [(found, place) for (_, place), found in ends.items() if len(found) >= LEAST]
-    return max(loops, key=lambda loop: len(loop[0]), default=None)
+    goes_on = {(step.node.name, place) for (_, place), found in ends.items() for step in found[:-1]}
+    loops = [(found, end[1]) for end, found in ends.items() if len(found) >= LEAST and end not in goes_on]
+    return sorted(loops, key=lambda loop: -len(loop[0]))
 
 
 def _all_steps(m: Match, steps: Sequence[str]) -> Node:
@@ -305,17 +306,17 @@ def _joined(graph: Graph, cat: Node) -> Graph | None:
 def run(graph: Graph, target: str) -> Outcome:
     """Loops of recurrent cells first: what is done at every step of their states is then done to all of them."""
     applied: list[RuleApplied] = []
-    refused: list[RuleRefused] = []
-    while (found := _loop(graph)) is not None:
-        loop, place = found
+    refused: dict[str, RuleRefused] = {}
+    while loops := [loop for loop in _loops(graph) if loop[0][-1].node.name not in refused]:
+        (loop, place), *_ = loops
         end = loop[-1].node.name
         if reason := _refusal(graph, loop, place, machine(target)):
-            refused.append(RuleRefused(identity=RECURRENCE, node=end, reason=reason))
-            break
-        graph = _rolled(graph, loop, place)
-        applied.append(RuleApplied(identity=RECURRENCE, node=end, exact=False))
+            refused[end] = RuleRefused(identity=RECURRENCE, node=end, reason=reason)
+        else:
+            graph = _rolled(graph, loop, place)
+            applied.append(RuleApplied(identity=RECURRENCE, node=end, exact=False))
     for node in graph.nodes:
         if (joined := _joined(graph, node)) is not None:
             graph = joined
             applied.append(RuleApplied(identity=STEPS, node=node.name, exact=False))
-    return Outcome(graph, tuple(applied), tuple(refused))
+    return Outcome(graph, tuple(applied), tuple(refused.values()))
