@@ -346,6 +346,7 @@ namespace k0_recurrence_kernel {
 // those of the one before that.
 constexpr int HIDDEN = 256, DIRECTIONS = 1;
 constexpr int GATES = 4;             // sums of a unit: input, forget, cell, output
+constexpr int WARP = 32;
 constexpr int LANES = 16;            // threads that share the sums
 constexpr int OWN = 2;               // of as many units
 constexpr int UNITS = 32;            // of a block
@@ -353,6 +354,7 @@ constexpr int BLOCKS = 8;            // of a cluster
 constexpr int SAMPLES = 4;           // at a time,
 constexpr int COPIES = LANES / (OWN * SAMPLES);   // threads that come to have the same unit and sample
 static_assert(COPIES > 0, "a thread has one result");
+static_assert((BLOCKS - 1) * UNITS < HIDDEN, "no block waits for others that do not wait for it");
 constexpr int THREADS = UNITS / OWN * LANES;
 constexpr int ROWS = OWN * GATES;         // of weights, of a thread
 constexpr int FOURS = (HIDDEN + 4 * LANES - 1) / (4 * LANES);   // of terms, of each sum of a thread
@@ -501,6 +503,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     };
     fetch(x), fetch(after);
     cluster_sync();
+    // Nobody waits for a warp without units, so it must not wait for others either: it may miss a turn of a barrier.
+    if (first_unit - threadIdx.x % WARP / LANES * OWN >= HIDDEN) return;
 
 #pragma unroll 1
     for (int step = 0; step < length; ++step) {
@@ -2047,20 +2051,20 @@ Tensor call_k2_gemm_simt(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d3e2eaa28238c81a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9d051e6e90cc3660, m) {
     m.def("k0_recurrence(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d3e2eaa28238c81a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9d051e6e90cc3660, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d3e2eaa28238c81a"
+_fusegen_NAMESPACE = "fusegen_9d051e6e90cc3660"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

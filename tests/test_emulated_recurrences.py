@@ -27,12 +27,12 @@ def _tile(lanes: int, own: int, units: int, blocks: int, samples: int, held: int
 MODELS: dict[str, tuple[str, str, RecurrenceTile]] = {
     "one_block": ("nn.LSTM(6, 13)", "self.m(x)[0]", _tile(8, 1, 16, 1, 2, 1)),
     "blocks": ("nn.LSTM(6, 30, batch_first=True)", "self.m(x, (y, y * 2))", _tile(4, 1, 8, 4, 1, 2)),
-    "stored": ("nn.LSTM(3, 70)", "self.m(x, (y, y * 2))[1]", _tile(8, 2, 24, 4, 4, 1)),
+    "stored": ("nn.LSTM(3, 74)", "self.m(x, (y, y * 2))[1]", _tile(8, 2, 24, 4, 4, 1)),
     "both_ways": ("nn.LSTM(5, 19, bidirectional=True)", "self.m(x)", _tile(16, 1, 10, 2, 2, 1)),
     "gru": ("nn.GRU(5, 33, batch_first=True)", "self.m(x, y)", _tile(16, 2, 20, 2, 4, 1)),
     "gru_both_ways": ("nn.GRU(5, 9, bias=False, bidirectional=True)", "self.m(x)", _tile(32, 1, 5, 2, 4, 1)),
-    "tanh": ("nn.RNN(4, 40)", "self.m(x, y)[0]", _tile(8, 4, 16, 4, 2, 1)),
-    "relu": ("nn.RNN(4, 12, nonlinearity='relu')", "self.m(x)[1]", _tile(32, 4, 4, 4, 8, 1)),
+    "tanh": ("nn.RNN(4, 50)", "self.m(x, y)[0]", _tile(8, 4, 16, 4, 2, 1)),
+    "relu": ("nn.RNN(4, 14, nonlinearity='relu')", "self.m(x)[1]", _tile(32, 4, 4, 4, 8, 1)),
 }
 """By name: the module, what is returned, and how a cluster shares the units."""
 

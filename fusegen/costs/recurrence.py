@@ -122,7 +122,9 @@ def _tiles(cell: Cell, hidden: int, samples: int, directions: int) -> Iterator[R
             registers = min(255, _REGISTERS // threads) - _OTHERS - own * gates * side
             held = min(ceil(hidden / (4 * lanes)), registers // (4 * own * gates))
             tile = RecurrenceTile(lanes=lanes, own=own, units=units, blocks=blocks, samples=side, held=held)
-            if own * side <= lanes and threads <= _MOST_THREADS and held > 0 and tile.turns(cell, hidden) > 0:
+            idle = (blocks - 1) * units >= hidden  # a block without units
+            fits = threads <= _MOST_THREADS and held > 0 and tile.turns(cell, hidden) > 0
+            if fits and not idle and own * side <= lanes:
                 yield tile
 
 
