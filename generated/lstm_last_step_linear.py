@@ -356,6 +356,7 @@ constexpr int COPIES = LANES / (OWN * SAMPLES);   // threads that come to have t
 static_assert(COPIES > 0, "a thread has one result");
 static_assert((BLOCKS - 1) * UNITS < HIDDEN, "no block waits for others that do not wait for it");
 constexpr int THREADS = UNITS / OWN * LANES;
+static_assert(THREADS % WARP == 0, "whole warps");
 constexpr int ROWS = OWN * GATES;         // of weights, of a thread
 constexpr int FOURS = (HIDDEN + 4 * LANES - 1) / (4 * LANES);   // of terms, of each sum of a thread
 constexpr int WIDTH = FOURS * 4 * LANES;  // terms, with zeros at the end
@@ -2051,20 +2052,20 @@ Tensor call_k2_gemm_simt(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9d051e6e90cc3660, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_453b744a712deb16, m) {
     m.def("k0_recurrence(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9d051e6e90cc3660, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_453b744a712deb16, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9d051e6e90cc3660"
+_fusegen_NAMESPACE = "fusegen_453b744a712deb16"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
