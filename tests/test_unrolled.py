@@ -38,6 +38,19 @@ LOOPS: dict[str, tuple[str, str, str, list[str]]] = {
         "3, 6, 5",
         [RECURRENCE, STEPS],
     ),
+    "by_hand": (
+        "self.w = nn.Parameter(torch.randn(5, 4)); self.v = nn.Parameter(torch.randn(4, 4))\n"
+        "self.b = nn.Parameter(torch.randn(4))",
+        "for step in x.unbind(1):\n    h = torch.tanh(step @ self.w + h @ self.v + self.b)\nreturn h",
+        "3, 6, 5",
+        [RECURRENCE],
+    ),
+    "by_hand_joined": (
+        "self.w = nn.Parameter(torch.randn(9, 4))",
+        "for step in x.unbind(0):\n    h = torch.relu(torch.cat((h, step), 1) @ self.w)\nreturn h",
+        "6, 3, 5",
+        [RECURRENCE],
+    ),
     "two_layers": (
         "self.a = nn.RNNCell(5, 4); self.b = nn.RNNCell(4, 4, bias=False, nonlinearity='relu')",
         "g, outs = h, []\nfor step in x.unbind(0):\n    h = self.a(step, h)\n    g = self.b(h, g)\n    outs.append(g)\n"

@@ -46,16 +46,18 @@ _TIME_FIRST = PermuteOp(order=(1, 0, 2))
 
 @dataclass(frozen=True)
 class _Term:
-    """A product with columns of a weight, from ``first`` on: what is joined before a product has columns each."""
+    """A product with a part of a weight, of ``count`` inputs from ``first`` on: what is joined before a product has one
+    each. ``transposed`` as in ``MatmulOp``."""
 
     data: str
     weight: str
     first: int
     count: int
+    transposed: bool = True
 
     @property
-    def of(self) -> tuple[str, int, int]:
-        return self.weight, self.first, self.count
+    def of(self) -> tuple[str, int, int, bool]:
+        return self.weight, self.first, self.count, self.transposed
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ def _step(graph: Graph, node: Node) -> _Step | None:
         match addend.op:
             case PointwiseOp(fn="add"):
                 pending += reversed(addend.inputs)
-            case MatmulOp(transposed=True, left_transposed=False):
+            case MatmulOp(transposed=transposed, left_transposed=False):
                 data, weight = (graph.node(name) for name in addend.inputs[:2])
-                if not isinstance(weight.op, ParamOp) or data.type.rank != 2:
+                if not isinstance(weight.op, ParamOp) or (data.type.rank, weight.type.rank) != (2, 2):
                     return None
                 joined = isinstance(data.op, CatOp) and data.op.axis == 1
                 first = 0
@@ -98,7 +100,7 @@ def _step(graph: Graph, node: Node) -> _Step | None:
                     count = graph.node(part).type.shape[1]
                     if not isinstance(count, int):
                         return None
-                    terms.append(_Term(part, weight.name, first, count))
+                    terms.append(_Term(part, weight.name, first, count, transposed))
                     first += count
                 added += addend.inputs[2:]
             case ParamOp() if addend.type.rank == 1:
@@ -179,12 +181,12 @@ def _parts_of(graph: Graph, nodes: Sequence[Node]) -> tuple[Node, int, int] | No
     return (whole, first.axis, first.start) if one and [part.op for part in parts] == wanted else None
 
 
-def _columns(m: Match, term: _Term) -> Node:
-    """The columns of a term's weight."""
-    weight = m.graph.node(term.weight)
-    if term.count == weight.type.shape[1]:
+def _part(m: Match, term: _Term) -> Node:
+    """The part of a term's weight."""
+    weight, along = m.graph.node(term.weight), 1 if term.transposed else 0
+    if term.count == weight.type.shape[along]:
         return weight
-    return m.add(SliceOp(axis=1, start=term.first, length=term.count), weight)
+    return m.add(SliceOp(axis=along, start=term.first, length=term.count), weight)
 
 
 def _refusal(graph: Graph, loop: list[_Step], place: int, target: Machine) -> str | None:
@@ -213,7 +215,7 @@ def _rolled(graph: Graph, loop: list[_Step], place: int) -> Graph:
     for i, term in enumerate(begin.terms):
         if i != place:
             series = _all_steps(m, [step.terms[i].data for step in loop])
-            found = m.add(MatmulOp(transposed=True), series, _columns(m, term))
+            found = m.add(MatmulOp(transposed=term.transposed), series, _part(m, term))
             sums = found if sums is None else m.add(PointwiseOp(fn="add"), sums, found)
     assert sums is not None
     for name in begin.added:
@@ -221,7 +223,9 @@ def _rolled(graph: Graph, loop: list[_Step], place: int) -> Graph:
     firsts = [graph.node(name) for name in (begin.terms[place].data, begin.cells) if name is not None]
     given = not all(map(is_zero, firsts))
     firsts = [m.add(ReshapeOp(shape=(1, samples, hidden)), first) for first in firsts] if given else []
-    weights = [_columns(m, begin.terms[place]), *([graph.node(begin.bias)] if begin.bias else [])]
+    weight = _part(m, begin.terms[place])
+    weight = weight if begin.terms[place].transposed else m.add(PermuteOp(order=(1, 0)), weight)
+    weights = [weight, *([graph.node(begin.bias)] if begin.bias else [])]
     op = RecurrenceOp(cell=begin.cell, bias=begin.bias is not None, given=given)
     states = m.add(op, *firsts, sums, *weights)
     names: dict[str, str] = {}
