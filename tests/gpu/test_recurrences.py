@@ -51,6 +51,11 @@ LOOPS = {
         "    h = torch.tanh(self.i(torch.cat((x[t, :, :16], h), dim=1)))\n    outs.append(self.o(h))\n"
         "return torch.stack(outs)",
     ),
+    "by_hand": (
+        "self.w = nn.Parameter(torch.randn(72, 80) / 9); self.v = nn.Parameter(torch.randn(80, 80) / 9)",
+        "h = x.new_ones(x.size(1), 80)\nfor step in x.unbind(0):\n"
+        "    h = torch.tanh(step @ self.w + h @ self.v)\nreturn h",
+    ),
     "lstm_cell": (
         "self.c = nn.LSTMCell(72, 96)",
         "h = c = x.new_zeros(x.size(1), 96)\nouts = []\nfor t in range(x.size(0)):\n"
