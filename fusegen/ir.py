@@ -206,7 +206,25 @@ GATES: Mapping[Cell, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """Sums that a unit of a recurrent cell has of its inputs, and of the states before."""
 
 
-class RecurrentOp(Frozen):
+class _Recurrent(Frozen):
+    """What a recurrent network and a layer of it have in common."""
+
+    cell: Cell
+    bidirectional: bool = False
+    bias: bool = True
+    batch_first: bool = False
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def states(self) -> int:
+        """First states among the inputs: of an LSTM h and c."""
+        return 2 if self.cell == "lstm" else 1
+
+
+class RecurrentOp(_Recurrent):
     """A recurrent network as torch has it (torch.nn.LSTM, GRU, RNN), of D directions and F units to a layer.
 
     Inputs: x [T, N, I], or [N, T, I] if ``batch_first``; the first states h, of an LSTM h and c, [layers D, N, F]; and
@@ -215,23 +233,10 @@ class RecurrentOp(Frozen):
     """
 
     kind: Literal["recurrent"] = "recurrent"
-    cell: Cell
     layers: int
-    bidirectional: bool = False
-    bias: bool = True
-    batch_first: bool = False
-
-    @property
-    def directions(self) -> int:
-        return 2 if self.bidirectional else 1
-
-    @property
-    def states(self) -> int:
-        """State tensors: of an LSTM h and c."""
-        return 2 if self.cell == "lstm" else 1
 
 
-class RecurrenceOp(Frozen):
+class RecurrenceOp(_Recurrent):
     """One layer of a recurrent network through time, of D directions; the second runs from the last step on.
 
     Inputs: the first states if ``given``, h, of an LSTM h and c, [D, N, F] (else zeros); and of every direction what
@@ -240,21 +245,12 @@ class RecurrenceOp(Frozen):
     """
 
     kind: Literal["recurrence"] = "recurrence"
-    cell: Cell
     result: Literal["outputs", "cells"] = "outputs"
-    bidirectional: bool = False
-    bias: bool = True
     given: bool = True
-    batch_first: bool = False
-
-    @property
-    def directions(self) -> int:
-        return 2 if self.bidirectional else 1
 
     @property
     def states(self) -> int:
-        """First states among the inputs."""
-        return (2 if self.cell == "lstm" else 1) if self.given else 0
+        return super().states if self.given else 0
 
     def direction(self, operands: Sequence[T], direction: int) -> tuple[T, T, T | None]:
         """Of ``operands``, one for each input: a direction's sums of inputs, weights, and bias or None."""
@@ -548,6 +544,12 @@ class Graph(Frozen):
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
         return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def every_node(self) -> tuple[Node, ...]:
+        """The nodes, and after them those inside regions."""
+        regions = (node.op.body for node in self.nodes if isinstance(node.op, RegionOp))
+        return (*self.nodes, *(node for body in regions for node in body.nodes))
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -250,17 +250,18 @@ def _result(graph: Graph, step: _Step, index: int) -> str | None:
 def _replaced(m: Match, names: dict[str, str]) -> Graph:
     """The graph with the nodes that ``m`` has built; ``names``: of nodes of it in whose place some of them are."""
     built = [node.replace(name=names.get(node.name, node.name)) for node in m.built]
-    kept = [node for node in m.graph.nodes if node.name not in names.values()]
+    replaced = set(names.values())
+    kept = [node for node in m.graph.nodes if node.name not in replaced]
     return m.graph.replace(nodes=in_order([*kept, *built])).prune()
 
 
 @dataclass(frozen=True)
 class _Applied:
-    """An op that every step applies to its own operand at ``place``, beside ``others``."""
+    """An op that every step applies to its own operand at ``place``, and to ``operands`` at all other places."""
 
     op: Op
     place: int
-    others: tuple[str, ...]
+    operands: tuple[str, ...]
 
 
 def _alike(graph: Graph, steps: Sequence[Node]) -> _Applied | None:
@@ -300,7 +301,7 @@ def _joined(graph: Graph, cat: Node) -> Graph | None:
     m = Match(graph, cat, {})
     value = _all_steps(m, [node.name for node in steps])
     for known in reversed(applied):
-        operands = [graph.node(name) for name in known.others]
+        operands = [graph.node(name) for name in known.operands]
         operands[known.place] = value
         value = m.add(known.op, *operands)
     value = m.add(_TIME_FIRST if cat.op.axis else ReshapeOp(shape=cat.type.shape), value)

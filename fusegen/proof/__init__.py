@@ -18,7 +18,7 @@ import torch
 from fusegen import dims, interpret, ops
 from fusegen.errors import FusegenError, GraphError, MismatchError
 from fusegen.guards import all_hold, positive, smallest_sizes
-from fusegen.ir import EagerOp, Graph, InputOp, Node, RecurrenceOp, RegionOp
+from fusegen.ir import EagerOp, Graph, InputOp, RecurrenceOp
 from fusegen.proof import miter
 from fusegen.proof.generalise import generalise
 
@@ -166,20 +166,12 @@ def _run(
         raise MismatchError(f"the rewrite proof could not run: {type(error).__name__}: {error}") from error
 
 
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    """With those of regions."""
-    for node in graph.nodes:
-        yield node
-        if isinstance(node.op, RegionOp):
-            yield from node.op.body.nodes
-
-
 def _compare(before: Graph, after: Graph, rounds: int = ROUNDS, seed: int = 0) -> Proof:
     """Check that ``after`` computes what ``before`` does. Raises ``MismatchError`` naming the output."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     worst, tried = 0.0, []
     graphs = (_in_float64(before), _in_float64(after))
-    recurs = any(isinstance(node.op, RecurrenceOp) for node in _all_nodes(after))
+    recurs = any(isinstance(node.op, RecurrenceOp) for node in after.every_node)
     for round_number in range(rounds):
         fill = _FILLS[round_number % len(_FILLS)]
         fill = _steady(fill) if recurs else fill
