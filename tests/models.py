@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from fusegen import interpret
 from fusegen.compiler import Compiled
-from fusegen.ir import Node, RegionOp
+from fusegen.ir import Node
 from fusegen.trace import TracedModel, instantiate, load_model_file, trace
 
 HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
@@ -43,5 +44,17 @@ def traced(path: Path) -> TracedModel:
 
 def all_nodes(compiled: Compiled) -> list[Node]:
     """Of the program, and of what its kernels compute."""
-    nodes = compiled.program.after.nodes
-    return [*nodes, *(n for node in nodes if isinstance(node.op, RegionOp) for n in node.op.body.nodes)]
+    return list(compiled.program.after.every_node)
+
+
+def check_in_double(compiled: Compiled, path: Path, inputs: list[list[torch.Tensor]]) -> None:
+    """The rewritten graph of the model file computes what the model does, of each of the ``inputs`` in float64."""
+    torch.manual_seed(0)
+    model = load_model_file(path).model_class().double()
+    for given in inputs:
+        x = [value.double() for value in given]
+        expected = model(*x)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        found = interpret.run(compiled.program.after, x, dict(model.named_parameters()))
+        for y, r in zip(found, expected, strict=True):
+            torch.testing.assert_close(y, r)

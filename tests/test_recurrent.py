@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fusegen import interpret
 from fusegen.compiler import compile_file
 from fusegen.costs.recurrence import tiles
 from fusegen.ir import GATES, RecurrenceOp
 from fusegen.machines import MACHINES
 from fusegen.passes.recurrent import IDENTITY
 from fusegen.plan.details import RecurrencePlan
-from fusegen.trace import load_model_file
 from tests.emulated import steps
-from tests.models import all_nodes, write
+from tests.models import all_nodes, check_in_double, write
 
 CASES = {
     "lstm": ("nn.LSTM(5, 4, 2)", 2, "y, (h, c) = self.m(x)\nreturn y, h, c"),
@@ -46,15 +44,7 @@ def test_layers_compute_what_torch_does(name: str, tmp_path: Path) -> None:
     compiled = compile_file(path)
     assert any(event.identity == IDENTITY for event in compiled.program.rewrites)
     assert len(steps(compiled, RecurrencePlan)) == layers
-    torch.manual_seed(0)
-    model = load_model_file(path).model_class().double()
-    state: dict[str, Any] = dict(model.named_parameters())
-    for shape in ((6, 4, 5), (3, 1, 5), (2, 7, 5)):
-        x = torch.randn(shape, dtype=torch.float64)
-        expected = model(x)
-        expected = expected if isinstance(expected, tuple) else (expected,)
-        for found, wanted in zip(interpret.run(compiled.program.after, [x], state), expected, strict=True):
-            torch.testing.assert_close(found, wanted)
+    check_in_double(compiled, path, [[torch.randn(shape)] for shape in ((6, 4, 5), (3, 1, 5), (2, 7, 5))])
 
 
 def test_zeros_to_start_from_are_not_read(tmp_path: Path) -> None:

@@ -276,29 +276,39 @@ def test_a_condition_stays_where_the_other_answer_gives_another_graph(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("module", "op", "features"),
+    ("module", "op", "states"),
     [
-        ("nn.LSTM(5, 4, 2, bidirectional=True)", RecurrentOp(cell="lstm", layers=2, bidirectional=True), 8),
-        ("nn.LSTM(5, 4, batch_first=True)", RecurrentOp(cell="lstm", layers=1, batch_first=True), 4),
-        ("nn.LSTM(5, 4, proj_size=3)", None, 3),
-        ("nn.GRU(5, 4, 3, bias=False)", RecurrentOp(cell="gru", layers=3, bias=False), 4),
-        ("nn.RNN(5, 4, nonlinearity='relu')", RecurrentOp(cell="rnn_relu", layers=1), 4),
-        ("nn.RNN(5, 4)", RecurrentOp(cell="rnn_tanh", layers=1), 4),
+        (
+            "nn.LSTM(5, 4, 2, bidirectional=True)",
+            RecurrentOp(cell="lstm", layers=2, bidirectional=True),
+            [(4, "x0_1", 4), (4, "x0_1", 4)],
+        ),
+        (
+            "nn.LSTM(5, 4, batch_first=True)",
+            RecurrentOp(cell="lstm", layers=1, batch_first=True),
+            [(1, "x0_0", 4), (1, "x0_0", 4)],
+        ),
+        ("nn.LSTM(5, 4, proj_size=3)", "aten.lstm.input", [(1, "x0_1", 3), (1, "x0_1", 4)]),
+        ("nn.GRU(5, 4, 3, bias=False)", RecurrentOp(cell="gru", layers=3, bias=False), [(3, "x0_1", 4)]),
+        ("nn.RNN(5, 4, nonlinearity='relu')", RecurrentOp(cell="rnn_relu", layers=1), [(1, "x0_1", 4)]),
+        ("nn.RNN(5, 4)", RecurrentOp(cell="rnn_tanh", layers=1), [(1, "x0_1", 4)]),
     ],
 )
 def test_a_recurrent_network_is_one_node_of_any_length(
-    module: str, op: RecurrentOp | None, features: int, tmp_path: Path
+    module: str, op: RecurrentOp | str, states: list[tuple[object, ...]], tmp_path: Path
 ) -> None:
-    path = write(tmp_path, "return self.m(x)[0]", f"self.m = {module}", inputs="torch.rand(6, 3, 5)")
+    body = "y, s = self.m(x)\nreturn (y, *s) if isinstance(s, tuple) else (y, s)"
+    path = write(tmp_path, body, f"self.m = {module}", inputs="torch.rand(6, 3, 5)")
     graph = traced(path).graph
     (node,) = [n for n in graph.nodes if isinstance(n.op, (EagerOp, RecurrentOp))]
-    assert isinstance(node.op, EagerOp) if op is None else node.op == op
-    assert node.type.shape == ("x0_0", "x0_1", features)
+    assert (node.op.target if isinstance(node.op, EagerOp) else node.op) == op
+    features = states[0][-1] * (2 if "bidirectional" in module else 1)  # type: ignore[operator]
+    assert [graph.node(name).type.shape for name in graph.outputs] == [("x0_0", "x0_1", features), *states]
     loaded = load_model_file(path)
     torch.manual_seed(0)
     model, x = loaded.model_class(), torch.rand(9, 2, 5)
-    (found,) = interpret.run(graph, (x,), dict(model.named_parameters()))
-    torch.testing.assert_close(found, model(x))
+    for found, expected in zip(interpret.run(graph, (x,), dict(model.named_parameters())), model(x), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_sizes_of_attention_agree(tmp_path: Path) -> None:

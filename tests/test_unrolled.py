@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from fusegen import interpret
 from fusegen.compiler import Compiled, compile_file
 from fusegen.ir import MatmulOp, RecurrenceOp
 from fusegen.passes.unrolled import RECURRENCE, STEPS
-from fusegen.trace import load_model_file
-from tests.models import all_nodes, write
+from tests.models import all_nodes, check_in_double, write
 
 JOINED = "self.i = nn.Linear(9, 4); self.o = nn.Linear(4, 3)"
 CELL = "self.c = nn.RNNCell(5, 4); self.o = nn.Linear(4, 3)"
@@ -132,18 +129,8 @@ def test_a_loop_computes_what_its_steps_do(name: str, tmp_path: Path) -> None:
     compiled, path = _compiled(name, tmp_path)
     found = [event.identity for event in compiled.program.rewrites if event.identity in (RECURRENCE, STEPS)]
     assert sorted(found) == sorted(LOOPS[name][3])
-    torch.manual_seed(0)
-    model = load_model_file(path).model_class().double()
-    state: dict[str, Any] = dict(model.named_parameters())
     sizes = [int(size) for size in LOOPS[name][2].split(",")]
-    x, h = torch.randn(sizes, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
-    expected = model(x, h)
-    for y, r in zip(
-        interpret.run(compiled.program.after, [x, h], state),
-        expected if isinstance(expected, tuple) else (expected,),
-        strict=True,
-    ):
-        torch.testing.assert_close(y, r)
+    check_in_double(compiled, path, [[torch.randn(sizes), torch.randn(3, 4)]])
 
 
 def test_nothing_of_the_steps_is_left(tmp_path: Path) -> None:
