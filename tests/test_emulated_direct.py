@@ -33,6 +33,9 @@ MODELS = {
     "runs_of_warps": ("nn.ConvTranspose2d(4, 6, 2, 3, groups=2)", (4, 2, 45)),
     "points": ("nn.Conv3d(16, 24, 1)", (16, 3, 5, 4)),
     "points_transposed": ("nn.ConvTranspose3d(12, 20, 1)", (12, 3, 5, 7)),
+    "groups_in_turns": ("nn.Conv1d(96, 24, 5, groups=4)", (96, 40)),
+    "transposed_in_turns": ("nn.ConvTranspose2d(72, 4, 3, 2, groups=2)", (72, 5, 8)),
+    "volumes_in_turns": ("nn.ConvTranspose3d(64, 6, 2, 2, dilation=2, groups=2)", (64, 3, 4, 5)),
     "line": ("nn.ConvTranspose1d(16, 10, 9, 5, 3, 1, groups=2)", (16, 11)),
 }
 """By name: the module, and the shape of one sample."""
@@ -135,6 +138,7 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
     kernel = agrees(MODELS[name][0], "F.hardswish(self.m(x)) * 2", MODELS[name][1], tmp_path)
     assert isinstance(kernel.detail, DirectConvPlan)
     assert any(any(tile.phased) for tile in kernel.detail.tiles) or not name.startswith("phases")
+    assert kernel.detail.tiles[0].shares > 1 or not name.endswith("in_turns")
 
 
 REDUCTIONS = {

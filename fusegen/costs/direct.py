@@ -160,9 +160,10 @@ def region_tiles(body: Graph, conv: Node) -> tuple[Tile, ...]:
     Where a reduction over the channels follows, a thread has all of them.
     """
     work, rates = _work(body, conv), machine(DEFAULT_TARGET)
-    whole = work.op.groups == 1 and contractions.reduces(body)
-    found = work.tiles() if work.op.groups == 1 else ()
-    if not found or work.outputs >= contractions.LEAST_OUTPUTS:
+    one_group, reduced = work.op.groups == 1, contractions.reduces(body)
+    whole = one_group and reduced
+    found = work.tiles() if one_group or not reduced else ()
+    if not found or not one_group or work.outputs >= contractions.LEAST_OUTPUTS:
         channels, groups = (work.inputs, work.outputs), work.samples * work.op.groups
         apart = tiles(work.op, work.kernel, channels, work.lengths, groups)
         all_outputs = all(tile.outputs == work.outputs for tile in apart)
@@ -203,7 +204,7 @@ def _moved_seconds(body: Graph, conv: Node, machine: Machine) -> float:
 
 
 def _work_seconds(body: Graph, conv: Node, found: tuple[Tile, ...], machine: Machine) -> float:
-    if found[0].shares and found[0].outputs == conv.type.shape[1]:
+    if found[0].shares and found[0].outputs == _work(body, conv).outputs:
         return _turn_seconds(body, conv, found, machine)
     return ops.flops(body, conv) / (_FLOPS * machine.flops)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, gcd, lcm, prod
 
-from fusegen.costs.direct_tiles import CHAIN, MAX_PRODUCTS, Tile, Way, along_axes, chain
+from fusegen.costs.direct_tiles import CHAIN, MAX_PRODUCTS, Along, Tile, Way, along_axes, chain
 from fusegen.ir import ConvOp
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
 
@@ -54,6 +54,11 @@ def weights_kept(tiles: tuple[Tile, ...], kernel: tuple[int, ...], inputs: int, 
     most = max(words(kernel, outputs, tile.outputs) for tile in tiles)
     parts = ceil(turns / max(1, _KEPT // (turn * most)))
     return ceil(turns / parts) * turn
+
+
+def _mean_taps(along: Along) -> float:
+    """Of a result along an axis: those of a thread are of all phases, or wait for the one with most."""
+    return along.kernel / along.stride if along.transposed and not along.phased else along.taps
 
 
 @dataclass(frozen=True)
@@ -116,12 +121,12 @@ class Work:
         alongs = along_axes(self.op, self.kernel, tile.phased[absent:])
         results = tile.results[absent:]
         way = Way(alongs, results, tile.outputs)
-        count = self.samples * ceil(self.outputs / tile.outputs)
+        count = self.samples * self.op.groups * ceil(self.outputs / tile.outputs)
         count *= prod(ceil(n / own) for n, own in zip(self.lengths, results, strict=True))
         blocks = ceil(count * max(1, tile.shares) / tile.threads)
         waves = ceil(blocks / (tile.blocks * rates.multiprocessors))
         threads = min(tile.blocks, ceil(blocks / rates.multiprocessors)) * tile.threads
-        work = tile.outputs * prod(results) * chain(alongs, 1)
+        work = tile.outputs * prod(results) * prod(map(_mean_taps, alongs))
         weights = (
             words(self.kernel, tile.outputs, tile.outputs) // 4 if tile.shares else tile.outputs * prod(self.kernel)
         )

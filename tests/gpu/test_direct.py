@@ -55,6 +55,12 @@ MODELS = {
     "many_outputs": ("nn.Conv2d(4, 32, 3, 2, dilation=2, groups=2)", "F.silu(self.m(x))", (4, 33, 32)),
     "many_outputs_transposed": ("nn.ConvTranspose1d(6, 33, 2, 3, groups=3)", "self.m(x).tanh()", (6, 130)),
     "transposed_volume": ("nn.ConvTranspose3d(8, 8, 3, 2, 1, 1, groups=8)", "F.mish(self.m(x))", (8, 4, 6, 9)),
+    "groups_in_turns": ("nn.Conv1d(96, 8, 5, 2, groups=2)", "F.silu(self.m(x))", (96, 1310)),
+    "groups_in_turns_of_volumes": (
+        "nn.ConvTranspose3d(128, 8, 2, 2, dilation=2, groups=2)",
+        "self.m(x).tanh()",
+        (128, 5, 9, 11),
+    ),
     "few_outputs": ("nn.Conv2d(20, 3, 3, padding=1)", "self.m(x).tanh() + 1", (20, 190, 192)),
     "few_outputs_strided": ("nn.Conv2d(130, 3, 5, 2)", "F.silu(self.m(x))", (130, 21, 32)),
     "over_channels": ("nn.Conv2d(20, 3, 3, padding=1)", "F.log_softmax(self.m(x) * 2, 1) + 1", (20, 190, 192)),
