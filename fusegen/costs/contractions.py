@@ -62,7 +62,7 @@ _STREAMED, _NEIGHBOURS, _GATHERED = 1.5, 2.5, 10
 Hopper's kernel, or where the portable one has neighbours of a phase each side by side; or there else."""
 _TF32_INPUTS = 64
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
-those of 8 outputs, which ``direct.pays_in_fp32`` is for."""
+those of 8 outputs."""
 _PORTABLE_PHASES = 3
 """Phases along x that the portable kernel stores side by side, and the asynchronous one does not."""
 _PORTABLE_TF32 = {True: 1.1, False: 2.7}
@@ -244,7 +244,8 @@ def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:
     """
     assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
-    if inference.group_channels(node.op, x, w)[0] >= _TF32_INPUTS:
+    inputs, outputs = inference.group_channels(node.op, x, w)
+    if inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS:
         return False
     ours = hopper.conv_seconds(body, node, machine, True)
     return ours < portable_seconds(body, node, whole, machine, precise=True)
