@@ -43,7 +43,7 @@ from fusegen.ir import (
     SliceOp,
     TensorType,
 )
-from fusegen.passes import algebra, decompose, layouts, moments, positions, simplify, statistics
+from fusegen.passes import algebra, columns, decompose, layouts, moments, positions, simplify, statistics
 from fusegen.passes.algebra import axes, channels, collapse, pooled_norms, pools, samples, slices, transposed_pools
 from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
@@ -179,6 +179,31 @@ def _positions_and_more(draw: Draw) -> Node:
         )
     more = draw.rng.choice([(0,), (1,), (0, 1)])
     return draw.reduce(y, (*more, *range(2, y.type.rank)))
+
+
+def _few_columns(draw: Draw) -> Node:
+    first, last = draw.rng.randint(2, 4), draw.rng.randint(2, 4)
+    shape = [*(draw.rng.randint(2, 4) for _ in range(draw.rng.randint(0, 2))), first, last, draw.rng.randint(2, 3)]
+    least = len(shape) - 3
+    axes = (*(axis for axis in range(least) if draw.rng.random() < 0.5), least, least + 1)
+    return draw.reduce(draw.leaf(*shape), axes)
+
+
+def _part_of_joined(draw: Draw) -> Node:
+    shape = draw.shape()
+    axis = draw.rng.randrange(len(shape))
+    sizes = [draw.rng.randint(1, 5) for _ in range(draw.rng.randint(1, 4))]
+    joined = draw.add(CatOp(axis=axis), *(draw.leaf(*shape[:axis], n, *shape[axis + 1 :]) for n in sizes))
+    whose = draw.rng.randrange(len(sizes))
+    size, step = sizes[whose], draw.rng.randint(1, 3)
+    start = draw.rng.randrange(size)
+    length = draw.rng.randint(1, (size - start - 1) // step + 1)
+    return draw.add(SliceOp(axis=axis, start=sum(sizes[:whose]) + start, length=length, step=step), joined)
+
+
+def _filled(draw: Draw) -> Node:
+    fill = draw.add(FillOp(value=float(draw.rng.randint(2, 50)), shape=()), draw.leaf(*draw.shape()))
+    return draw.add(ExpandOp(shape=tuple(draw.shape())), fill)
 
 
 def _norm(draw: Draw, shape: list[int], whole: int) -> Node:
@@ -960,6 +985,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "sum over positions and more = sum over the rest of the sum over positions,  mean, max and min likewise": (
         _positions_and_more
     ),
+    "sum(x) = sum over the last axes of the sum over the others,  to few columns,  mean, max and min likewise": (
+        _few_columns
+    ),
     "mean over spatial and other axes = mean over the others of the spatial mean,  sum likewise": _spatial_and_more,
     "(x a) b = x (a b),  a and b numbers": _scales,
     **{
@@ -983,6 +1011,8 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "reduce(x) over size-1 axes = reshape(x)": _unit_axes,
     "normalize(x) over size-1 axes too = normalize(x) over the others": _unit_norm_axes,
     "f(x, expand(c)) = f(x, c)": _spread,
+    "slice(cat(x, y)) = slice(x),  where it lies in x": _part_of_joined,
+    "expand(fill) = fill": _filled,
     "sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise": _features_summed,
     "sum over rows of matmul(x, w) = matmul(sum over rows of x, w),  mean likewise": _rows_summed,
     "sum over features and other axes = sum over the others of the sum over features,  mean likewise": _product_summed,
@@ -1122,6 +1152,7 @@ RULES: dict[str, Rule] = {
         *moments.RULES,
         *statistics.RULES,
         *positions.RULES,
+        *columns.RULES,
         *layouts.RULES,
     )
 }
@@ -1153,6 +1184,8 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 0)
     monkeypatch.setattr(direct, "is_narrow", lambda *_: False)
     monkeypatch.setattr(positions, "_WORTH", -1)
+    for name, size in (("ENOUGH", 4), ("WORTH", 0), ("LEFT", 2)):
+        monkeypatch.setattr(columns, name, size)
     if BUILDERS[identity] is _conv_over_an_axis:
         monkeypatch.setattr(collapse, "MAX_WINDOWS", 0)
     applied = 0

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fusegen import dims, guards, interpret
+from fusegen.compiler import compile_file
 from fusegen.errors import FusegenError, ModelFileError, TraceError, UnsupportedOpError
-from fusegen.ir import EagerOp, Graph, RecurrentOp, ReduceOp
+from fusegen.ir import CatOp, EagerOp, Graph, RecurrentOp, ReduceOp
 from fusegen.trace import load_model_file
 from tests.models import HEADER, traced, write
 from tests.variants import ROOT
@@ -540,6 +541,40 @@ def test_positions_count_from_either_end(part: str, inputs: str, tmp_path: Path)
         if guards.all_hold(found.graph.constraints, {**found.graph.sizes, "x0_1": size}):
             x = torch.rand(2, size, 6)
             assert torch.equal(interpret.run(found.graph, [x], {})[0], found.model(x))
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        "y[:, 1:5] = 0.5",
+        "y[:, 2:] = y[:, :1]",
+        "y[:, :2] *= 3",
+        "y[:, -3:] = x[:, :3].exp()",
+        "y[:, 1:-1].relu_()",
+        "y[1:, -1] = x[0, 0]",
+        "y[:, 2].zero_()",
+        "y[0] = x[1, :, :1]",
+        "y[:, :, 1:3][:, :, 0] = 7",
+    ],
+)
+def test_writes_to_parts_are_values(writes: str, tmp_path: Path) -> None:
+    """At every size that the conditions allow: what is before the part, the part, and what is after."""
+    path = write(tmp_path, f"y = x * 2\n{writes}\nreturn y, y.sin()", inputs="torch.rand(2, 8, 6)")
+    found = traced(path)
+    assert not any(isinstance(node.op, EagerOp) for node in found.graph.nodes)
+    sizes = range(1, 12)
+    checked = [s for s in sizes if guards.all_hold(found.graph.constraints, {**found.graph.sizes, "x0_1": s})]
+    assert checked
+    for size in checked:
+        x = torch.rand(2, size, 6)
+        for y, expected in zip(interpret.run(found.graph, [x.clone()], {}), found.model(x), strict=True):
+            assert torch.equal(y, expected), size
+
+
+def test_parts_of_what_was_written_are_what_was_written(tmp_path: Path) -> None:
+    body = "y = x * 2\ny[1:] = F.relu(x[1:])\nreturn y[1:] + 1"
+    graph = compile_file(write(tmp_path, body, inputs="torch.rand(7, 5)")).program.after
+    assert not any(isinstance(node.op, CatOp) for node in graph.every_node)
 
 
 def test_quotients_that_kernels_compute_are_of_what_is_not_negative(tmp_path: Path) -> None:

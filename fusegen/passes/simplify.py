@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fusegen import inference
-from fusegen.dims import Dims
+from fusegen import dims, inference
+from fusegen.dims import Dim, Dims
 from fusegen.ir import (
+    CatOp,
     ConstOp,
     ExpandOp,
     FillOp,
@@ -16,6 +17,7 @@ from fusegen.ir import (
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    SliceOp,
     SoftmaxOp,
 )
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
@@ -123,6 +125,33 @@ def _drop_spread(m: Match) -> Node:
     return m.add(m.root.op, *operands)
 
 
+def _own_part(m: Match) -> tuple[Node, Dim] | None:
+    """The operand of a concatenation that a slice of it lies in, and where that operand's part begins."""
+    part, cat = m.root.op, m["cat"]
+    assert isinstance(part, SliceOp)
+    assert isinstance(cat.op, CatOp)
+    if part.axis != cat.op.axis:
+        return None
+    begin: Dim = part.start
+    for operand in map(m.graph.node, cat.inputs):
+        size = operand.type.shape[part.axis]
+        if isinstance(begin, int) and begin >= 0:
+            last = dims.add(begin, dims.mul(part.step, dims.sub(part.length, 1)))
+            left = dims.sub(size, dims.add(last, 1))
+            if isinstance(left, int) and left >= 0:
+                return operand, begin
+        begin = dims.sub(begin, size)
+    return None
+
+
+def _part_of_operand(m: Match) -> Node:
+    found = _own_part(m)
+    assert found is not None
+    assert isinstance(m.root.op, SliceOp)
+    operand, begin = found
+    return operand if operand.type == m.root.type else m.add(m.root.op.replace(start=begin), operand)
+
+
 def _is_one(m: Match) -> str | None:
     assert isinstance(m["c"].op, ConstOp)
     return None if m["c"].op.value == 1.0 and m["x"].type == m.root.type else ""
@@ -178,6 +207,19 @@ RULES = (
         _drop_spread,
         Numerics.EXACT,
         lambda m: None if _spread_operand(m) else "",
+    ),
+    Rule(
+        "slice(cat(x, y)) = slice(x),  where it lies in x",
+        op(SliceOp, op(CatOp, name="cat")),
+        _part_of_operand,
+        Numerics.EXACT,
+        lambda m: None if _own_part(m) else "",
+    ),
+    Rule(
+        "expand(fill) = fill",
+        op(ExpandOp, op(FillOp, name="x")),
+        lambda m: m.add(m["x"].op.replace(shape=m.root.type.shape), *map(m.graph.node, m["x"].inputs)),
+        Numerics.EXACT,
     ),
     Rule(
         "x * 1 = x",

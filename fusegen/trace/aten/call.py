@@ -28,6 +28,9 @@ class Build(Protocol):
 
     def scalar(self, value: float | Dim, like: Value) -> Value: ...
 
+    def as_tensor(self, value: Value) -> Value:
+        """``value``, or the tensor of a number that is none yet."""
+
     def at_least(self, size: Dim, bound: Dim) -> bool:
         """Whether ``size >= bound`` at the traced sizes; a condition of the graph where other sizes could differ."""
 

@@ -293,3 +293,4 @@ for _name, _value in (("zeros", 0.0), ("empty", 0.0), ("ones", 1.0), ("full", No
         IMPORTERS[_overload] = partial(_fill, value=_value)
 for _overload in ("fill.Scalar", "scalar_tensor.default"):
     IMPORTERS[_overload] = _fill
+IMPORTERS["zero.default"] = partial(_fill, value=0.0)

@@ -77,6 +77,16 @@ def _expand(call: Call) -> Value | None:
     return call.build.add(ExpandOp(shape=call.result.shape), call["self"])
 
 
+@register("copy.default", "fill.Tensor")
+def _copy(call: Call) -> Value | None:
+    """What is written over all of a tensor, element by element or one for all."""
+    source = call.build.as_tensor(call["src" if "src" in call.args else "value"])
+    if source.type.dtype is not call.result.dtype:
+        return None
+    same = source.type.shape == call.result.shape
+    return source if same else call.build.add(ExpandOp(shape=call.result.shape), source)
+
+
 def _spread(call: Call, x: Value, apart: Dims, spread: Dims) -> Value:
     """Copies side by side: along axes that ``apart`` gives size 1, and ``spread`` the number of copies."""
     return _to(call, call.build.add(ExpandOp(shape=spread), _to(call, x, apart)), call.result.shape)
@@ -168,6 +178,7 @@ def _dropout(call: Call) -> Value | None:
 def _part(call: Call, x: Value, axis: int, start: Dim, length: Dim, step: int = 1) -> Value:
     if length == x.type.shape[axis] and step == 1:
         return x
+    call.build.at_least(length, 0)  # torch's part is empty where it would end before it begins
     return call.build.add(SliceOp(axis=axis, start=start, length=length, step=step), x)
 
 
@@ -206,6 +217,34 @@ def _select(call: Call) -> Value | None:
     axis = call["dim"] % x.type.rank
     part = _part(call, x, axis, _from_start(call, x, axis, call["index"]), 1)
     return _to(call, part, call.result.shape)
+
+
+def _with_part(call: Call, axis: int, start: Dim, part: Value) -> Value:
+    """What is before ``part`` along ``axis``, it, and what is after."""
+    x, end = call["self"], dims.add(start, part.type.shape[axis])
+    before, after = ((0, start), (end, dims.sub(x.type.shape[axis], end)))
+    pieces = [_part(call, x, axis, *before), part, _part(call, x, axis, *after)]
+    pieces = [piece for piece in pieces if piece.type.shape[axis] != 0]
+    return call.build.add(CatOp(axis=axis), *pieces) if len(pieces) > 1 else part
+
+
+@register("slice_scatter.default")
+def _slice_scatter(call: Call) -> Value | None:
+    if call["step"] != 1:
+        return None
+    axis = call["dim"] % call["self"].type.rank
+    start = _from_start(call, call["self"], axis, 0 if call["start"] is None else call["start"])
+    if isinstance(call["end"], str):
+        _from_start(call, call["self"], axis, call["end"])
+    return _with_part(call, axis, start, call["src"])
+
+
+@register("select_scatter.default")
+def _select_scatter(call: Call) -> Value | None:
+    x = call["self"]
+    axis = call["dim"] % x.type.rank
+    shape = (*x.type.shape[:axis], 1, *x.type.shape[axis + 1 :])
+    return _with_part(call, axis, _from_start(call, x, axis, call["index"]), _to(call, call["src"], shape))
 
 
 def _split(call: Call, remove_axis: bool) -> tuple[Value, ...] | None:
