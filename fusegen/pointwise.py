@@ -135,15 +135,16 @@ POINTWISE: dict[str, PointwiseRow] = {
         2, "torch.where({0} > 0, {0}, {0} * {1})", "({0} > 0.0f ? {0} : {0} * {1})", ("leaky_relu.default",), 2
     ),
     "elu": PointwiseRow(
-        2, "torch.where({0} > 0, {0}, {1} * torch.expm1({0}))", "({0} > 0.0f ? {0} : {1} * expm1f({0}))", (), 14, 1
+        2, "torch.where({0} > 0, {0}, {1} * torch.expm1({0}))", "elu({0}, {1})", (), 14, 1, helpers=("elu",)
     ),
     "selu": PointwiseRow(
         1,
         "torch.selu({0})",
-        f"({hex_float(_SELU_SCALE)} * ({{0}} > 0.0f ? {{0}} : {hex_float(_SELU_ALPHA)} * expm1f({{0}})))",
+        f"{hex_float(_SELU_SCALE)} * elu({{0}}, {hex_float(_SELU_ALPHA)})",
         ("selu.default",),
         15,
         1,
+        ("elu",),
     ),
     "gelu": PointwiseRow(
         1,

@@ -955,16 +955,19 @@ bool choose_box(Args& args, int64_t samples) {
             const int across = extent[0] * extent[1] * extent[2] / extent[axis], all = boxes[axis];
             const int longest = ((S::PLANE / across - HALOS[axis] - 1) / STEPS[axis] + 1) / box[axis], most = longest < 1 ? 1 : longest < all ? longest : all;
             const double turn = TURN * (runs ? BY_RUNS : 1.0) + ENDS / (boxes[2] > 1 ? box[2] : box[1] * box[2]);
-            if (double(samples) * GROUPS * OUTPUT_TILES * boxes[0] * boxes[1] * boxes[2] * turn >= least * at_once) continue;
-            for (int blocks = (all + most - 1) / most, tried = 0; blocks <= all && tried < TRIED; ++blocks, ++tried) {
+            const double others = double(samples) * GROUPS * OUTPUT_TILES * boxes[0] * boxes[1] * boxes[2] / all;   // blocks, for each along the axis
+            if (others * all * turn >= least * at_once) continue;
+            // A few numbers of blocks, the fewest first, and as many as run at once.
+            const int filling = static_cast<int>(fmin(all, at_once / others));
+            int blocks = (all + most - 1) / most;
+            for (int tried = 0; blocks <= all && tried <= TRIED; ++tried, blocks = tried == TRIED && filling > blocks ? filling : blocks + 1) {
                 int turns[3] = {1, 1, 1};
                 turns[axis] = (all + blocks - 1) / blocks;
                 const int whole[3] = {box[0] * turns[0], box[1] * turns[1], box[2] * turns[2]};
                 const int64_t words = measure(whole, extent);
                 if (words > S::PLANE) continue;
                 boxes[axis] = blocks;
-                const double waves = double(samples) * GROUPS * OUTPUT_TILES * boxes[0] * boxes[1] * boxes[2] / at_once;
-                const double cost = ceil(waves) * (double(all) / blocks * turn + words + BLOCK);
+                const double cost = ceil(others * blocks / at_once) * (double(all) / blocks * turn + words + BLOCK);
                 if (cost >= least) continue;
                 least = cost;
                 for (int a = 0; a < 3; ++a) args.box[a] = box[a], args.extent[a] = extent[a], args.boxes[a] = boxes[a], args.turns[a] = turns[a];
@@ -1581,20 +1584,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b909963326dceebd, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_154033c5519a9de7, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b909963326dceebd, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_154033c5519a9de7, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b909963326dceebd"
+_fusegen_NAMESPACE = "fusegen_154033c5519a9de7"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -32,6 +32,8 @@ _ALTERNATIVE = 0.85
 """Share of the other kernels' expected time below which one more in the file is worth it."""
 JOINED = 1
 """Turns of the threads that share a group of a sample in whose time they join what they have found."""
+_ROUNDING = 1.25
+"""Times over that it may take, for it rounds to TF32, where products take longer than memory."""
 _PREPARED = 8e-6
 """Of the portable tensor-core kernel, besides its expected time, where it has little to do: it packs weights first.
 That time is the one of its usual tiles, with which both were compared."""
@@ -87,17 +89,21 @@ def is_small(body: Graph, node: Node) -> bool:
     if many and outputs > direct_shared.MOST_OUTPUTS:
         return False
     try:
-        if not _adds_up_few(body, node) or (many and not _waits_for_memory(body, node, rates)):
+        if not _adds_up_few(body, node):
             return False
+        rounding = _ROUNDING if many and not _waits_for_memory(body, node, rates) else 1.0
     except NotFusable:
         return False
-    tensor = contractions.asynchronous_seconds(body, node, rates)
+    whole = contractions.reduces(body)
     try:
-        whole = contractions.reduces(body)
-        tensor = min(tensor, contractions.portable_seconds(body, node, whole, rates, few=False) + _PREPARED)
+        if many:
+            tensor = min(contractions.tensor_core_seconds(body, node, whole, rates))
+        else:
+            portable = contractions.portable_seconds(body, node, whole, rates, few=False) + _PREPARED
+            tensor = min(contractions.asynchronous_seconds(body, node, rates), portable)
     except TooLarge:
         return True
-    return seconds(body, node, rates) < tensor
+    return rounding * seconds(body, node, rates) < tensor
 
 
 def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:
