@@ -86,7 +86,7 @@ def _call(node: Node) -> tuple[str, list[str]]:
         case ConvOp() as conv:
             return _conv_name(conv), _conv_attributes(conv)
         case MatmulOp():
-            flags = ("left_transposed", "transposed", "precise", "summed")
+            flags = ("left_transposed", "transposed", "precise", "summed", "amplified")
             return "matmul", [flag for flag in flags if getattr(node.op, flag)]
         case AttentionOp(scale=scale, causal=causal):
             return "attention", [f"scale={scale:g}", *(["causal"] if causal else [])]

@@ -55,3 +55,22 @@ def test_products_split_in_place_promote_as_often(tmp_path: Path) -> None:
     assert "PROMOTED = PRECISE ? 1 : STEPS" in compile_file(path).source
     path.write_text(_model("F.gelu(x @ y)", (64, 512), (512, 1024)))
     assert "PROMOTED = PRECISE ? 2 : STEPS" in compile_file(path).source
+
+
+@pytest.mark.parametrize(
+    ("forward", "amplified"),
+    [
+        ("(F.gelu(x @ y) ** 3).mean(1)", False),
+        ("((x @ y) ** 3).square().mean(1)", True),
+        ("torch.pow(F.relu(x @ y), 4.5).sum(1)", True),
+        ("((x @ y) ** 3 + (x @ y) ** 2).mean(1)", False),
+        ("((x @ y) ** 4).amax(1)", False),
+    ],
+)
+def test_sums_of_high_powers_are_left_to_products_in_plain_fp32(forward: str, amplified: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(_model(forward))
+    program = compile_file(path).program
+    assert any(node.op.amplified for node in program.after.every_node if isinstance(node.op, MatmulOp)) is amplified
+    library = any(isinstance(node.op, MatmulOp) for node in program.after.nodes)
+    assert library is amplified

@@ -253,6 +253,9 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
     }
     if takes_in_place(body, space, node):
         forms["in place"] = ("in place", in_place_seconds(*sizes, machine, matrices))
+    assert isinstance(node.op, MatmulOp)
+    if node.op.amplified:
+        forms.clear()
     if not space.row_axes and (plain := _plain_seconds(body, node, machine)) < inf:
         forms["in plain fp32"] = ("simt", plain)
     return forms
@@ -314,7 +317,7 @@ def streams(body: Graph, space: RowSpace, node: Node) -> bool:
     _, sizes = found.traced(body)
     h200 = MACHINES["sm_90"]
     streamed = narrow.seconds(*sizes, h200)
-    others = min(time for _, time in _forms(body, space, node, h200).values())
+    others = min((time for _, time in _forms(body, space, node, h200).values()), default=inf)
     return streamed is not None and streamed <= others and not group(space, node)
 
 
@@ -391,7 +394,9 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine, alone: b
         return _half_refusal(body, space, node, machine)
     matrices, sizes = factors(body, node).traced(body)
     streamed = narrow.seconds(*sizes, machine) if streams(body, space, node) else None
-    ours = streamed or min(time for _, time in _forms(body, space, node, machine).values())
+    ours = streamed or min((time for _, time in _forms(body, space, node, machine).values()), default=inf)
+    if ours == inf:
+        return "tensor cores truncate sums, which powers of them add up"
     rows, _, outputs = sizes
     if space.row_axes and not streamed:
         apart = inf if takes_in_place(body, space, node) else in_place_seconds(*sizes, machine, matrices)
