@@ -18,10 +18,12 @@ from fusegen.costs import boxes, direct
 from fusegen.interpret import run
 from fusegen.ir import (
     AdaptivePoolOp,
+    ArgReduceOp,
     CatOp,
     ConstOp,
     ConvOp,
     DType,
+    EagerOp,
     ExpandOp,
     FillOp,
     FlipOp,
@@ -1135,6 +1137,7 @@ TRANSCENDENTAL = {
     "normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b",
     "x tanh(softplus(x)) = mish(x)",
     "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
+    "gather(x, argmax(x)) = max(x),  argmin likewise",
     "a n = a times n,  a a number,  n a size",
     "softmax(x) = exp(x - max(x)) / its sum,  below a reduction along other axes",
     "softmax(permute(x)) = permute(softmax(x)),  up to results and reductions",
@@ -1215,6 +1218,30 @@ def test_an_extreme_of_extremes_is_one(inner: tuple[int, ...], fn: str) -> None:
         values[1, 2, 3] = special
         _agree(nested(fn), rule, values)
     assert not rewrite(nested("max" if fn == "min" else "min"), (rule,)).applied
+
+
+@pytest.mark.parametrize("fn", ["max", "min"])
+@pytest.mark.parametrize(("axis", "as_given"), [(1, 1), (1, -2), (2, 2), (0, 0)])
+def test_what_lies_at_an_extreme_is_the_extreme(axis: int, as_given: int, fn: str) -> None:
+    rule = RULES["gather(x, argmax(x)) = max(x),  argmin likewise"]
+
+    def gathered(of: int, keepdim: bool = True) -> Graph:
+        draw = Draw(0)
+        x = draw.leaf(2, 3, 5)
+        op = ArgReduceOp.model_validate({"fn": f"arg{fn}", "axis": axis, "keepdim": keepdim})
+        place = Node(name="place", op=op, inputs=(x.name,), type=ops.infer(op, (x.type,), x.type))
+        shape = tuple(1 if own == axis else size for own, size in enumerate((2, 3, 5)))
+        type_ = TensorType(dtype=DType.FLOAT32, shape=shape)
+        arguments = f"{{0}}, {of}, {{1}}"
+        gather = EagerOp(target="aten.gather.default", arguments=arguments, results=(type_,), tuple_result=False)
+        draw.nodes += [place, Node(name="gathered", op=gather, inputs=(x.name, "place"), type=type_)]
+        return draw.graph(draw.nodes[-1])
+
+    values = torch.arange(30.0).reshape(2, 3, 5).sin()
+    for special in (0.0, math.nan, -math.inf):
+        values[1, 2, 3] = special
+        _agree(gathered(as_given), rule, values)
+    assert not rewrite(gathered((axis + 1) % 3 if axis else 1), (rule,)).applied
 
 
 @pytest.mark.parametrize("features", [1, 5])
