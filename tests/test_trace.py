@@ -12,7 +12,7 @@ import torch
 from fusegen import dims, guards, interpret
 from fusegen.compiler import compile_file
 from fusegen.errors import FusegenError, ModelFileError, TraceError, UnsupportedOpError
-from fusegen.ir import CatOp, EagerOp, Graph, RecurrentOp, ReduceOp
+from fusegen.ir import CatOp, EagerOp, FillOp, Graph, RecurrentOp, ReduceOp
 from fusegen.trace import load_model_file
 from tests.models import HEADER, traced, write
 from tests.variants import ROOT
@@ -555,6 +555,9 @@ def test_positions_count_from_either_end(part: str, inputs: str, tmp_path: Path)
         "y[:, 2].zero_()",
         "y[0] = x[1, :, :1]",
         "y[:, :, 1:3][:, :, 0] = 7",
+        "y[..., ::2] = x[..., :3].exp()",
+        "y[..., 1::2] = 0.5",
+        "y[..., 0::3] = x[..., 1::3]\ny[..., 1::3] = 0\ny[..., 2::3] *= -1",
     ],
 )
 def test_writes_to_parts_are_values(writes: str, tmp_path: Path) -> None:
@@ -569,6 +572,14 @@ def test_writes_to_parts_are_values(writes: str, tmp_path: Path) -> None:
         x = torch.rand(2, size, 6)
         for y, expected in zip(interpret.run(found.graph, [x.clone()], {}), found.model(x), strict=True):
             assert torch.equal(y, expected), size
+
+
+def test_parts_that_take_turns_are_joined_once(tmp_path: Path) -> None:
+    """As rotary embeddings are written."""
+    body = "y = torch.empty_like(x)\ny[..., ::2] = x[..., 1::2] * -1\ny[..., 1::2] = x[..., ::2]\nreturn y * 2"
+    graph = compile_file(write(tmp_path, body, inputs="torch.rand(7, 6)")).program.after
+    assert sum(isinstance(node.op, CatOp) for node in graph.every_node) == 1
+    assert not any(isinstance(node.op, FillOp) for node in graph.every_node)
 
 
 def test_parts_of_what_was_written_are_what_was_written(tmp_path: Path) -> None:

@@ -219,9 +219,9 @@ def _select(call: Call) -> Value | None:
     return _to(call, part, call.result.shape)
 
 
-def _with_part(call: Call, axis: int, start: Dim, part: Value) -> Value:
-    """What is before ``part`` along ``axis``, it, and what is after."""
-    x, end = call["self"], dims.add(start, part.type.shape[axis])
+def _with_part(call: Call, x: Value, axis: int, start: Dim, part: Value) -> Value:
+    """``x`` with ``part`` along ``axis``: what is before it, it, and what is after."""
+    end = dims.add(start, part.type.shape[axis])
     before, after = ((0, start), (end, dims.sub(x.type.shape[axis], end)))
     pieces = [_part(call, x, axis, *before), part, _part(call, x, axis, *after)]
     pieces = [piece for piece in pieces if piece.type.shape[axis] != 0]
@@ -230,13 +230,21 @@ def _with_part(call: Call, axis: int, start: Dim, part: Value) -> Value:
 
 @register("slice_scatter.default")
 def _slice_scatter(call: Call) -> Value | None:
-    if call["step"] != 1:
-        return None
-    axis = call["dim"] % call["self"].type.rank
-    start = _from_start(call, call["self"], axis, 0 if call["start"] is None else call["start"])
+    """Of every ``step``-th element: a part of an axis of so many, behind the one that is left."""
+    x, source, step = call["self"], call["src"], call["step"]
+    axis = call["dim"] % x.type.rank
+    start = _from_start(call, x, axis, 0 if call["start"] is None else call["start"])
     if isinstance(call["end"], str):
-        _from_start(call, call["self"], axis, call["end"])
-    return _with_part(call, axis, start, call["src"])
+        _from_start(call, x, axis, call["end"])
+    if step == 1:
+        return _with_part(call, x, axis, start, source)
+    size, count = x.type.shape[axis], source.type.shape[axis]
+    if not isinstance(size, int) or not isinstance(start, int) or start >= step or size != step * count:
+        return None
+    outer, inner = x.type.shape[:axis], x.type.shape[axis + 1 :]
+    apart = _to(call, x, (*outer, count, step, *inner))
+    joined = _with_part(call, apart, axis + 1, start, _to(call, source, (*outer, count, 1, *inner)))
+    return _to(call, joined, x.type.shape)
 
 
 @register("select_scatter.default")
@@ -244,7 +252,7 @@ def _select_scatter(call: Call) -> Value | None:
     x = call["self"]
     axis = call["dim"] % x.type.rank
     shape = (*x.type.shape[:axis], 1, *x.type.shape[axis + 1 :])
-    return _with_part(call, axis, _from_start(call, x, axis, call["index"]), _to(call, call["src"], shape))
+    return _with_part(call, x, axis, _from_start(call, x, axis, call["index"]), _to(call, call["src"], shape))
 
 
 def _split(call: Call, remove_axis: bool) -> tuple[Value, ...] | None:
