@@ -1,4 +1,6 @@
-"""Norms, and softmaxes that are only reduced, into statistics and what is done with them; equal values once."""
+"""Norms, softmaxes that are only reduced and what lies at an extreme, into statistics and what is done with them; equal
+values once.
+"""
 
 from __future__ import annotations
 
