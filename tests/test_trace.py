@@ -574,6 +574,14 @@ def test_writes_to_parts_are_values(writes: str, tmp_path: Path) -> None:
             assert torch.equal(y, expected), size
 
 
+@pytest.mark.parametrize("part", ["slice_scatter(x, y > 0.5, 1, 0, 2)", "select_scatter(x, y[:, 0] > 0.5, 1, 0)"])
+def test_parts_of_another_element_type_are_left_to_torch(part: str, tmp_path: Path) -> None:
+    inputs = "torch.rand(5, 8), torch.rand(5, 2)"
+    found = traced(write(tmp_path, f"return torch.{part} * 2", inputs=inputs, arguments="x, y"))
+    x, y = torch.rand(5, 8), torch.rand(5, 2)
+    assert torch.equal(interpret.run(found.graph, [x, y], {})[0], found.model(x, y))
+
+
 def test_parts_that_take_turns_are_joined_once(tmp_path: Path) -> None:
     """As rotary embeddings are written."""
     body = "y = torch.empty_like(x)\ny[..., ::2] = x[..., 1::2] * -1\ny[..., 1::2] = x[..., ::2]\nreturn y * 2"

@@ -232,6 +232,8 @@ def _with_part(call: Call, x: Value, axis: int, start: Dim, part: Value) -> Valu
 def _slice_scatter(call: Call) -> Value | None:
     """Of every ``step``-th element: a part of an axis of so many, behind the one that is left."""
     x, source, step = call["self"], call["src"], call["step"]
+    if source.type.dtype is not x.type.dtype:
+        return None
     axis = call["dim"] % x.type.rank
     start = _from_start(call, x, axis, 0 if call["start"] is None else call["start"])
     if isinstance(call["end"], str):
@@ -249,10 +251,12 @@ def _slice_scatter(call: Call) -> Value | None:
 
 @register("select_scatter.default")
 def _select_scatter(call: Call) -> Value | None:
-    x = call["self"]
+    x, source = call["self"], call["src"]
+    if source.type.dtype is not x.type.dtype:
+        return None
     axis = call["dim"] % x.type.rank
     shape = (*x.type.shape[:axis], 1, *x.type.shape[axis + 1 :])
-    return _with_part(call, x, axis, _from_start(call, x, axis, call["index"]), _to(call, call["src"], shape))
+    return _with_part(call, x, axis, _from_start(call, x, axis, call["index"]), _to(call, source, shape))
 
 
 def _split(call: Call, remove_axis: bool) -> tuple[Value, ...] | None:
