@@ -226,6 +226,19 @@ def _masked_fill(call: Call) -> Value | None:
     return pointwise(call, "where", call["mask"], call["value"], call["self"])
 
 
+@register("index_put.default")
+def _write_where_true(call: Call) -> Value | None:
+    """One number where a mask of the leading axes is true."""
+    x, value, (mask, *others) = call["self"], call["values"], call["indices"]
+    if others or call["accumulate"] or not isinstance(mask, Value) or mask.type.dtype is not DType.BOOL:
+        return None
+    if value.type.rank or value.type.dtype is not x.type.dtype or x.type.dtype is not DType.FLOAT32:
+        return None
+    shape = (*mask.type.shape, *(1 for _ in x.type.shape[mask.type.rank :]))
+    mask = mask if mask.type.shape == shape else call.build.add(ReshapeOp(shape=shape), mask)
+    return pointwise(call, "where", mask, value, x)
+
+
 def _truth(call: Call, value: Value) -> Value:
     return value if value.type.dtype is DType.BOOL else pointwise(call, "ne", value, 0.0)
 
