@@ -144,7 +144,7 @@ def test_a_file_has_both_classes_where_cudnn_may_choose(inputs: int, outputs: in
     assert hopper.in_fp32 is None or hopper.in_fp32.precise
 
 
-@pytest.mark.parametrize(("outputs", "plain"), [(8, True), (16, True), (64, False)])
+@pytest.mark.parametrize(("outputs", "plain"), [(16, True), (64, False)])
 def test_few_outputs_are_of_a_plain_kernel_in_full_fp32(outputs: int, plain: bool) -> None:
     """At a stride of 3, tensor cores would wait for many small stages of the input."""
     with torch.device("meta"):
@@ -157,6 +157,24 @@ def test_few_outputs_are_of_a_plain_kernel_in_full_fp32(outputs: int, plain: boo
     assert isinstance(hopper, HopperConvPlan)
     assert isinstance(hopper.in_fp32, DirectConvPlan) == plain
     assert hopper.in_fp32 is None or hopper.in_fp32.precise
+
+
+@pytest.mark.parametrize(
+    ("conv", "shape", "plain"),
+    [
+        (nn.Conv2d(96, 8, 3, stride=3, padding=2, device="meta"), (64, 96, 80, 80), True),
+        (nn.ConvTranspose2d(64, 8, 1, device="meta"), (32, 64, 77, 34), True),
+        (nn.Conv2d(32, 16, 3, padding=1, device="meta"), (64, 32, 64, 64), False),
+        (nn.Conv2d(128, 16, 1, device="meta"), (8, 128, 96, 96), False),
+    ],
+)
+def test_the_plain_kernel_takes_eight_outputs_where_it_is_sooner_with_rounding(
+    conv: nn.Module, shape: tuple[int, ...], plain: bool
+) -> None:
+    with torch.device("meta"):
+        graph = trace(nn.Sequential(conv, nn.Mish()), (torch.empty(*shape),), Path(__file__)).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    assert any(isinstance(s, KernelStep) and isinstance(s.plan.detail, DirectConvPlan) for s in program.steps) is plain
 
 
 @pytest.mark.parametrize(("stride", "asynchronous"), [(2, True), (3, False)])

@@ -32,7 +32,7 @@ _ALTERNATIVE = 0.85
 """Share of the other kernels' expected time below which one more in the file is worth it."""
 JOINED = 1
 """Turns of the threads that share a group of a sample in whose time they join what they have found."""
-_ROUNDING = 1.25
+_ROUNDING = 1.5
 """Times over that it may take, for it rounds to TF32, where products take longer than memory."""
 _PREPARED = 8e-6
 """Of the portable tensor-core kernel, besides its expected time, where it has little to do: it packs weights first.
