@@ -1225,10 +1225,10 @@ def test_an_extreme_of_extremes_is_one(inner: tuple[int, ...], fn: str) -> None:
 def test_what_lies_at_an_extreme_is_the_extreme(axis: int, as_given: int, fn: str) -> None:
     rule = RULES["gather(x, argmax(x)) = max(x),  argmin likewise"]
 
-    def gathered(of: int, keepdim: bool = True) -> Graph:
+    def gathered(of: int) -> Graph:
         draw = Draw(0)
         x = draw.leaf(2, 3, 5)
-        op = ArgReduceOp.model_validate({"fn": f"arg{fn}", "axis": axis, "keepdim": keepdim})
+        op = ArgReduceOp.model_validate({"fn": f"arg{fn}", "axis": axis, "keepdim": True})
         place = Node(name="place", op=op, inputs=(x.name,), type=ops.infer(op, (x.type,), x.type))
         shape = tuple(1 if own == axis else size for own, size in enumerate((2, 3, 5)))
         type_ = TensorType(dtype=DType.FLOAT32, shape=shape)

@@ -247,18 +247,21 @@ def _plain_seconds(body: Graph, node: Node, machine: Machine) -> float:
 
 def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[str, tuple[Form, float]]:
     """Ways to compute the product, by label, and the expected seconds."""
-    matrices, sizes = factors(body, node).traced(body)
-    forms: dict[str, tuple[Form, float]] = {
-        "prepared": ("prepared", seconds(*sizes, machine, matrices, bool(space.row_axes)))
-    }
-    if takes_in_place(body, space, node):
-        forms["in place"] = ("in place", in_place_seconds(*sizes, machine, matrices))
     assert isinstance(node.op, MatmulOp)
-    if node.op.amplified:
-        forms.clear()
+    matrices, sizes = factors(body, node).traced(body)
+    forms: dict[str, tuple[Form, float]] = {}
+    if not node.op.amplified:  # which tensor cores are not precise enough for
+        forms["prepared"] = ("prepared", seconds(*sizes, machine, matrices, bool(space.row_axes)))
+        if takes_in_place(body, space, node):
+            forms["in place"] = ("in place", in_place_seconds(*sizes, machine, matrices))
     if not space.row_axes and (plain := _plain_seconds(body, node, machine)) < inf:
         forms["in plain fp32"] = ("simt", plain)
     return forms
+
+
+def _least_seconds(body: Graph, space: RowSpace, node: Node, machine: Machine) -> float:
+    """Of the fastest of these; infinite where there is none."""
+    return min((time for _, time in _forms(body, space, node, machine).values()), default=inf)
 
 
 def form(body: Graph, space: RowSpace, node: Node) -> Form:
@@ -317,7 +320,7 @@ def streams(body: Graph, space: RowSpace, node: Node) -> bool:
     _, sizes = found.traced(body)
     h200 = MACHINES["sm_90"]
     streamed = narrow.seconds(*sizes, h200)
-    others = min((time for _, time in _forms(body, space, node, h200).values()), default=inf)
+    others = _least_seconds(body, space, node, h200)
     return streamed is not None and streamed <= others and not group(space, node)
 
 
@@ -394,7 +397,7 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine, alone: b
         return _half_refusal(body, space, node, machine)
     matrices, sizes = factors(body, node).traced(body)
     streamed = narrow.seconds(*sizes, machine) if streams(body, space, node) else None
-    ours = streamed or min((time for _, time in _forms(body, space, node, machine).values()), default=inf)
+    ours = streamed or _least_seconds(body, space, node, machine)
     if ours == inf:
         return "tensor cores truncate sums, which powers of them add up"
     rows, _, outputs = sizes

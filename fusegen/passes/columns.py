@@ -10,7 +10,7 @@ from math import prod
 
 from fusegen import dims
 from fusegen.ir import ConvOp, DType, MatmulOp, PointwiseOp, ReduceOp
-from fusegen.passes.algebra.collapse import in_two_steps, reduction
+from fusegen.passes.algebra.collapse import in_two_steps, largest_operand, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 FEW, ENOUGH = 32, 64
@@ -40,8 +40,7 @@ def _few(m: Match) -> str | None:
     if not _first(m):
         return ""
     while isinstance(source.op, PointwiseOp):
-        operands = [m.graph.node(name) for name in source.inputs]
-        source = max(operands, key=lambda node: dims.numel(node.type.shape, m.graph.sizes))
+        source = largest_operand(m.graph, source)
     return "" if isinstance(source.op, (ConvOp, MatmulOp)) else None
 
 

@@ -24,6 +24,7 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.passes import columns, moments, positions, simplify
+from fusegen.passes.algebra.collapse import largest_operand
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
 
@@ -66,9 +67,7 @@ def _is_reduced_elsewhere(m: Match) -> str | None:
     if dims.numel(node.type.shape, m.graph.sizes) < WORTH:
         return ""
     while isinstance(source.op, PointwiseOp):
-        source = m.graph.node(
-            max(source.inputs, key=lambda name: dims.numel(m.graph.node(name).type.shape, m.graph.sizes))
-        )
+        source = largest_operand(m.graph, source)
     last = softmax.axis == m.root.type.rank - 1
     if (isinstance(source.op, ConvOp) and softmax.axis == 1) or (isinstance(source.op, MatmulOp) and last):
         return ""

@@ -199,15 +199,20 @@ def unsummable(graph: Graph, conv: Node, axis: int) -> str | None:
     return None
 
 
+def largest_operand(graph: Graph, node: Node) -> Node:
+    """Of most elements at the traced sizes, the first of equal ones: the data that ``node`` works on."""
+    return max(map(graph.node, node.inputs), key=lambda n: dims.numel(n.type.shape, graph.sizes))
+
+
 def product_below(graph: Graph, node: Node) -> bool:
     """True when a matrix product lies under ``node`` through what sums pass through, all of it read here alone."""
-    by_name, users = graph.by_name, graph.users()
+    users = graph.users()
     while len(users[node.name]) == 1 and node.name not in graph.results:
         if isinstance(node.op, PointwiseOp) and node.op.fn not in TERMS_AND_FACTORS:
             return False
         if not isinstance(node.op, (PointwiseOp, ReshapeOp)):
             return isinstance(node.op, MatmulOp)
-        node = max((by_name[name] for name in node.inputs), key=lambda n: dims.numel(n.type.shape, graph.sizes))
+        node = largest_operand(graph, node)
     return False
 
 

@@ -194,14 +194,19 @@ def _from_start(call: Call, x: Value, axis: int, position: Dim) -> Dim:
     return position if call.build.at_least(size, position) else size
 
 
+def _start(call: Call, x: Value, axis: int) -> Dim:
+    """Where a slice begins."""
+    start = _from_start(call, x, axis, 0 if call["start"] is None else call["start"])
+    if isinstance(call["end"], str):  # the traced length is of where it lies now
+        _from_start(call, x, axis, call["end"])
+    return start
+
+
 @register("slice.Tensor")
 def _slice(call: Call) -> Value | None:
     x = call["self"]
     axis = call["dim"] % x.type.rank
-    start = _from_start(call, x, axis, 0 if call["start"] is None else call["start"])
-    if isinstance(call["end"], str):  # the traced length is of where it lies now
-        _from_start(call, x, axis, call["end"])
-    return _part(call, x, axis, start, call.result.shape[axis], call["step"])
+    return _part(call, x, axis, _start(call, x, axis), call.result.shape[axis], call["step"])
 
 
 @register("narrow.default")
@@ -235,9 +240,7 @@ def _slice_scatter(call: Call) -> Value | None:
     if source.type.dtype is not x.type.dtype:
         return None
     axis = call["dim"] % x.type.rank
-    start = _from_start(call, x, axis, 0 if call["start"] is None else call["start"])
-    if isinstance(call["end"], str):
-        _from_start(call, x, axis, call["end"])
+    start = _start(call, x, axis)
     if step == 1:
         return _with_part(call, x, axis, start, source)
     size, count = x.type.shape[axis], source.type.shape[axis]
