@@ -114,7 +114,7 @@
 #
 # Steps:
 #   k0_contraction: generated contraction kernel, 133 MB, 4.25 GFLOP
-#   k1_row_reduce: generated row_reduce kernel, 226 MB, 396 MFLOP
+#   k1_pointwise: generated pointwise kernel, 226 MB, 396 MFLOP
 #
 # Memory traffic: 812 MB before, 359 MB after.
 # Arithmetic: 4.73 GFLOP before, 4.64 GFLOP after.
@@ -230,27 +230,6 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
         *reinterpret_cast<float4*>(p) = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
     } else {
         *p = v[0];
-    }
-}
-
-// As load_vector, for data that the kernel does not write.
-template <int VEC>
-__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4) {
-        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
-        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
-    } else {
-        v[0] = __ldg(p);
-    }
-}
-
-// As store_vector, for data that is not read again soon.
-template <int VEC>
-__device__ __forceinline__ void store_streaming(float* p, const float* v, int stride = 1) {
-    if constexpr (VEC == 4) {
-        __stcs(reinterpret_cast<float4*>(p), make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]));
-    } else {
-        __stcs(p, v[0]);
     }
 }
 
@@ -592,24 +571,30 @@ __device__ __forceinline__ float sample_inverse(const Args& args, int sample) { 
 // [kind][chunk of a residue][tap row][tap][quad][half][column][4]. Column 8j + 2c + e ends up in lane c of four:
 // its phase is c % PHASES, so that a lane's columns belong to one pixel.
 __device__ void prepare_weights(const Args& args, int index, int count) {
-    constexpr int KIND_QUADS = KIND_BYTES / 16;
-    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
-        const int kind = i / KIND_QUADS;
-        int t = i % KIND_QUADS, r = 0;
-        while (RESIDUES > 1) {
-            const int span = RESIDUE[r].rows * RESIDUE[r].taps * CHUNKS * QUADS * WIDTH;
-            if (t < span) break;
-            t -= span, ++r;
+    constexpr int ALL_TAPS = 9, ALL_QUADS = QUADS * CHUNKS;
+    for (int i = index; i < KINDS * (KIND_BYTES / 16); i += count) {
+        // Threads side by side read what lies side by side: the taps of a channel, then the channels.
+        int tap = i % ALL_TAPS, r = 0;
+        int64_t first = 0;   // of the residue
+        for (; RESIDUES > 1; ++r) {
+            const int span = RESIDUE[r].rows * RESIDUE[r].taps;
+            if (tap < span) break;
+            tap -= span, first += span * (ALL_QUADS * WIDTH);
         }
         const Residue& residue = RESIDUE[r];
-        const int column = t % COLUMNS, quad = t / WIDTH % QUADS, tap = t / (WIDTH * QUADS) % residue.taps;
-        const int row = t / (WIDTH * QUADS * residue.taps) % residue.rows + residue.first_row;
-        const int chunk = t / (WIDTH * QUADS * residue.taps * residue.rows);
+        const int row = tap / residue.taps;
+        tap %= residue.taps;
+        int rest = i / ALL_TAPS;
+        const int of_all = rest % ALL_QUADS, column = rest / ALL_QUADS % COLUMNS;
+        rest /= ALL_QUADS * COLUMNS;
+        const int low = rest % 2, kind = rest / 2;
+        const int chunk = of_all / QUADS, quad = of_all % QUADS;
+        const int64_t to = int64_t(kind) * (KIND_BYTES / 16) + first + (((chunk * residue.rows + row) * residue.taps + tap) * QUADS + quad) * WIDTH + low * COLUMNS + column;
         const int lane = column % 8 / 2, phase = lane % PHASES;
         const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
         const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
-        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[row][0], residue.at[0]);
-        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[row][1], residue.at[1]);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[residue.first_row + row][0], residue.at[0]);
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[residue.first_row + row][1], residue.at[1]);
         const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
         const float scale = channel < OUT ? half_scale(args.peaks[WEIGHT_PEAKS + group * OUT + channel]) : 0.0f;
         uint32_t v[4];
@@ -620,9 +605,8 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
             const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
             v[u] = in ? split_halves(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx] * scale) : 0u;
         }
-        const bool low = t / COLUMNS % 2;
         const uint32_t near = low ? low_halves(v[0], v[1]) : high_halves(v[0], v[1]), far = low ? low_halves(v[2], v[3]) : high_halves(v[2], v[3]);
-        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(near, far, near, far);
+        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(near, far, near, far);
     }
 }
 
@@ -2221,7 +2205,7 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
 }  // namespace k0_contraction_sm80_kernel
 
 // ------------------------------------------------------------------------------------------------
-// k1_row_reduce
+// k1_pointwise
 //   %batch_norm_17: float32[48, 1, 1] = reshape(%p_norm_weight, [48, 1, 1])
 //   %batch_norm_18: float32[48, 1, 1] = reshape(%p_norm_bias, [48, 1, 1])
 //   %batch_norm_19_r2: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = sub(%conv2d, %batch_norm)
@@ -2230,143 +2214,157 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
 //   %batch_norm_19: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = add(%batch_norm_19_r8, %batch_norm_18)
 //   %tanh: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = tanh(%batch_norm_19)
 
-namespace k1_row_reduce_kernel {
+namespace k1_pointwise_kernel {
 
-// Every element of a row is read once, kept in registers, and written once. Two layouts:
-//   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
-//   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
-// Partial results of a row are combined in fixed order: bitwise the same at every run.
-constexpr int LENGTH = 48;
-constexpr bool STRIDED = true;
-constexpr int WIDE = 4;             // elements of a 16-byte access, used where alignment allows
-// Resident threads of a multiprocessor to leave registers for.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int MIN_THREADS = 256;
-#else
-constexpr int MIN_THREADS = 512;
-#endif
-constexpr int WARP = 32;
+constexpr int THREADS = 256;
+constexpr int WIDTH = 4;  // elements of a 16-byte access
 
-template <int VEC>
-struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 8 : 1;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 32 : 128;   // rows (or vectors of rows) side by side
-    static constexpr int THREADS = PARTS * LANES;
-    static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
-    static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
-    static constexpr int VALUES = (LENGTH + PARTS * ELEMENT - 1) / (PARTS * ELEMENT) * ELEMENT;
-    static constexpr int BLOCK_ROWS = LANES * ROWS;
-    static constexpr int ROW_WARPS = STRIDED ? PARTS : (PARTS + WARP - 1) / WARP;   // partial results of a row
-    static constexpr int MIN_BLOCKS = MIN_THREADS > THREADS ? MIN_THREADS / THREADS : 1;
+template <typename T, int COUNT>
+struct alignas(sizeof(T) * COUNT) Pack {
+    T at[COUNT];
 };
 
-struct Args {
-    const float* x;
-    const float* x1;
-    const float* x2;
-    const float* p0;
-    const float* p1;
-    float* y0;
-    int64_t row_count, inner_count;   // row_count = outer * inner
-    FastDivide by_inner;              // used while row_count < 2^31
-};
-
-template <int VEC>
-__global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) run(const __grid_constant__ Args args) {
-    await_previous();
-    using S = Shape<VEC>;
-    __shared__ __align__(16) float v_x1_row[LENGTH];   // %batch_norm: float32[1, 48, 1, 1]
-    __shared__ __align__(16) float v_x2_row[LENGTH];   // %batch_norm_19_r6: float32[1, 48, 1, 1]
-    __shared__ __align__(16) float v_p0_row[LENGTH];   // %batch_norm_17: float32[48, 1, 1]
-    __shared__ __align__(16) float v_p1_row[LENGTH];   // %batch_norm_18: float32[48, 1, 1]
-    const int thread = threadIdx.x;
-    const int lane = STRIDED ? thread % S::LANES : thread / S::PARTS;
-    const int part = STRIDED ? thread / S::LANES : thread % S::PARTS;
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * S::BLOCK_ROWS + lane * S::ROWS;
-    const bool in = row < args.row_count;
-    const int64_t outer = !STRIDED ? row
-        : args.row_count <= INT32_MAX ? args.by_inner.quotient(static_cast<unsigned int>(in ? row : 0))
-                                      : row / args.inner_count;
-    const int64_t first_inner = STRIDED ? row - outer * args.inner_count : 0;
-
-    // The thread's first element, and the bytes from one of its vectors to the next.
-    const int64_t first = STRIDED ? outer * (LENGTH - 1) * args.inner_count + row + part * S::VALUES * args.inner_count
-                                  : row * LENGTH + part * VEC;
-    const int64_t hop = (STRIDED ? args.inner_count : VEC * S::PARTS) * int64_t(sizeof(float));
-    // Value j of a thread is element position(j) of the row, which exists when live(j).
-    auto position = [&](int j) {
-        return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
-    };
-    auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
-        return EVEN || position(j) < LENGTH;
-    };
-
-    float v[S::ROWS][S::VALUES] = {};
-    {
-        const float* p = args.x + first;
+// COUNT neighbours from p on, in one access where that can be; or elements `step` apart.
+template <int COUNT, typename T>
+__device__ __forceinline__ Pack<T, COUNT> load_pack(const T* p) {
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(Pack<T, COUNT>) == 0) return *reinterpret_cast<const Pack<T, COUNT>*>(p);
+    Pack<T, COUNT> pack;
 #pragma unroll
-        for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-            if (in && live(j)) load_once<VEC>(&v[0][j], p, STRIDED ? S::VALUES : 1);
-    }
-    for (int l = thread; l < LENGTH; l += S::THREADS) {
-        v_x1_row[l] = __ldg(args.x1 + l);
-        v_x2_row[l] = __ldg(args.x2 + l);
-        v_p0_row[l] = __ldg(args.p0 + l);
-        v_p1_row[l] = __ldg(args.p1 + l);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = first_inner + i;
-#pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            const float v_x1 = live(j) ? v_x1_row[l] : 0.0f;
-            const float v_x2 = live(j) ? v_x2_row[l] : 0.0f;
-            const float v_p0 = live(j) ? v_p0_row[l] : 0.0f;
-            const float v_p1 = live(j) ? v_p1_row[l] : 0.0f;
-            const float t0 = v[i][j] - v_x1;   // %batch_norm_19_r2: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = sub(%conv2d, %batch_norm)
-            const float t1 = t0 * v_x2;   // %batch_norm_19_r7: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
-            const float t2 = t1 * v_p0;   // %batch_norm_19_r8: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = mul(%batch_norm_19_r7, %batch_norm_17)
-            const float t3 = t2 + v_p1;   // %batch_norm_19: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = add(%batch_norm_19_r8, %batch_norm_18)
-            const float t4 = tanhf(t3);   // %tanh: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = tanh(%batch_norm_19)
-            v[i][j] = t4;
-        }
-    }
-
-    float* p = args.y0 + first;
-#pragma unroll
-    for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
-        if (in && live(j)) store_streaming<VEC>(p, &v[0][j], STRIDED ? S::VALUES : 1);
+    for (int i = 0; i < COUNT; ++i) pack.at[i] = p[i];
+    return pack;
 }
 
-template <int VEC>
-int launch(const Args& args, cudaStream_t stream) {
-    const int64_t blocks = (args.row_count + Shape<VEC>::BLOCK_ROWS - 1) / Shape<VEC>::BLOCK_ROWS;
-    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    enqueue(run<VEC>, static_cast<unsigned int>(blocks), Shape<VEC>::THREADS, 0, stream, args);
+// Elements base..base+COUNT-1, of one run: positions and conditions are the same for all of them.
+template <typename Index, int COUNT>
+__device__ __forceinline__ void compute_run(
+    const float* __restrict__ p0,
+    const float* __restrict__ p1,
+    const float* __restrict__ x0,
+    const float* __restrict__ x1,
+    const float* __restrict__ x2,
+    float* __restrict__ y0,
+    const Index height,
+    const Index width,
+    const int64_t base
+) {
+    const auto x0_pack = *reinterpret_cast<const Pack<float, COUNT>*>(x0 + base);
+    [[maybe_unused]] const Index index = static_cast<Index>(base);
+    const Index i0 = index / (height*width) % 48;
+    const auto v1_x1 = x1[i0];  // %batch_norm: float32[1, 48, 1, 1]
+    const auto v2_x2 = x2[i0];  // %batch_norm_19_r6: float32[1, 48, 1, 1]
+    const auto v3_p0 = p0[i0];  // %p_norm_weight: float32[48]
+    const auto v4_p1 = p1[i0];  // %p_norm_bias: float32[48]
+    Pack<float, COUNT> y0_pack;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const auto v0_x0 = x0_pack.at[i];  // %conv2d: float32[x0_0, 48, x0_2 - 2, x0_3 - 2]
+        const float t0 = v0_x0 - v1_x1;  // %batch_norm_19_r2: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = sub(%conv2d, %batch_norm)
+        const float t1 = t0 * v2_x2;  // %batch_norm_19_r7: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
+        const float t2 = t1 * v3_p0;  // %batch_norm_19_r8: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = mul(%batch_norm_19_r7, %batch_norm_17)
+        const float t3 = t2 + v4_p1;  // %batch_norm_19: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = add(%batch_norm_19_r8, %batch_norm_18)
+        const float t4 = tanhf(t3);  // %tanh: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = tanh(%batch_norm_19)
+        y0_pack.at[i] = t4;
+    }
+    *reinterpret_cast<Pack<float, COUNT>*>(y0 + base) = y0_pack;
+}
+
+// A digit of an element's number, number / stride % size, which is divided once and counts from there. Where it is the first, it has no end.
+template <typename Index, bool FIRST>
+struct Digit {
+    Index at, rest;
+
+    __device__ Digit(Index number, Index stride, Index size) : at(number / stride), rest(number - at * stride) {
+        if (!FIRST) at %= size;
+    }
+    __device__ void advance(Index stride, Index size) {
+        if (++rest < stride) return;
+        rest = 0;
+        if (++at == size && !FIRST) at = 0;
+    }
+};
+
+// Elements base..base+COUNT-1, wherever they are.
+template <typename Index, int COUNT>
+__device__ __forceinline__ void compute(
+    const float* __restrict__ p0,
+    const float* __restrict__ p1,
+    const float* __restrict__ x0,
+    const float* __restrict__ x1,
+    const float* __restrict__ x2,
+    float* __restrict__ y0,
+    const Index height,
+    const Index width,
+    const int64_t base
+) {
+    const auto x0_pack = *reinterpret_cast<const Pack<float, COUNT>*>(x0 + base);
+    Digit<Index, false> i0_digit(static_cast<Index>(base), height*width, 48);
+    Pack<float, COUNT> y0_pack;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        [[maybe_unused]] const Index index = static_cast<Index>(base + i);
+        const Index i0 = i0_digit.at;
+        const auto v0_x0 = x0_pack.at[i];  // %conv2d: float32[x0_0, 48, x0_2 - 2, x0_3 - 2]
+        const auto v1_x1 = x1[i0];  // %batch_norm: float32[1, 48, 1, 1]
+        const auto v2_x2 = x2[i0];  // %batch_norm_19_r6: float32[1, 48, 1, 1]
+        const auto v3_p0 = p0[i0];  // %p_norm_weight: float32[48]
+        const auto v4_p1 = p1[i0];  // %p_norm_bias: float32[48]
+        const float t0 = v0_x0 - v1_x1;  // %batch_norm_19_r2: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = sub(%conv2d, %batch_norm)
+        const float t1 = t0 * v2_x2;  // %batch_norm_19_r7: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = mul(%batch_norm_19_r2, %batch_norm_19_r6)
+        const float t2 = t1 * v3_p0;  // %batch_norm_19_r8: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = mul(%batch_norm_19_r7, %batch_norm_17)
+        const float t3 = t2 + v4_p1;  // %batch_norm_19: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = add(%batch_norm_19_r8, %batch_norm_18)
+        const float t4 = tanhf(t3);  // %tanh: float32[x0_0, 48, x0_2 - 2, x0_3 - 2] = tanh(%batch_norm_19)
+        i0_digit.advance(height*width, 48);
+        y0_pack.at[i] = t4;
+    }
+    *reinterpret_cast<Pack<float, COUNT>*>(y0 + base) = y0_pack;
+}
+
+// COUNT elements of every thread; the last one has the rest, fewer than COUNT. Threads that stay for more are slower.
+template <typename Index, int COUNT, bool RUNS>
+__global__ void __launch_bounds__(THREADS) run(
+    const float* __restrict__ p0,
+    const float* __restrict__ p1,
+    const float* __restrict__ x0,
+    const float* __restrict__ x1,
+    const float* __restrict__ x2,
+    float* __restrict__ y0,
+    const Index height,
+    const Index width,
+    const int64_t count
+) {
+    await_previous();
+    const int64_t base = (int64_t(blockIdx.x) * THREADS + threadIdx.x) * COUNT;
+    if (RUNS && base + COUNT <= count) compute_run<Index, COUNT>(p0, p1, x0, x1, x2, y0, height, width, base);
+    else if (base + COUNT <= count) compute<Index, COUNT>(p0, p1, x0, x1, x2, y0, height, width, base);
+    else for (int64_t i = base; i < count; ++i) compute<Index, 1>(p0, p1, x0, x1, x2, y0, height, width, i);
+}
+
+// Coordinates are 32 bits wide where they fit.
+template <int COUNT, bool RUNS>
+int launch(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream, int64_t count) {
+    const int64_t needed = (count - 1) / (int64_t(THREADS) * COUNT) + 1;
+    if (needed > INT32_MAX) return cudaErrorInvalidValue;
+    const auto blocks = static_cast<unsigned int>(needed);
+    if (count <= INT32_MAX) {
+        enqueue(run<int32_t, COUNT, RUNS>, blocks, THREADS, 0, stream,
+            p0, p1, x0, x1, x2, y0, int32_t(height), int32_t(width), count);
+    } else {
+        enqueue(run<int64_t, COUNT, RUNS>, blocks, THREADS, 0, stream, p0, p1, x0, x1, x2, y0, height, width, count);
+    }
     return cudaGetLastError();
 }
 
-extern "C" int k1_row_reduce(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    const int64_t outer = batch, inner = height*width;
-    if (outer == 0 || inner == 0) return cudaSuccess;
-    Args args = {};
-    args.x = x0;
-    args.x1 = x1;
-    args.x2 = x2;
-    args.p0 = p0;
-    args.p1 = p1;
-    args.y0 = y0;
-    args.row_count = outer * inner;
-    args.inner_count = inner;
-    if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
-    return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+extern "C" int k1_pointwise(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+    const int64_t count = 48*batch*height*width;
+    if (count == 0) return cudaSuccess;
+    const bool vectorised = aligned(x0) && aligned(y0);
+    if (vectorised && (height*width) % WIDTH == 0) return launch<WIDTH, true>(p0, p1, x0, x1, x2, y0, batch, height, width, stream, count);
+    return vectorised ? launch<WIDTH, false>(p0, p1, x0, x1, x2, y0, batch, height, width, stream, count) : launch<1, false>(p0, p1, x0, x1, x2, y0, batch, height, width, stream, count);
 }
 
-}  // namespace k1_row_reduce_kernel
+}  // namespace k1_pointwise_kernel
 
 // ------------------------------------------------------------------------------------------------
 // k0_contraction: by the device's compute capability. A kernel leaves calls that it is not for to the next one.
@@ -2406,7 +2404,7 @@ _fusegen_GLUE_SOURCE = r"""
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width);
-extern "C" int k1_row_reduce(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
+extern "C" int k1_pointwise(const float* p0, const float* p1, const float* x0, const float* x1, const float* x2, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
 
 namespace {
 
@@ -2521,7 +2519,7 @@ std::tuple<Tensor, Tensor, Tensor> call_k0_contraction(
     return {y0, y1, y4};
 }
 
-Tensor call_k1_row_reduce(
+Tensor call_k1_pointwise(
     const Tensor& p0_given,
     const Tensor& p1_given,
     const Tensor& x0_given,
@@ -2530,45 +2528,45 @@ Tensor call_k1_row_reduce(
 ) {
     const int32_t device = p0_given.get_device_index();
     const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k1_row_reduce: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_row_reduce: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k1_row_reduce: x1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x2 = operand(x2_given, "k1_row_reduce: x2", device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k1_pointwise: p0", device, aoti_torch_dtype_float32(), 1);
+    const Tensor p1 = operand(p1_given, "k1_pointwise: p1", device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k1_pointwise: x0", device, aoti_torch_dtype_float32(), 4);
+    const Tensor x1 = operand(x1_given, "k1_pointwise: x1", device, aoti_torch_dtype_float32(), 4);
+    const Tensor x2 = operand(x2_given, "k1_pointwise: x2", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
-    require(p0.size(0) == 48, "k1_row_reduce", "p0 has another size on axis 0 than compiled for");
-    require(p1.size(0) == 48, "k1_row_reduce", "p1 has another size on axis 0 than compiled for");
-    require(x0.size(1) == 48, "k1_row_reduce", "x0 has another size on axis 1 than compiled for");
-    require(x1.size(0) == 1, "k1_row_reduce", "x1 has another size on axis 0 than compiled for");
-    require(x1.size(1) == 48, "k1_row_reduce", "x1 has another size on axis 1 than compiled for");
-    require(x1.size(2) == 1, "k1_row_reduce", "x1 has another size on axis 2 than compiled for");
-    require(x1.size(3) == 1, "k1_row_reduce", "x1 has another size on axis 3 than compiled for");
-    require(x2.size(0) == 1, "k1_row_reduce", "x2 has another size on axis 0 than compiled for");
-    require(x2.size(1) == 48, "k1_row_reduce", "x2 has another size on axis 1 than compiled for");
-    require(x2.size(2) == 1, "k1_row_reduce", "x2 has another size on axis 2 than compiled for");
-    require(x2.size(3) == 1, "k1_row_reduce", "x2 has another size on axis 3 than compiled for");
+    require(p0.size(0) == 48, "k1_pointwise", "p0 has another size on axis 0 than compiled for");
+    require(p1.size(0) == 48, "k1_pointwise", "p1 has another size on axis 0 than compiled for");
+    require(x0.size(1) == 48, "k1_pointwise", "x0 has another size on axis 1 than compiled for");
+    require(x1.size(0) == 1, "k1_pointwise", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 48, "k1_pointwise", "x1 has another size on axis 1 than compiled for");
+    require(x1.size(2) == 1, "k1_pointwise", "x1 has another size on axis 2 than compiled for");
+    require(x1.size(3) == 1, "k1_pointwise", "x1 has another size on axis 3 than compiled for");
+    require(x2.size(0) == 1, "k1_pointwise", "x2 has another size on axis 0 than compiled for");
+    require(x2.size(1) == 48, "k1_pointwise", "x2 has another size on axis 1 than compiled for");
+    require(x2.size(2) == 1, "k1_pointwise", "x2 has another size on axis 2 than compiled for");
+    require(x2.size(3) == 1, "k1_pointwise", "x2 has another size on axis 3 than compiled for");
     const Tensor y0 = allocate({batch, 48, height, width}, aoti_torch_dtype_float32(), device);
     const cudaStream_t stream = current_stream(device);
-    check(k1_row_reduce(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), batch, height, width, stream), "k1_row_reduce");
+    check(k1_pointwise(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), batch, height, width, stream), "k1_pointwise");
     return y0;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_16e06e49dcc67432, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b1f2875f79b159a6, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
-    m.def("k1_row_reduce(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
+    m.def("k1_pointwise(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_16e06e49dcc67432, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b1f2875f79b159a6, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
+    m.impl("k1_pointwise", TORCH_BOX(&call_k1_pointwise));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_16e06e49dcc67432"
+_fusegen_NAMESPACE = "fusegen_b1f2875f79b159a6"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
@@ -2698,7 +2696,7 @@ def _fusegen_fake_k0_contraction(p0, x0, p1, p2, p3, n0, tf32):
     return (p0.new_empty([batch, 48, height - 2, width - 2], dtype=_fusegen_torch.float32), p0.new_empty([1, 48, 1, 1], dtype=_fusegen_torch.float32), p0.new_empty([1, 48, 1, 1], dtype=_fusegen_torch.float32))
 
 
-def _fusegen_fake_k1_row_reduce(p0, p1, x0, x1, x2):
+def _fusegen_fake_k1_pointwise(p0, p1, x0, x1, x2):
     batch = x0.shape[0]
     height = x0.shape[2]
     width = x0.shape[3]
@@ -2707,7 +2705,7 @@ def _fusegen_fake_k1_row_reduce(p0, p1, x0, x1, x2):
 
 _fusegen_fakes = {
     "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_row_reduce": _fusegen_fake_k1_row_reduce,
+    "k1_pointwise": _fusegen_fake_k1_pointwise,
 }
 
 

@@ -716,7 +716,7 @@ __device__ __forceinline__ void multiply(float (&d)[16], const uint32_t (&a)[4],
 }
 
 // ---- Preparation: weights in core-matrix order ---------------------------------------------------------------------
-__constant__ constexpr int TAP[1][3] = {{0, 0, 0}};   // shifts along z, y, x
+__constant__ constexpr int TAP[1][3] = {{0, 0, 0}};   // input positions along z, y, x from the first
 __constant__ constexpr int OUTER_PHASE[OUTER_PHASES][3] = {{0, 0, 0}};
 
 // Kernel position whose tap has this shift, or -1.
@@ -729,16 +729,22 @@ __device__ __forceinline__ int kernel_position(int axis, int phase, int shift, i
 // [kind][chunk][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
 // its phase is c % PHASES, so that a lane's columns belong to one pixel.
 __device__ void prepare_weights(const Args& args, int index, int count) {
-    constexpr int KIND_QUADS = KIND_BYTES / 16;
-    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
-        const int kind = i / KIND_QUADS;
-        const int t = i % KIND_QUADS, column = t % COLUMNS, quad = t / COLUMNS % QUADS, tap = t / (COLUMNS * QUADS) % TAPS, chunk = t / (COLUMNS * QUADS * TAPS);
+    constexpr int ALL_TAPS = TAPS, ALL_QUADS = QUADS * CHUNKS;
+    for (int i = index; i < KINDS * (KIND_BYTES / 16); i += count) {
+        // Threads side by side read what lies side by side: the taps of a channel, then the channels.
+        const int tap = i % ALL_TAPS;
+        int rest = i / ALL_TAPS;
+        const int of_all = rest % ALL_QUADS, column = rest / ALL_QUADS % COLUMNS;
+        rest /= ALL_QUADS * COLUMNS;
+        const int kind = rest;
+        const int chunk = of_all / QUADS, quad = of_all % QUADS;
+        const int to = (((kind * CHUNKS + chunk) * TAPS + tap) * QUADS + quad) * COLUMNS + column;
         const int lane = column % 8 / 2, phase = lane % PHASES;
         const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
         const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
-        const int kz = kernel_position(0, OUTER_PHASE[outer][0], TAP[tap][0], 0);
-        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, TAP[tap][1], 0);
-        const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, TAP[tap][2], 0);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], TAP[tap][0] / in_step(0), TAP[tap][0] % in_step(0));
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, TAP[tap][1] / in_step(1), TAP[tap][1] % in_step(1));
+        const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, TAP[tap][2] / in_step(2), TAP[tap][2] % in_step(2));
         uint32_t v[4];
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
@@ -747,7 +753,7 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
             const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
             v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
         }
-        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
+        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
@@ -849,7 +855,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 8 * quarter + lane_row and + 32
         const int own = quarter * 8 + lane_row;
-        const uint32_t a_lane = base + AT_STAGES + warpgroup * (STAGES * STAGE_BYTES) + (c * BOX + ((own / (tile(2) * tile(1)) * in_step(0) * box(1) + own / tile(2) % tile(1) * in_step(1)) * box(2) + own % tile(2) * in_step(2) + SKEW)) * 4;
+        const uint32_t a_lane = base + AT_STAGES + warpgroup * (STAGES * STAGE_BYTES) + (c * BOX + ((own / (tile(2) * tile(1)) * in_step(0) * box(1) + own / tile(2) % tile(1) * in_step(1)) * box(2) + own % tile(2) * in_step(2))) * 4;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t b_base = (base & 0x3FFFF) / 16;
         constexpr uint64_t B_LAYOUT = uint64_t(8) << 32 | uint64_t(COLUMNS) << 16;
@@ -1254,24 +1260,30 @@ __device__ __forceinline__ int kernel_position(int axis, int phase, int shift, i
 // [kind][chunk of a residue][tap row][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
 // its phase is c % PHASES, so that a lane's columns belong to one pixel.
 __device__ void prepare_weights(const Args& args, int index, int count) {
-    constexpr int KIND_QUADS = KIND_BYTES / 16;
-    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
-        const int kind = i / KIND_QUADS;
-        int t = i % KIND_QUADS, r = 0;
-        while (RESIDUES > 1) {
-            const int span = RESIDUE[r].rows * RESIDUE[r].taps * CHUNKS * QUADS * COLUMNS;
-            if (t < span) break;
-            t -= span, ++r;
+    constexpr int ALL_TAPS = 1, ALL_QUADS = QUADS * CHUNKS;
+    for (int i = index; i < KINDS * (KIND_BYTES / 16); i += count) {
+        // Threads side by side read what lies side by side: the taps of a channel, then the channels.
+        int tap = i % ALL_TAPS, r = 0;
+        int64_t first = 0;   // of the residue
+        for (; RESIDUES > 1; ++r) {
+            const int span = RESIDUE[r].rows * RESIDUE[r].taps;
+            if (tap < span) break;
+            tap -= span, first += span * (ALL_QUADS * COLUMNS);
         }
         const Residue& residue = RESIDUE[r];
-        const int column = t % COLUMNS, quad = t / COLUMNS % QUADS, tap = t / (COLUMNS * QUADS) % residue.taps;
-        const int row = t / (COLUMNS * QUADS * residue.taps) % residue.rows + residue.first_row;
-        const int chunk = t / (COLUMNS * QUADS * residue.taps * residue.rows);
+        const int row = tap / residue.taps;
+        tap %= residue.taps;
+        int rest = i / ALL_TAPS;
+        const int of_all = rest % ALL_QUADS, column = rest / ALL_QUADS % COLUMNS;
+        rest /= ALL_QUADS * COLUMNS;
+        const int kind = rest;
+        const int chunk = of_all / QUADS, quad = of_all % QUADS;
+        const int64_t to = int64_t(kind) * (KIND_BYTES / 16) + first + (((chunk * residue.rows + row) * residue.taps + tap) * QUADS + quad) * COLUMNS + column;
         const int lane = column % 8 / 2, phase = lane % PHASES;
         const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
         const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
-        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[row][0], residue.at[0]);
-        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[row][1], residue.at[1]);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[residue.first_row + row][0], residue.at[0]);
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[residue.first_row + row][1], residue.at[1]);
         const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
         uint32_t v[4];
 #pragma unroll
@@ -1281,7 +1293,7 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
             const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
             v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
         }
-        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
+        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
@@ -2566,18 +2578,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0ec8b5f680292153, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_191fdd93b4135114, m) {
     m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0ec8b5f680292153, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_191fdd93b4135114, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0ec8b5f680292153"
+_fusegen_NAMESPACE = "fusegen_191fdd93b4135114"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -442,24 +442,30 @@ __device__ __forceinline__ int kernel_position(int axis, int phase, int shift, i
 // [kind][chunk of a residue][tap row][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
 // its phase is c % PHASES, so that a lane's columns belong to one pixel.
 __device__ void prepare_weights(const Args& args, int index, int count) {
-    constexpr int KIND_QUADS = KIND_BYTES / 16;
-    for (int i = index; i < KINDS * KIND_QUADS; i += count) {
-        const int kind = i / KIND_QUADS;
-        int t = i % KIND_QUADS, r = 0;
-        while (RESIDUES > 1) {
-            const int span = RESIDUE[r].rows * RESIDUE[r].taps * CHUNKS * QUADS * COLUMNS;
-            if (t < span) break;
-            t -= span, ++r;
+    constexpr int ALL_TAPS = 4, ALL_QUADS = QUADS * CHUNKS;
+    for (int i = index; i < KINDS * (KIND_BYTES / 16); i += count) {
+        // Threads side by side read what lies side by side: the taps of a channel, then the channels.
+        int tap = i % ALL_TAPS, r = 0;
+        int64_t first = 0;   // of the residue
+        for (; RESIDUES > 1; ++r) {
+            const int span = RESIDUE[r].rows * RESIDUE[r].taps;
+            if (tap < span) break;
+            tap -= span, first += span * (ALL_QUADS * COLUMNS);
         }
         const Residue& residue = RESIDUE[r];
-        const int column = t % COLUMNS, quad = t / COLUMNS % QUADS, tap = t / (COLUMNS * QUADS) % residue.taps;
-        const int row = t / (COLUMNS * QUADS * residue.taps) % residue.rows + residue.first_row;
-        const int chunk = t / (COLUMNS * QUADS * residue.taps * residue.rows);
+        const int row = tap / residue.taps;
+        tap %= residue.taps;
+        int rest = i / ALL_TAPS;
+        const int column = rest % COLUMNS, of_all = rest / COLUMNS % ALL_QUADS;
+        rest /= ALL_QUADS * COLUMNS;
+        const int kind = rest;
+        const int chunk = of_all / QUADS, quad = of_all % QUADS;
+        const int64_t to = int64_t(kind) * (KIND_BYTES / 16) + first + (((chunk * residue.rows + row) * residue.taps + tap) * QUADS + quad) * COLUMNS + column;
         const int lane = column % 8 / 2, phase = lane % PHASES;
         const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
         const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
-        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[row][0], residue.at[0]);
-        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[row][1], residue.at[1]);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[residue.first_row + row][0], residue.at[0]);
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[residue.first_row + row][1], residue.at[1]);
         const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
         uint32_t v[4];
 #pragma unroll
@@ -469,7 +475,7 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
             const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
             v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
         }
-        reinterpret_cast<uint4*>(args.weights)[i] = make_uint4(v[0], v[1], v[2], v[3]);
+        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
@@ -1893,16 +1899,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6c773c328035bb25, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5380a0af68a8df82, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6c773c328035bb25, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5380a0af68a8df82, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6c773c328035bb25"
+_fusegen_NAMESPACE = "fusegen_5380a0af68a8df82"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

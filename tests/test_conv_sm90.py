@@ -308,7 +308,7 @@ def test_ptxas_spills_nothing(
     assert "C75" not in report  # ptxas ignoring setmaxnreg or serialising products
 
 
-def _loaded(plan: InPlacePlan, chunk: int) -> dict[tuple[tuple[int, int, int], int], set[tuple[int, int, int, int]]]:
+def _loaded(plan: InPlacePlan, skew: int) -> dict[tuple[tuple[int, int, int], int], set[tuple[int, int, int, int]]]:
     """By tap and channel quad: what lanes with two positions and two channel quads load, as (channel, z, y, x)."""
     _, rows, columns = plan.box
     found: dict[tuple[tuple[int, int, int], int], set[tuple[int, int, int, int]]] = {}
@@ -316,13 +316,13 @@ def _loaded(plan: InPlacePlan, chunk: int) -> dict[tuple[tuple[int, int, int], i
         for group in unit:
             for step in group.products:
                 tap = plan.taps[number * plan.unit_taps + step.tap]
-                places = [group.loads[load] for load in step.loads]
+                places = [group.loads[load // plan.vector] + load % plan.vector for load in step.loads]
                 read = set()
                 for place in places:
                     line, x = divmod(place, columns)
                     line, y = divmod(line, rows)
                     channel, z = divmod(line, plan.box[0])
-                    read.add((channel, z, y, x))
+                    read.add((channel, z, y, x - skew))
                 assert (tap, step.quad) not in found
                 found[tap, step.quad] = read
     return found
@@ -331,14 +331,14 @@ def _loaded(plan: InPlacePlan, chunk: int) -> dict[tuple[tuple[int, int, int], i
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_products_in_place_load_what_their_taps_read(rank: int, transposed: bool) -> None:
-    """Every tap once for every eight channels, at its own shift; the second position of a lane is 32 slots on."""
+    """Every tap once for every eight channels, at its own place; the second position of a lane is 32 slots on."""
     rng = random.Random(rank)
     checked = 0
     while checked < 40:
         kernel, padding, dilation = rng.randint(1, 4), rng.randint(0, 3), rng.randint(1, 2)
-        stride, size = rng.randint(1, 2) if transposed else 1, rng.choice([32, 40, 64])
+        stride, size = rng.randint(1, 2 if transposed else 4), rng.choice([32, 40, 64])
         reach = dilation * (kernel - 1) + 1
-        output = (size - 1) * stride + reach - 2 * padding if transposed else size + 2 * padding - reach + 1
+        output = (size - 1) * stride + reach - 2 * padding if transposed else (size + 2 * padding - reach) // stride + 1
         axis = ContractionAxis(
             kernel=kernel, stride=stride, padding=padding, dilation=dilation, output_padding=0, size=size, output=output
         )
@@ -361,34 +361,47 @@ def test_products_in_place_load_what_their_taps_read(rank: int, transposed: bool
         assert found.in_place
         taps = Taps(kernel, stride, padding, dilation, transposed)
         absent = (0,) * (3 - rank)
-        shifts = {(*absent, *at) for at in itertools.product(taps.shifts[0], repeat=rank)}
-        assert set(found.in_place.taps) == shifts
-        loaded = _loaded(found.in_place, found.chunk)
-        assert {(tap, quad) for tap in shifts for quad in range(0, found.chunk // 4, 2)} == set(loaded)
+        offsets = {(*absent, *at) for at in itertools.product(taps.offsets, repeat=rank)}
+        assert set(found.in_place.taps) == offsets
+        skew, step = taps.in_origin % 4, taps.in_step
+        loaded = _loaded(found.in_place, skew)
+        assert {(tap, quad) for tap in offsets for quad in range(0, found.chunk // 4, 2)} == set(loaded)
         _, rows, columns = found.in_place.tile
-        far = (32 // columns % rows, 32 % columns)
+        far = (32 // columns % rows * (step if rank > 1 else 1), 32 % columns * step)
         for (tap, quad), read in loaded.items():
             z, y, x = tap
             ends = ((y, x), (y + far[0], x + far[1]))
             assert read == {(channel, z, *end) for end in ends for channel in (4 * quad, 4 * quad + 4)}
         box = found.in_place.box
-        skew = taps.in_origin % 4
-        assert box[2] >= columns + taps.reach + skew
-        assert box[1] >= rows + (taps.reach if rank > 1 else 0)
+        assert box[2] >= (columns - 1) * step + taps.offsets[-1] + 1 + skew
+        assert box[1] >= (rows - 1) * step + taps.offsets[-1] + 1 if rank > 1 else box[1] >= 1
         assert box[2] % 4 == 0
         assert math.prod(box) % 32 in (8, 24)
         checked += 1
 
 
-def test_a_strided_convolution_is_prepared() -> None:
-    axis = ContractionAxis(kernel=3, stride=2, padding=1, dilation=1, output_padding=0, size=64, output=32)
-    conv = ConvOp(transposed=False, stride=(2,), padding=(1,), dilation=(1,), output_padding=(0,))
+@pytest.mark.parametrize(("stride", "vector"), [(2, 2), (3, 1), (4, 4), (6, None), (8, None)])
+def test_lanes_of_a_strided_convolution_meet_in_no_bank(stride: int, vector: int | None) -> None:
+    size = 63 * stride + 3
+    axis = ContractionAxis(kernel=3, stride=stride, padding=0, dilation=1, output_padding=0, size=size, output=64)
+    conv = ConvOp(transposed=False, stride=(stride,), padding=(0,), dilation=(1,), output_padding=(0,))
     operands = conv_sm90.Operands("conv", "x0", "p0", "batch", 4)
     plan = conv_sm90.plan(
-        conv, (axis,), ((64, 32),), (16, 16), False, lambda split: _ROWS, operands, False, in_place=True
+        conv, (axis,), ((size, 64),), (16, 16), False, lambda split: _ROWS, operands, False, in_place=True
     )
     assert isinstance(plan, HopperConvPlan)
-    assert plan.alternative is None
+    if vector is None:
+        assert plan.alternative is None
+        return
+    assert plan.alternative
+    assert plan.alternative.in_place
+    assert plan.alternative.in_place.vector == vector
+    box = math.prod(plan.alternative.in_place.box)
+    at_once = 32 // vector
+    for first in range(0, 32, at_once):  # lanes whose loads are one access
+        lanes = range(first, first + at_once)
+        words = {lane % 4 * box + lane // 4 * stride + i for lane in lanes for i in range(vector)}
+        assert len({word % 32 for word in words}) == 32
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,13 @@ CASES = MODELS | {
         "F.hardswish(self.m(torch.where(x > 0.1, x, self.q))) * 2",
         (20, 30, 41),
     ),
+    "every_other": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.hardswish(self.m(x)) * 2", (20, 30, 44)),
+    "every_other_row": ("nn.Conv2d(20, 33, (5, 2), (2, 1), (1, 0))", "F.hardswish(self.m(x)) * 2", (20, 31, 44)),
+    "every_third": ("nn.Conv2d(20, 33, (3, 4), 3, (0, 2))", "F.hardswish(self.m(x)) * 2", (20, 30, 80)),
+    "every_fourth": ("nn.Conv2d(20, 16, 4, 4, 1)", "F.hardswish(self.m(x)) * 2", (20, 16, 48)),
+    "line_of_halves": ("nn.Conv1d(16, 40, 7, 2, 3, 2)", "F.hardswish(self.m(x)) * 2", (16, 404)),
+    "plane_of_halves": ("nn.Conv2d(70, 40, 1, 2)", "F.hardswish(self.m(x)) * 2", (70, 17, 36)),
+    "volume_of_halves": ("nn.Conv3d(16, 16, 3, 2, 1)", "F.hardswish(self.m(x)) * 2", (16, 7, 8, 24)),
     "channels": ("nn.Conv2d(24, 40, 3, padding=1)", "(self.m(x) + y).softmax(1) * y", (24, 13, 20), (40, 13, 20)),
 }
 PREPARED = (
@@ -54,7 +61,16 @@ PREPARED = (
     "transposed_volume",
     "transposed_rows",
 )
-IN_PLACE = ("channels", "aligned", "pixels", "plane", "rows", "samples", "dilated", "volume", "transposed")
+STRIDED = (
+    "every_other",
+    "every_other_row",
+    "every_third",
+    "every_fourth",
+    "line_of_halves",
+    "plane_of_halves",
+    "volume_of_halves",
+)
+IN_PLACE = ("channels", "aligned", "pixels", "plane", "rows", "samples", "dilated", "volume", "transposed", *STRIDED)
 
 
 POOLED = {
@@ -63,6 +79,7 @@ POOLED = {
     "eight_in_place": ("nn.Conv2d(16, 24, 5)", "F.max_pool2d(self.m(x) ** 2, (8, 2))", (16, 41, 52)),
     "grouped_in_place": ("nn.Conv2d(48, 60, 3, groups=3)", "F.max_pool2d(self.m(x).abs(), 2)", (48, 14, 20)),
     "transposed_in_place": ("nn.ConvTranspose2d(16, 24, 3, 1, 1)", "F.max_pool2d(self.m(x).abs(), 2)", (16, 17, 24)),
+    "strided_in_place": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (20, 41, 60)),
     "volume_in_place": ("nn.Conv3d(17, 40, 3)", "F.avg_pool3d(self.m(x).sigmoid(), (1, 2, 4))", (17, 7, 11, 24)),
 }
 

@@ -68,9 +68,13 @@ _PORTABLE_PHASES = 3
 _PORTABLE_TF32 = {True: 1.1, False: 2.7}
 """Times over that the portable kernel takes in TF32 of what is expected, with so many phases or not (14 random
 convolutions took 0.8 to 3.1 times, the median 1.1; 19 others 1.0 to 7.2, the median 2.5)."""
-_PORTABLE_FP32 = 1.4
-"""Times over that it takes in full fp32 where the asynchronous kernel may be beside it (16 channels to 32, dilated: 77
-us, 38 expected, and the other one 55; 24 to 24, strided: 67 us, 41 expected, and the other one 52)."""
+_PORTABLE_STRIDED = {True: 1.2, False: 1.0}
+"""The same of strided convolutions and without smaller tiles (7 took 0.8 to 1.3 times), where the asynchronous kernel
+reads its input in place, or writes a grid for every residue of the stride (which took 0.8 to 1.5 times)."""
+_PORTABLE_DILATED = 1.4
+"""Times over that it takes in full fp32 of what is expected where it is dilated and the asynchronous kernel may be
+beside it (16 channels to 32: 77 us, 38 expected, and the other one 55; 24 to 24, strided: 67 us, 41 expected, and the
+other one 52). Else it is near: 92 us, 82 expected, and the other one 142; 77 us, 67 expected, and the other one 100."""
 _IDLE = 0.5
 """Share of the multiprocessors that the asynchronous kernel leaves idle, from which on the portable one, whose tiles
 are smaller, may be faster in TF32."""
@@ -155,22 +159,46 @@ def tensor_core_seconds(
 ) -> tuple[float, float]:
     """Expected times of the asynchronous and of the portable kernel; infinite for one that does not run.
 
-    In TF32 that is the portable one, but where it stores more of a row at once, or the other one has few tiles:
-    convolutions of 1x1 that it was expected to be better at took it twice as long. ``finished``: with the operands
-    that each result has one of.
+    In TF32 that is the portable one for the most part: convolutions of 1x1 that it was expected to be better at took it
+    twice as long. ``finished``: with the operands that each result has one of.
     """
     asynchronous, tf32 = asynchronous_seconds(body, node, machine), library.allows_tf32(body, node)
     if finished:
         asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=True)
-    phases = node.op.stride[-1] if isinstance(node.op, ConvOp) and node.op.transposed else 1
-    if asynchronous < inf and tf32 and phases != _PORTABLE_PHASES and not _leaves_idle(body, node, machine):
+    if asynchronous == inf or not tf32:
+        portable = portable_seconds(body, node, whole, machine)
+    elif (again := _portable_again(body, node, machine)) is None:
         return asynchronous, inf
-    portable = portable_seconds(body, node, whole, machine)
-    if asynchronous < inf and tf32:
-        portable *= _PORTABLE_TF32[phases == _PORTABLE_PHASES]
+    else:
+        times, strided = again
+        portable = times * portable_seconds(body, node, whole, machine)
+        if strided:
+            portable = min(portable, strided * portable_seconds(body, node, whole, machine, few=False))
     if finished:
-        portable += operand_seconds(body, node, machine, streamed=False, neighbours=phases > 1)
+        neighbours = isinstance(node.op, ConvOp) and node.op.transposed and node.op.stride[-1] > 1
+        portable += operand_seconds(body, node, machine, streamed=False, neighbours=neighbours)
     return asynchronous, portable
+
+
+def _portable_again(body: Graph, node: Node, machine: Machine) -> tuple[float, float | None] | None:
+    """Where the portable kernel may be faster than the asynchronous one in TF32: times over that it takes of what is
+    expected, and without smaller tiles.
+
+    That is where it stores more of a row at once, or where the other one has few tiles, or boxes with gaps, or a grid
+    for every residue of a stride.
+    """
+    if not isinstance(node.op, ConvOp):
+        return None
+    if node.op.transposed:
+        at_once = node.op.stride[-1] == _PORTABLE_PHASES
+        return (_PORTABLE_TF32[at_once], None) if at_once or _leaves_idle(body, node, machine) else None
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    _, outputs = inference.group_channels(node.op, x, w)
+    if max(node.op.stride) > 1 and outputs > LEAST_OUTPUTS and prod(inference.kernel_size(w)) > 1:
+        in_place = hopper.reads_in_place(body, node, machine)
+        if in_place or hopper.residues(body, node) == prod(node.op.stride):
+            return _PORTABLE_TF32[False], _PORTABLE_STRIDED[in_place]
+    return (_PORTABLE_TF32[False], None) if _leaves_idle(body, node, machine) else None
 
 
 def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
@@ -250,8 +278,10 @@ def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:
     inputs, outputs = inference.group_channels(node.op, x, w)
     if inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS:
         return False
-    ours = hopper.conv_seconds(body, node, machine, True)
-    return ours < _PORTABLE_FP32 * portable_seconds(body, node, whole, machine, precise=True)
+    portable = portable_seconds(body, node, whole, machine, precise=True)
+    if max(node.op.dilation) > 1:
+        portable *= _PORTABLE_DILATED
+    return hopper.conv_seconds(body, node, machine, True) < portable
 
 
 def hopper_refusal(body: Graph, conv: Node) -> str | None:

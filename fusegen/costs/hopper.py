@@ -54,10 +54,17 @@ _TILE_COLUMN = 1.05e-8
 """For each of its columns of results."""
 _TILE_ROW = 4.5e-8
 """For each of its tap rows, where they do not fit a stage together."""
+VECTORS = (2, 4)
+"""Elements that a load takes from shared memory, beside one."""
 _ROW_ELEMENTS = 4
 """A tensor copy takes rows of a multiple of these."""
 _IN_PLACE = 0.9
 """Least of the expected gains that a second kernel in the file is worth."""
+SHARED_BYTES = 232_448
+"""Of a block."""
+_STAGING_BYTES = 24 << 10
+_UNIT_BYTES, LEAST_RING = 16 << 10, 8
+"""Of streamed weights: those that arrive together, about, and how many such are in shared memory at least."""
 PATCH = (8, 8)
 """Rows and columns of results that are pooled where the input is read in place."""
 _STAGE_SLOTS = 1024
@@ -100,6 +107,11 @@ class Taps:
             self.lead = min(max(-(-(padding - last) // step), 0), reach)
             self.phases = 1
             self.idle = False
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where taps read, in input positions from the first that a base slot reads."""
+        return tuple(sorted(shift * self.in_step + r for r, shifts in self.shifts.items() for shift in shifts))
 
     @property
     def products(self) -> int:
@@ -168,9 +180,15 @@ def in_place_refusal(axes: list[Taps], precise: bool) -> str | None:
     """Why a convolution along ``axes`` needs its input prepared, or None."""
     if precise:
         return "halves of full fp32 need a scale for every sample"
-    if any(axis.in_step != 1 for axis in axes):
-        return "lanes that read every other element of a row meet in banks"
+    step = axes[-1].in_step
+    if step % 2 == 0 and step not in VECTORS:
+        return f"lanes that read every {step}th element of a row meet in banks"
     return None
+
+
+def lane_vector(axes: list[Taps]) -> int:
+    """Elements that a lane reads at once: those of two or four neighbouring taps, where these are so far apart."""
+    return axes[-1].in_step if axes[-1].in_step in VECTORS else 1
 
 
 def in_place_patch(height: int, width: int) -> tuple[int, int]:
@@ -180,10 +198,28 @@ def in_place_patch(height: int, width: int) -> tuple[int, int]:
 
 def in_place_box(tile: tuple[int, int, int], axes: list[Taps]) -> tuple[int, int, int]:
     """What a tile reads of a channel, from a multiple of 16 bytes on; a warp's lanes meet in no bank."""
-    z, y, x = (length + axis.reach for length, axis in zip(tile, axes, strict=True))
+    z, y, x = ((length - 1) * axis.in_step + axis.offsets[-1] + 1 for length, axis in zip(tile, axes, strict=True))
     x = -(-(x + axes[2].in_origin % 4) // 4) * 4
     sizes = product((z, z + 1), range(y, y + 8), range(x, x + 32, 4))
     return min((size for size in sizes if prod(size) % 32 in (8, 24)), key=prod)
+
+
+def unit_taps(taps: int, columns: int, chunk: int = _LEAST_CHANNELS) -> int:
+    """Of streamed weights, the taps that arrive together, where the products read their input in place."""
+    fitting = [n for n in range(1, taps + 1) if taps % n == 0 and n * chunk * columns * 4 <= _UNIT_BYTES]
+    return max(fitting, default=1)
+
+
+def _fits(box: tuple[int, int, int], taps: int, inputs: int, columns: int) -> bool:
+    """Whether shared memory holds two stages of two warpgroups' boxes, weights and results on their way out."""
+    weights = min(taps * inputs, LEAST_RING * unit_taps(taps, columns) * _LEAST_CHANNELS) * columns * 4
+    return 2 * 2 * _LEAST_CHANNELS * 4 * prod(box) + weights + _STAGING_BYTES <= SHARED_BYTES
+
+
+def _filled(tile: tuple[int, int, int], axes: list[Taps], columns: int, taps: int) -> float:
+    """Times over that the products of a tile take that waits for its box: ``taps`` of them for a channel."""
+    clocks = 2 * prod(tile) * columns * taps / _CLOCK_FLOPS
+    return max(1.0, 4 * prod(in_place_box(tile, axes)) / clocks / _FILL)
 
 
 Lengths: TypeAlias = list[tuple[int, int]]
@@ -200,6 +236,12 @@ def _axes(body: Graph, node: Node) -> tuple[list[Taps], Lengths]:
         return [Taps(1, 1, 0, 1, conv.transposed)], [(prod(sizes), prod(outputs))]
     structure = zip(kernel, conv.stride, conv.padding, conv.dilation, strict=True)
     return [Taps(*axis, conv.transposed) for axis in structure], list(zip(sizes, outputs, strict=True))
+
+
+def residues(body: Graph, node: Node) -> int:
+    """Grids that the input of a convolution is written as, one for every residue of its stride that some tap reads."""
+    taps, _ = _axes(body, node)
+    return prod(len(axis.shifts) for axis in taps)
 
 
 def in_block(phases: int) -> int:
@@ -282,8 +324,15 @@ def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
     products = 2 * positions * prod(axis.products for axis in taps) * depth * width * conv.groups
     columns = min(_COLUMNS, width * prod(axis.phases for axis in taps))
     tensor = _product_seconds(products, columns, machine) * _last_turn(body, node, machine)
-    traffic = dims.numel(x.type.shape, body.sizes) + STORE * dims.numel(node.type.shape, body.sizes)
-    seconds = tensor + 4 * traffic / machine.bandwidth + _LAUNCHES * machine.launch
+    read, stored = (4 * dims.numel(n.type.shape, body.sizes) / machine.bandwidth for n in (x, node))
+    work = tensor + read
+    if any(axis.in_step > 1 for axis in taps):  # boxes of elements that the next tap row has, too
+        whole = [Taps(1, 1, 0, 1, conv.transposed)] * (3 - len(taps)) + taps
+        positions_of_taps = prod(axis.products for axis in taps)
+        if not _fits(in_place_box((1, *patch), whole), positions_of_taps, depth, columns):
+            return inf
+        work = max(work, tensor * _filled((1, *patch), whole, columns, positions_of_taps))
+    seconds = work + STORE * stored + _LAUNCHES * machine.launch
     return seconds if seconds < _IN_PLACE * conv_seconds(body, node, machine, False) else inf
 
 
@@ -365,5 +414,5 @@ def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine,
     odd = sizes[-1] % _ROW_ELEMENTS or patch != PATCH or prod(windows.parts) > 1
     if odd or in_place_refusal(taps, precise) or any(axis.phases > 1 for axis in taps):
         return prepared, inf
-    in_place = tensor * max(1.0, 4 * prod(in_place_box((1, *PATCH), taps)) / clocks / _FILL)
+    in_place = tensor * _filled((1, *PATCH), taps, columns, prod(kernel))
     return prepared, in_place + moved / machine.bandwidth + more

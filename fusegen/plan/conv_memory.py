@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import groupby, product
 from math import prod
 
+from fusegen.costs.hopper import SHARED_BYTES
 from fusegen.machines import machine
-from fusegen.plan.conv_limits import BARRIER_BYTES, SHARED_BYTES, cluster_of, round_up
+from fusegen.plan.conv_limits import BARRIER_BYTES, cluster_of, round_up
 from fusegen.plan.details import TapResidue
 
 RING = 4

@@ -7,11 +7,9 @@ from math import prod
 
 from fusegen import dims, inference, windows
 from fusegen.ir import (
-    HALVES,
     ConvOp,
     GetItemOp,
     Graph,
-    InputOp,
     Node,
     ParamOp,
     RegionOp,
@@ -201,42 +199,9 @@ def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
     return region.plan(f"{name}_row_reduce", detail)
 
 
-def _channel_axis(region: Region) -> int | None:
-    """The one axis that every broadcast operand varies along, when there is one of fixed length.
-
-    Such a chain (a bias and an activation after a convolution) runs as rows over that axis: the
-    operand's index then costs no division. Not beside other operands of all elements, which it would read one by one.
-    """
-    space, found, size = region.space, set(), dims.product(region.space.shape)
-    operands = [node for node in region.body.nodes if isinstance(node.op, InputOp) and node.name != space.source]
-    if any(dims.product(operand.type.shape) == size for operand in operands):
-        return None
-    for node in region.body.nodes:
-        axes = space.axes.get(node.name)
-        if axes is None or node.name == space.source:
-            continue
-        for operand in (region.body.node(name) for name in node.inputs):
-            if operand.name in space.axes or operand.type.rank == 0:
-                continue
-            offset = node.type.rank - operand.type.rank
-            varies = {base for axis, size in enumerate(operand.type.shape) if size != 1 for base in axes[axis + offset]}
-            if len(varies) == 1:
-                found |= varies
-            elif operand.type.shape != space.shape:
-                return None
-    axis = found.pop() if len(found) == 1 else None
-    if axis is None or not isinstance(space.shape[axis], int) or axis == len(space.shape) - 1:
-        return None
-    return axis if int(space.shape[axis]) <= 1024 else None
-
-
 def _pointwise(region: Region, name: str) -> KernelPlan:
     if viewspace.takes(region.body):
         return views.plan(region, name)
-    halves = any(arg.type.dtype in HALVES for arg in region.args.values())
-    axis = None if halves else _channel_axis(region)
-    if axis is not None and len(region.body.outputs) == 1:
-        return _row_reduce(region, name, with_rows(region.space, (axis,)))
     source = region.args[region.space.source]
     if len(region.body.outputs) == 1 and any(arg.type.shape != source.type.shape for arg in region.args.values()):
         return views.plan(region, name)  # which reads operands that are spread by runs

@@ -74,6 +74,14 @@ inline float shared_read(uint32_t from) { return __uint_as_float(emulated::word(
 inline void shared_write(uint32_t to, float v) { memcpy(emulated::at(to), &v, 4); }
 template <int OFFSET>
 uint32_t shared_load(uint32_t from) { return emulated::word(from + OFFSET); }
+// What is not aligned is a trap on the device; here it is NaN.
+inline uint32_t vector_word(uint32_t from, int i, uint32_t bytes) { return from % bytes == 0 ? emulated::word(from + i * 4) : ~0u; }
+template <int OFFSET>
+uint2 shared_load2(uint32_t from) { return {vector_word(from + OFFSET, 0, 8), vector_word(from + OFFSET, 1, 8)}; }
+template <int OFFSET>
+uint4 shared_load4(uint32_t from) {
+    return {vector_word(from + OFFSET, 0, 16), vector_word(from + OFFSET, 1, 16), vector_word(from + OFFSET, 2, 16), vector_word(from + OFFSET, 3, 16)};
+}
 inline uint32_t to_tf32(float v) { return __float_as_uint(v) + (isfinite(v) ? 0x1000u : 0u); }
 
 // Copies arrive as late as they may.

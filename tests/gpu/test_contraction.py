@@ -172,6 +172,13 @@ IN_PLACE = {
     ),
     "transposed_volume": ("nn.ConvTranspose3d(16, 20, 3, 2, 1)", "return F.mish(self.m(x))", (16, 4, 6, 12)),
     "transposed_rows": ("nn.ConvTranspose2d(40, 130, 4, 2, 1)", "return self.m(x).logsumexp(1) * 3", (40, 12, 12)),
+    "every_other": ("nn.Conv2d(36, 72, 3, 2, 1)", "return F.mish(self.m(x))", (36, 29, 44)),
+    "every_other_far": ("nn.Conv2d(20, 130, (3, 7), (1, 2), (1, 5), (1, 3))", "return self.m(x) * 2", (20, 14, 76)),
+    "every_third": ("nn.Conv2d(20, 33, (3, 4), 3, (0, 2))", "return self.m(x).sigmoid()", (20, 30, 80)),
+    "every_fourth": ("nn.Conv2d(16, 24, 4, 4)", "return self.m(x).softmax(1)", (16, 24, 48)),
+    "line_of_halves": ("nn.Conv1d(16, 40, 7, 2, 3, 2)", "return self.m(x).relu() + 1", (16, 404)),
+    "plane_of_halves": ("nn.Conv2d(70, 40, 1, 2)", "return self.m(x).clamp(0, 1) * 2", (70, 17, 36)),
+    "volume_of_halves": ("nn.Conv3d(16, 24, 3, 2, 1)", "return F.mish(self.m(x))", (16, 7, 8, 24)),
 }
 """Whose rows a tensor copy can read."""
 

@@ -88,7 +88,8 @@ class WindowPlan(Frozen):
 
 
 class Product(Frozen):
-    """A product: its first operand is four of a group's ``loads``, its second weights of eight channels of a tap."""
+    """A product: its first operand is four elements of a group's ``loads``, its second weights of eight channels of a
+    tap."""
 
     loads: tuple[int, int, int, int]
     tap: int
@@ -98,7 +99,10 @@ class Product(Frozen):
 
 
 class ProductGroup(Frozen):
-    """Products that share loads of the first operand: where those lie in a stage, in floats from a lane's own place."""
+    """Products that share loads of the first operand: where those lie in a stage, in floats from a lane's own place.
+
+    A load brings ``vector`` elements, and products count these.
+    """
 
     loads: tuple[int, ...]
     products: tuple[Product, ...]
@@ -112,11 +116,13 @@ class InPlacePlan(Frozen):
     box: tuple[int, int, int]
     """Elements of a channel that a tensor copy brings for them."""
     taps: tuple[tuple[int, int, int], ...]
-    """Shifts of the taps, in the order of their weights."""
+    """What the taps read, in input positions from the first, in the order of their weights."""
     unit_taps: int
     """Taps whose weights arrive together."""
     units: tuple[tuple[ProductGroup, ...], ...]
     """For each of those of a chunk of channels, the products."""
+    vector: int
+    """Elements of a load."""
 
     @property
     def rounded(self) -> bool:
