@@ -384,10 +384,10 @@ def test_products_in_place_load_what_their_taps_read(rank: int, transposed: bool
 def test_lanes_of_a_strided_convolution_meet_in_no_bank(stride: int, vector: int | None) -> None:
     size = 63 * stride + 3
     axis = ContractionAxis(kernel=3, stride=stride, padding=0, dilation=1, output_padding=0, size=size, output=64)
-    conv = ConvOp(transposed=False, stride=(stride,), padding=(0,), dilation=(1,), output_padding=(0,))
+    conv = ConvOp(transposed=False, stride=(stride,) * 2, padding=(0, 0), dilation=(1, 1), output_padding=(0, 0))
     operands = conv_sm90.Operands("conv", "x0", "p0", "batch", 4)
     plan = conv_sm90.plan(
-        conv, (axis,), ((size, 64),), (16, 16), False, lambda split: _ROWS, operands, False, in_place=True
+        conv, (axis,) * 2, ((size, 64),) * 2, (16, 16), False, lambda split: _ROWS, operands, False, in_place=True
     )
     assert isinstance(plan, HopperConvPlan)
     if vector is None:

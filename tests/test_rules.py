@@ -45,7 +45,7 @@ from fusegen.ir import (
     SliceOp,
     TensorType,
 )
-from fusegen.passes import algebra, columns, decompose, layouts, moments, positions, simplify, statistics
+from fusegen.passes import algebra, columns, decompose, layouts, losses, moments, positions, simplify, statistics
 from fusegen.passes.algebra import axes, channels, collapse, pooled_norms, pools, samples, slices, transposed_pools
 from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
@@ -1138,6 +1138,7 @@ TRANSCENDENTAL = {
     "x tanh(softplus(x)) = mish(x)",
     "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
     "gather(x, argmax(x)) = max(x),  argmin likewise",
+    "nll(log_softmax(x), t) = log(sum(exp(x - max(x)))) + max(x) - x[t],  of large x",
     "a n = a times n,  a a number,  n a size",
     "softmax(x) = exp(x - max(x)) / its sum,  below a reduction along other axes",
     "softmax(permute(x)) = permute(softmax(x)),  up to results and reductions",
@@ -1153,6 +1154,7 @@ RULES: dict[str, Rule] = {
         *algebra.RULES,
         *moments.CENTRED,
         *moments.RULES,
+        *losses.RULES,
         *statistics.RULES,
         *positions.RULES,
         *columns.RULES,

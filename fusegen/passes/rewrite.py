@@ -9,7 +9,7 @@ from enum import StrEnum
 from fusegen import ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError
-from fusegen.ir import HALVES, ConstOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused
+from fusegen.ir import HALVES, ConstOp, EagerOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused, TensorType
 from fusegen.verify import verify
 
 
@@ -60,17 +60,23 @@ class Match:
 
     def add(self, op: Op, *operands: Node) -> Node:
         """A new node; its type is inferred. Raises ``GraphError`` when the operands do not fit."""
+        like = operands[0].type if operands else self.root.type
+        return self._built(op, ops.infer(op, tuple(node.type for node in operands), like), operands)
+
+    def eager(self, target: str, arguments: str, result: TensorType, *operands: Node) -> Node:
+        """A new node of an op of torch's, written as in ``EagerOp``."""
+        return self._built(EagerOp(target=target, arguments=arguments, results=(result,)), result, operands)
+
+    def _built(self, op: Op, result: TensorType, operands: tuple[Node, ...]) -> Node:
         taken = {node.name for node in (*self.graph.nodes, *self.built)}
         number = 1
         while f"{self.root.name}_r{number}" in taken:
             number += 1
-        like = operands[0].type if operands else self.root.type
-        inferred = ops.infer(op, tuple(node.type for node in operands), like)
         node = Node(
             name=f"{self.root.name}_r{number}",
             op=op,
             inputs=tuple(node.name for node in operands),
-            type=inferred,
+            type=result,
             source=self.root.source,
         )
         self.built.append(node)

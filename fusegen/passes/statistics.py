@@ -23,7 +23,7 @@ from fusegen.ir import (
     TapSumOp,
     WindowSumOp,
 )
-from fusegen.passes import columns, moments, positions, simplify
+from fusegen.passes import columns, losses, moments, positions, simplify
 from fusegen.passes.algebra.collapse import largest_operand
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
@@ -153,7 +153,7 @@ def run(graph: Graph) -> Outcome:
     applied: list[RuleApplied] = []
     refused: list[RuleRefused] = []
     # A norm in parts is no longer seen as one; what is left of its axes may have size 1.
-    for rules in (moments.CENTRED, moments.RULES, RULES, positions.RULES, columns.RULES, simplify.RULES):
+    for rules in (moments.CENTRED, moments.RULES, losses.RULES, RULES, positions.RULES, columns.RULES, simplify.RULES):
         outcome = rewrite(graph, rules)
         graph = outcome.graph
         applied += outcome.applied

@@ -1,7 +1,8 @@
 """Calls that a trace keeps whole, and what torch's shape functions leave unsaid about them.
 
 A recurrent network is one node whose shapes are known at once: torch's own shape function for it runs every time
-step. Attention computes nonsense where its operands' sizes disagree, and its shape function does not ask.
+step. That of a loss of class numbers is wrong. Attention computes nonsense where its operands' sizes disagree, and its
+shape function does not ask.
 """
 
 from __future__ import annotations
@@ -63,6 +64,22 @@ def _agree(some: Iterable[Any], others: Iterable[Any]) -> None:
         symbolic = isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt)  # of numbers torch says it itself
         if symbolic and 1 not in (one, other):
             torch._check(one == other)  # type: ignore[no-untyped-call]
+
+
+LOSS = "nll_loss_nd"
+
+
+def _loss_shape(
+    self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: Any = -100
+) -> Tensor:
+    """An empty result of the loss; torch's own shape function, traced again, forgets that nothing is reduced (2.13)."""
+    rows = (*self.shape[:1], *self.shape[2:]) if self.dim() > 1 else ()
+    _agree(rows, target.shape)
+    return self.new_empty(rows if reduction == 0 else ())
+
+
+_LIBRARY.define(str(getattr(torch.ops.aten, LOSS).default._schema).removeprefix("aten::"))  # type: ignore[no-untyped-call]
+torch.library.register_fake(f"{NAMESPACE}::{LOSS}", _loss_shape, lib=_LIBRARY)
 
 
 def _check_attention(
