@@ -80,7 +80,7 @@ def test_other_losses_are_left(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("rows", "kernels"), [(4096, 2), (64, 1)])
 def test_a_large_softmax_is_not_written(rows: int, kernels: int, tmp_path: Path) -> None:
-    """A small one stays in the L2 cache, where launches take longer than its second pass."""
+    """One of few rows stays in the L2 cache, where launches take longer than its second pass."""
     sizes = f"torch.rand({rows}, 1024), torch.randint(0, 1024, ({rows},))"
     compiled = compile_file(write(tmp_path, "return F.cross_entropy(x, t)", "", sizes, "x, t"))
     steps = compiled.program.steps

@@ -244,7 +244,7 @@ def test_agrees_with_float64(seed: int, tmp_path: Path) -> None:
         "a result of eager's layout": ("return torch.tanh(x.permute(0, 2, 3, 1)) * 2", ["pointwise", "torch"]),
         "with what has the same order": (
             "y = x.permute(0, 2, 3, 1)\nreturn torch.tanh(y) * y + self.p[:, 0, 0]",
-            ["row_reduce", "torch"],
+            ["pointwise", "torch"],
         ),
         "with what has another": ("return x.permute(0, 2, 3, 1) + x.reshape(-1, 10, 8, 6)", ["pointwise"]),
         "a result by rows": ("return torch.tanh(x.permute(0, 2, 3, 1).contiguous())", ["pointwise"]),

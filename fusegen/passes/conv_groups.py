@@ -43,6 +43,11 @@ def with_statistics(grouping: Grouping, conv: Node, free: set[str], machine: Mac
     except NotFusable:
         return None
     more = contractions.bound_seconds(head, conv.name, machine)
+    alone, _ = grouping.body(Group(frozenset({conv.name})))
+    own = alone.node(conv.name)
+    if direct.takes(alone, own):
+        general = contractions.kernel_seconds(alone, own, False, machine)
+        more += max(0.0, general - direct.seconds(alone, own, machine))
     return group if channels.pays(grouping.graph, head, machine, more) else None
 
 

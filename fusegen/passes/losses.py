@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+from math import prod
 from typing import NamedTuple
 
-from fusegen import dims
 from fusegen.dims import Dims
 from fusegen.ir import DType, EagerOp, Node, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 WORTH = 1 << 22
 """Elements of a softmax that leave the L2 cache before the loss reads them; writing them takes longer than launches."""
+_ROWS = 512
+"""Rows from which torch's loss, of one block, takes longer than two launches."""
 _CLASSES = 1
 """The axis of the classes."""
 _TARGET = "aten.nll_loss_nd.default"
@@ -68,7 +70,9 @@ def _is_written_for_nothing_else(m: Match) -> str | None:
         return ""
     if m.root.type.shape != (_rows(x) if _loss(m.root).reduction == _NONE else ()):
         return ""
-    if x.type.rank < 2 or dims.numel(x.type.shape, m.graph.sizes) < WORTH or softmax.name in m.graph.outputs:
+    sizes = m.graph.shape(x.name)
+    slow = len(sizes) == 2 and sizes[0] >= _ROWS and _loss(m.root).reduction != _NONE
+    if len(sizes) < 2 or not (slow or prod(sizes) >= WORTH) or softmax.name in m.graph.outputs:
         return ""
     readers = (m.graph.node(name) for name in m.graph.users()[softmax.name])
     sums = (isinstance(n.op, ReduceOp) and n.op.axes == (_CLASSES,) for n in readers if n.name != m.root.name)
