@@ -9,7 +9,7 @@ import pytest
 
 from fusegen.compiler import Compiled, compile_file
 from fusegen.costs import hopper
-from fusegen.costs.hopper import Taps, Windows
+from fusegen.costs.hopper_taps import Taps, Windows
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
 from tests.models import write

@@ -15,7 +15,7 @@ from torch import nn
 
 from fusegen.compiler import compile_file, optimise
 from fusegen.costs import contractions, direct, hopper, library
-from fusegen.costs.hopper import Taps
+from fusegen.costs.hopper_taps import Taps
 from fusegen.emit import kernels
 from fusegen.emit.render import environment
 from fusegen.ir import ConvOp

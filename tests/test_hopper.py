@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fusegen.costs import hopper
+from fusegen.costs.hopper_taps import Windows
 from fusegen.ir import ConvOp
 from fusegen.machines import machine
 from fusegen.trace import trace
@@ -73,7 +74,7 @@ def test_poolings_read_in_place_where_that_was_faster(name: str) -> None:
     with torch.device("meta"):
         graph = trace(build().eval(), (torch.empty(shape),), Path(__file__)).graph
     (node,) = (n for n in graph.nodes if isinstance(n.op, ConvOp))
-    windows, h200 = hopper.Windows.of(kernel), machine("sm_90")
+    windows, h200 = Windows.of(kernel), machine("sm_90")
     assert hopper.pools_in_place(graph, node, windows, h200) == (in_place < 0.95 * prepared)
     assert 0.8 < hopper.pooled_seconds(graph, node, windows, h200, False) * 1e3 / in_place < 1.2
 

@@ -11,13 +11,13 @@ from fusegen.costs.hopper import (
     LEAST_RING,
     PATCH,
     SHARED_BYTES,
-    Taps,
     in_place_box,
     in_place_patch,
     in_place_refusal,
     lane_vector,
     unit_taps,
 )
+from fusegen.costs.hopper_taps import Taps
 from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, Triple, cluster_of, round_up
 from fusegen.plan.details import HopperConvPlan, InPlacePlan, Product, ProductGroup
 

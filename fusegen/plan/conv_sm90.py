@@ -1,4 +1,4 @@
-"""The shape of a tile of ``conv_sm90.cu.j2``, whose taps are shifts (``hopper.Taps``)."""
+"""The shape of a tile of ``conv_sm90.cu.j2``, whose taps are shifts (``hopper_taps.Taps``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fusegen import dims
 from fusegen.costs import hopper
-from fusegen.costs.hopper import Taps
+from fusegen.costs.hopper_taps import Taps
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp
 from fusegen.plan import conv_in_place

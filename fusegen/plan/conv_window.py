@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import Literal
 
-from fusegen.costs.hopper import Taps, Windows, covered
+from fusegen.costs.hopper_taps import Taps, Windows, covered
 from fusegen.plan.conv_limits import round_up, triple
 from fusegen.plan.conv_memory import MAX_SLOTS, Geometry
 from fusegen.plan.details import PartTaps, TapResidue, WindowPlan

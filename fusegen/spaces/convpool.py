@@ -2,7 +2,7 @@
 
 The convolution's results are never written. The kernel for sm_90a computes them in patches that hold whole
 windows along the last two axes, or, along an axis where windows fit no patch, one position of all windows
-after the other (``hopper.Taps.parts``) into the same running results. Windows of the stride of a transposed
+after the other (``hopper_taps.Taps.parts``) into the same running results. Windows of the stride of a transposed
 convolution are its phases, which the portable kernel computes one after the other.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fusegen import dims, inference
 from fusegen.costs import contractions, hopper, library
+from fusegen.costs.hopper_taps import Windows
 from fusegen.costs.tiling import Structure, TooLarge, tile_conv
 from fusegen.ir import ConvOp, DType, Graph, Node, PoolOp
 from fusegen.machines import Machine
@@ -52,8 +53,8 @@ class ConvPool:
         return isinstance(conv, ConvOp) and conv.transposed and self.op.kernel == conv.stride != (1,) * conv.rank
 
     @property
-    def windows(self) -> hopper.Windows:
-        return hopper.Windows.of(self.op.kernel)
+    def windows(self) -> Windows:
+        return Windows.of(self.op.kernel)
 
 
 def split(body: Graph) -> ConvPool:

@@ -39,6 +39,8 @@ def tf32_products() -> Iterator[None]:
 SPATIAL = {0: (), 1: (131,), 2: (33, 29), 3: (9, 12, 11)}
 """By rank: odd sizes, so that rows are not aligned to 16 bytes and tails are not empty."""
 BATCH = 3
+OWN = 7
+"""Of an axis that another input has, and the first one does not."""
 
 COLLAPSED = "conv_transpose_mean_logsumexp"
 """One kernel and nothing else."""
@@ -107,7 +109,7 @@ class Case:
         sizes = dict(zip(self.shape, x.shape, strict=True))
 
         def drawn(type_: TensorType) -> torch.Tensor:
-            shape = [sizes.get(size, size) for size in type_.shape]
+            shape = [size if isinstance(size, int) else sizes.setdefault(size, OWN) for size in type_.shape]
             if type_.dtype is DType.BOOL:
                 return torch.rand(shape, device=x.device) > 0.25
             return torch.randn(shape, device=x.device).to(torch_dtype(type_))
