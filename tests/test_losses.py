@@ -55,8 +55,6 @@ def test_a_loss_reads_statistics(name: str, shape: tuple[int, ...], monkeypatch:
     x, t = torch.randn(shape) * 3, torch.randint(0, 5, (shape[0], *shape[2:]))
     t.flatten()[:3] = torch.tensor([2, -100 if "ignored" not in name else 2, 4])
     before = _graph(CALLS[name], x, t)
-    if before.node(before.outputs[0]).type.shape == () and name == "none":
-        pytest.skip("torch declares a result of another shape")
     outcome = rewrite(before, losses.RULES)
     assert [applied.identity for applied in outcome.applied] == [losses.RULES[0].identity]
     if name != "smoothed":

@@ -165,40 +165,40 @@ def tensor_core_seconds(
     asynchronous, tf32 = asynchronous_seconds(body, node, machine), library.allows_tf32(body, node)
     if finished:
         asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=True)
-    if asynchronous == inf or not tf32:
-        portable = portable_seconds(body, node, whole, machine)
-    elif (again := _portable_again(body, node, machine)) is None:
-        return asynchronous, inf
-    else:
-        times, strided = again
-        portable = times * portable_seconds(body, node, whole, machine)
-        if strided:
-            portable = min(portable, strided * portable_seconds(body, node, whole, machine, few=False))
+    beside = asynchronous < inf and tf32
+    portable = (_portable_beside if beside else portable_seconds)(body, node, whole, machine)
     if finished:
         neighbours = isinstance(node.op, ConvOp) and node.op.transposed and node.op.stride[-1] > 1
         portable += operand_seconds(body, node, machine, streamed=False, neighbours=neighbours)
     return asynchronous, portable
 
 
-def _portable_again(body: Graph, node: Node, machine: Machine) -> tuple[float, float | None] | None:
-    """Where the portable kernel may be faster than the asynchronous one in TF32: times over that it takes of what is
-    expected, and without smaller tiles.
+def _portable_beside(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
+    """Expected time of the portable kernel in TF32 where it may be faster than the asynchronous one; else infinite.
 
     That is where it stores more of a row at once, or where the other one has few tiles, or boxes with gaps, or a grid
     for every residue of a stride.
     """
-    if not isinstance(node.op, ConvOp):
-        return None
-    if node.op.transposed:
-        at_once = node.op.stride[-1] == _PORTABLE_PHASES
-        return (_PORTABLE_TF32[at_once], None) if at_once or _leaves_idle(body, node, machine) else None
+    assert isinstance(node.op, ConvOp)
+    phases = node.op.stride[-1] if node.op.transposed else 1
+    least = _strided_seconds(body, node, whole, machine)
+    if phases != _PORTABLE_PHASES and least == inf and not _leaves_idle(body, node, machine):
+        return inf
+    return min(least, _PORTABLE_TF32[phases == _PORTABLE_PHASES] * portable_seconds(body, node, whole, machine))
+
+
+def _strided_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
+    """The same without smaller tiles, where the asynchronous kernel has such boxes or grids; else infinite."""
+    assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
     _, outputs = inference.group_channels(node.op, x, w)
-    if max(node.op.stride) > 1 and outputs > LEAST_OUTPUTS and prod(inference.kernel_size(w)) > 1:
-        in_place = hopper.reads_in_place(body, node, machine)
-        if in_place or hopper.residues(body, node) == prod(node.op.stride):
-            return _PORTABLE_TF32[False], _PORTABLE_STRIDED[in_place]
-    return (_PORTABLE_TF32[False], None) if _leaves_idle(body, node, machine) else None
+    strided = not node.op.transposed and max(node.op.stride) > 1
+    if not strided or outputs <= LEAST_OUTPUTS or prod(inference.kernel_size(w)) == 1:
+        return inf
+    in_place = hopper.reads_in_place(body, node, machine)
+    if not in_place and hopper.residues(body, node) < prod(node.op.stride):
+        return inf
+    return _PORTABLE_STRIDED[in_place] * portable_seconds(body, node, whole, machine, few=False)
 
 
 def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:

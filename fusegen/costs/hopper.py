@@ -41,7 +41,7 @@ _TILE_COLUMN = 1.05e-8
 """For each of its columns of results."""
 _TILE_ROW = 4.5e-8
 """For each of its tap rows, where they do not fit a stage together."""
-VECTORS = (2, 4)
+_VECTORS = (2, 4)
 """Elements that a load takes from shared memory, beside one."""
 _ROW_ELEMENTS = 4
 """A tensor copy takes rows of a multiple of these."""
@@ -82,14 +82,14 @@ def in_place_refusal(axes: list[Taps], precise: bool) -> str | None:
     if precise:
         return "halves of full fp32 need a scale for every sample"
     step = axes[-1].in_step
-    if step % 2 == 0 and step not in VECTORS:
+    if step % 2 == 0 and step not in _VECTORS:
         return f"lanes that read every {step}th element of a row meet in banks"
     return None
 
 
 def lane_vector(axes: list[Taps]) -> int:
     """Elements that a lane reads at once: those of two or four neighbouring taps, where these are so far apart."""
-    return axes[-1].in_step if axes[-1].in_step in VECTORS else 1
+    return axes[-1].in_step if axes[-1].in_step in _VECTORS else 1
 
 
 def in_place_patch(height: int, width: int) -> tuple[int, int]:
@@ -117,10 +117,10 @@ def _fits(box: tuple[int, int, int], taps: int, inputs: int, columns: int) -> bo
     return 2 * 2 * _LEAST_CHANNELS * 4 * prod(box) + weights + _STAGING_BYTES <= SHARED_BYTES
 
 
-def _filled(tile: tuple[int, int, int], axes: list[Taps], columns: int, taps: int) -> float:
-    """Times over that the products of a tile take that waits for its box: ``taps`` of them for a channel."""
-    clocks = 2 * prod(tile) * columns * taps / _CLOCK_FLOPS
-    return max(1.0, 4 * prod(in_place_box(tile, axes)) / clocks / _FILL)
+def _waiting(read: int, positions: int, columns: int, taps: int) -> float:
+    """Times over that the products of a tile take which waits for so many elements of every channel."""
+    clocks = 2 * positions * columns * taps / _CLOCK_FLOPS  # for a channel of the input
+    return max(1.0, 4 * read / clocks / _FILL)
 
 
 Lengths: TypeAlias = list[tuple[int, int]]
@@ -229,10 +229,10 @@ def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
     work = tensor + read
     if any(axis.in_step > 1 for axis in taps):  # boxes of elements that the next tap row has, too
         whole = [Taps(1, 1, 0, 1, conv.transposed)] * (3 - len(taps)) + taps
-        positions_of_taps = prod(axis.products for axis in taps)
-        if not _fits(in_place_box((1, *patch), whole), positions_of_taps, depth, columns):
+        box, of_all = in_place_box((1, *patch), whole), prod(axis.products for axis in taps)
+        if not _fits(box, of_all, depth, columns):
             return inf
-        work = max(work, tensor * _filled((1, *patch), whole, columns, positions_of_taps))
+        work = max(work, tensor * _waiting(prod(box), prod(patch), columns, of_all))
     seconds = work + STORE * stored + _LAUNCHES * machine.launch
     return seconds if seconds < _IN_PLACE * conv_seconds(body, node, machine, False) else inf
 
@@ -297,8 +297,7 @@ def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine,
     # For each tap along z a patch reads its rows and columns of every residue, the reach of the taps included.
     read = prod(size + own.reach for size, own in zip(patch, taps[1:], strict=True))
     read *= kernel[0] * prod(len(own.shifts) for own in taps[1:])
-    clocks = 2 * prod(patch) * columns * prod(kernel) / _CLOCK_FLOPS  # for a channel of the input
-    prepared = tensor * max(1.0, 4 * read / clocks / _FILL)
+    prepared = tensor * _waiting(read, prod(patch), columns, prod(kernel))
     sizes = absent + body.shape(x.name)[2:]
     slots = batch * prod(own.pitch(*axis) for own, *axis in zip(taps, sizes, bases, strict=True))
     folds = _FOLD * results * outputs * conv.groups
@@ -315,5 +314,5 @@ def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine,
     odd = sizes[-1] % _ROW_ELEMENTS or patch != PATCH or prod(windows.parts) > 1
     if odd or in_place_refusal(taps, precise) or any(axis.phases > 1 for axis in taps):
         return prepared, inf
-    in_place = tensor * _filled((1, *PATCH), taps, columns, prod(kernel))
+    in_place = tensor * _waiting(prod(in_place_box((1, *PATCH), taps)), prod(PATCH), columns, prod(kernel))
     return prepared, in_place + moved / machine.bandwidth + more

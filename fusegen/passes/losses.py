@@ -7,11 +7,12 @@ from math import prod
 from typing import NamedTuple
 
 from fusegen.dims import Dims
+from fusegen.inference import reduced_shape
 from fusegen.ir import DType, EagerOp, Node, PointwiseOp, ReduceOp, ReshapeOp, SoftmaxOp
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 WORTH = 1 << 22
-"""Elements of a softmax that leave the L2 cache before the loss reads them; writing them takes longer than launches."""
+"""Elements of a softmax that leave the L2 cache before they are read again; writing them takes longer than launches."""
 _ROWS = 512
 """Rows from which torch's loss, of one block, takes longer than two launches."""
 _CLASSES = 1
@@ -37,19 +38,20 @@ def _loss(node: Node) -> _Loss:
     return _Loss(*ast.literal_eval(f"({node.op.arguments.format(*range(len(node.inputs)))},)"))
 
 
-def _rows(x: Node) -> Dims:
-    return (*x.type.shape[:_CLASSES], *x.type.shape[_CLASSES + 1 :])
+def _rows(x: Node, keepdim: bool = False) -> Dims:
+    return reduced_shape(x.type.shape, (_CLASSES,), keepdim)
 
 
 def _from_statistics(m: Match) -> Node:
     """%y = nll_loss(log_softmax(%x), %t)  ->  %e = log(sum(exp(%x - max(%x)))) + (max(%x) - %x[%t]), reduced."""
     loss, x, classes = _loss(m.root), m["x"], m["classes"]
     rows, axes = x.type.replace(shape=_rows(x)), tuple(range(x.type.rank - 1))
+    # A region grows from its last nodes on: what is of truth values alone joins when it has read other data.
     counts = m.eager("aten.ne.Scalar", f"{{0}}, {loss.ignored}", rows.replace(dtype=DType.BOOL), classes)
     ones = m.add(PointwiseOp(fn="where"), counts, m.const(1.0), m.const(0.0))
     number = m.add(ReduceOp(fn="sum", axes=axes, keepdim=False), ones)
     peak = m.add(ReduceOp(fn="max", axes=(_CLASSES,), keepdim=False), x)
-    kept = m.add(ReshapeOp(shape=(rows.shape[0], 1, *rows.shape[1:])), peak)
+    kept = m.add(ReshapeOp(shape=_rows(x, keepdim=True)), peak)
     power = m.add(PointwiseOp(fn="exp"), m.add(PointwiseOp(fn="sub"), x, kept))
     total = m.add(ReduceOp(fn="sum", axes=(_CLASSES,), keepdim=False), power)
     # Torch's own loss of x itself, row by row: -x[t], and its checks of t.
@@ -66,12 +68,12 @@ def _from_statistics(m: Match) -> Node:
 def _is_written_for_nothing_else(m: Match) -> str | None:
     assert isinstance(m.root.op, EagerOp)
     softmax, x = m["softmax"], m["x"]
-    if m.root.op.target != _TARGET or x.type.dtype is not DType.FLOAT32 or _loss(m.root).weight is not None:
+    if m.root.op.target != _TARGET or x.type.dtype is not DType.FLOAT32:
         return ""
-    if m.root.type.shape != (_rows(x) if _loss(m.root).reduction == _NONE else ()):
+    loss, sizes = _loss(m.root), m.graph.shape(x.name)
+    if loss.weight is not None or m.root.type.shape != (_rows(x) if loss.reduction == _NONE else ()):
         return ""
-    sizes = m.graph.shape(x.name)
-    slow = len(sizes) == 2 and sizes[0] >= _ROWS and _loss(m.root).reduction != _NONE
+    slow = len(sizes) == 2 and sizes[0] >= _ROWS and loss.reduction != _NONE
     if len(sizes) < 2 or not (slow or prod(sizes) >= WORTH) or softmax.name in m.graph.outputs:
         return ""
     readers = (m.graph.node(name) for name in m.graph.users()[softmax.name])

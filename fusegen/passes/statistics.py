@@ -25,6 +25,7 @@ from fusegen.ir import (
 )
 from fusegen.passes import columns, losses, moments, positions, simplify
 from fusegen.passes.algebra.collapse import largest_operand
+from fusegen.passes.losses import WORTH
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
 
@@ -39,10 +40,6 @@ def _apply(m: Match) -> Node:
     distance = m.add(PointwiseOp(fn="sub"), x, reduce("mean", x)) if norm.center else x
     power = reduce("var", x) if norm.center else reduce("mean", m.add(PointwiseOp(fn="square"), x))
     return moments.scaled(m, norm, distance, power, affine)
-
-
-WORTH = 1 << 22
-"""Elements of a softmax that leave the L2 cache before they are read again."""
 
 
 def _in_parts(m: Match) -> Node:

@@ -37,7 +37,7 @@ from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rowprogram import Operand
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import viewspace
-from fusegen.spaces.rowspace import RowSpace, with_rows
+from fusegen.spaces.rowspace import with_rows
 
 _THREADS = 512
 """Of a block that finds window sums."""
@@ -179,7 +179,8 @@ def _in_double(region: Region) -> bool:
     return arithmetic and all(_is_statistic(region.graph, name) for name in data)
 
 
-def _row_reduce(region: Region, name: str, space: RowSpace) -> KernelPlan:
+def _row_reduce(region: Region, name: str) -> KernelPlan:
+    space = region.space
     inner = region.product(space.inner_axes)
     strided, double = inner != 1, _in_double(region) or _sums_few(region)
     taken = prod(region.pooled.op.kernel) if region.pooled else 1
@@ -235,7 +236,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "attention": attention.plan,
     "recurrence": recurrence.plan,
     "pool": pool.plan,
-    "row_reduce": lambda region, name: _row_reduce(region, name, region.space),
+    "row_reduce": _row_reduce,
     "row_stream": lambda region, name: stream.plan(region, name, _sums_few(region)),
     "scan": scan.plan,
     "pointwise": _pointwise,

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from fusegen.trace.whole import KEPT
+
 APART = frozenset(
     {
         "binary_cross_entropy",
@@ -56,7 +58,7 @@ APART = frozenset(
 def decompositions(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:
     """Torch's rules for the ops of ``APART`` and for those that a rule leads to; empty if none of them is there.
 
-    A loss of class numbers stays whole, with a shape function of ours (``trace.whole``).
+    Ops that stay whole have shape functions of ours (``trace.whole``).
     """
     targets = [node.target for node in program.graph.nodes]
     if not any(isinstance(target, torch._ops.OpOverload) and _is_apart(target) for target in targets):
@@ -64,7 +66,7 @@ def decompositions(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:
     table = torch.export.default_decompositions()
     rules = table.items()  # type: ignore[no-untyped-call]
     apart = {op: rule for op, rule in rules if isinstance(op, torch._ops.OpOverload) and _is_apart(op)}
-    return {**apart, torch.ops.aten.nll_loss_nd.default: torch.ops.fusegen.nll_loss_nd.default}
+    return {**apart, **KEPT}
 
 
 def _is_apart(op: torch._ops.OpOverload) -> bool:

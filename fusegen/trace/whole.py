@@ -48,13 +48,17 @@ def _recurrent_shapes(
     return (input.new_empty((*input.shape[:-1], features)), *(state.new_empty(state.shape) for state in states))
 
 
-for _name in RECURRENT:
-    _schema = str(getattr(torch.ops.aten, _name).input._schema).removeprefix("aten::")
-    _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"{NAMESPACE}::{_name}.input", _recurrent_shapes, lib=_LIBRARY)
+def _kept(aten: torch._ops.OpOverload, shapes: Callable[..., Any]) -> torch._ops.OpOverload:
+    """An op of ours that stands for ``aten``, whose results ``shapes`` gives, empty."""
+    schema = str(aten._schema).removeprefix("aten::")
+    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"{NAMESPACE}::{schema[: schema.index('(')]}", shapes, lib=_LIBRARY)
+    own: torch._ops.OpOverload = getattr(getattr(torch.ops.fusegen, aten._opname), aten._overloadname)
+    return own
+
 
 _WHOLE: dict[Callable[..., Any], Callable[..., Any]] = {
-    getattr(torch._VF, name): getattr(torch.ops.fusegen, name).input for name in RECURRENT
+    getattr(torch._VF, name): _kept(getattr(torch.ops.aten, name).input, _recurrent_shapes) for name in RECURRENT
 }
 
 
@@ -66,9 +70,6 @@ def _agree(some: Iterable[Any], others: Iterable[Any]) -> None:
             torch._check(one == other)  # type: ignore[no-untyped-call]
 
 
-LOSS = "nll_loss_nd"
-
-
 def _loss_shape(
     self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: Any = -100
 ) -> Tensor:
@@ -78,8 +79,9 @@ def _loss_shape(
     return self.new_empty(rows if reduction == 0 else ())
 
 
-_LIBRARY.define(str(getattr(torch.ops.aten, LOSS).default._schema).removeprefix("aten::"))  # type: ignore[no-untyped-call]
-torch.library.register_fake(f"{NAMESPACE}::{LOSS}", _loss_shape, lib=_LIBRARY)
+LOSS = torch.ops.aten.nll_loss_nd.default
+KEPT = {LOSS: _kept(LOSS, _loss_shape)}
+"""What stands for ATen ops when a program is traced again."""
 
 
 def _check_attention(
