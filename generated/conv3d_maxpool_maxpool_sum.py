@@ -1234,11 +1234,13 @@ int cluster_of(int64_t window) {
     return blocks;
 }
 
-// Accesses of VEC elements are aligned.
+template <int ELEMENTS>
+bool aligned(const float* pointer) { return reinterpret_cast<uintptr_t>(pointer) % (ELEMENTS * sizeof(float)) == 0; }
+
+// Accesses of VEC elements to the input are aligned.
 template <int VEC>
 bool fits(const Args& args) {
-    const auto multiple = [](const void* pointer, size_t elements) { return reinterpret_cast<uintptr_t>(pointer) % (elements * sizeof(float)) == 0; };
-    return multiple(args.x0, VEC) && args.in_width % VEC == 0;
+    return aligned<VEC>(args.x0) && args.in_width % VEC == 0;
 }
 
 extern "C" int k1_pool(const float* x0, float* y0, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
@@ -1584,20 +1586,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_154033c5519a9de7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4cb75096cb35653e, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_154033c5519a9de7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_4cb75096cb35653e, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_154033c5519a9de7"
+_fusegen_NAMESPACE = "fusegen_4cb75096cb35653e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -2630,7 +2630,7 @@ __device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64
     return count <= INT32_MAX ? by.quotient(static_cast<unsigned int>(i)) : i / by.divisor;
 }
 
-template <int VEC>
+template <int VEC, bool WHOLE>
 __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
     await_previous();
     const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
@@ -2650,7 +2650,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int c) { return true; };
+    // Of an access of a row: all of it or nothing, for rows and accesses begin at multiples of it.
+    auto inside_row = [&]([[maybe_unused]] int c) { return WHOLE || static_cast<unsigned int>(c) < static_cast<unsigned int>(args.in_width); };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -2690,7 +2691,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
             for (int e = 0; e < T::SPAN; ++e) {
                 if (!T::reads(e)) continue;
-                const float value = element(lines[i][e], inside && inside_row(left + e), left + e);
+                const float value = element(lines[i][e], inside && inside_row(left + e / VEC * VEC), left + e);
 #pragma unroll
                 for (int a = 0; a < T::ACROSS; ++a)
                     if (T::has(a, e)) part[a] += value;
@@ -2716,29 +2717,37 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     for (int r = 0; r < T::RESULTS; ++r, to += args.out_width) {
         if (row + r >= args.out_height) break;
 #pragma unroll
-        for (int a = 0; a < T::ACROSS; ++a) results[r][a] = finish(results[r][a], row + r, column + a);
-        store_run<T::ACROSS>(to, results[r]);
+        for (int a = 0; a < T::ACROSS; ++a)
+            if (WHOLE || column + a < args.out_width) results[r][a] = finish(results[r][a], row + r, column + a);
+        if constexpr (WHOLE) store_run<T::ACROSS>(to, results[r]);
+        else
+#pragma unroll
+            for (int a = 0; a < T::ACROSS; ++a)
+                if (column + a < args.out_width) to[a] = results[r][a];
     }
 }
 
-template <int VEC>
+template <int VEC, bool WHOLE = true>
 int launch(Args& args, int64_t layers, cudaStream_t stream) {
     using T = Tile<VEC>;
-    const int columns = args.out_width / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
+    const int columns = (args.out_width + T::ACROSS - 1) / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
     args.count = layers * rows * columns;
     args.by_width = fast_divide(static_cast<unsigned int>(columns));
     args.by_rows = fast_divide(static_cast<unsigned int>(rows));
     args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    enqueue(run<VEC>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
+    enqueue(run<VEC, WHOLE>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
-// Accesses of VEC elements are aligned.
-template <int VEC>
+template <int ELEMENTS>
+bool aligned(const float* pointer) { return reinterpret_cast<uintptr_t>(pointer) % (ELEMENTS * sizeof(float)) == 0; }
+
+// Accesses of VEC elements to the input are aligned; if WHOLE, a thread's neighbouring results all exist and are, too.
+template <int VEC, bool WHOLE = true>
 bool fits(const Args& args) {
-    const auto multiple = [](const void* pointer, size_t elements) { return reinterpret_cast<uintptr_t>(pointer) % (elements * sizeof(float)) == 0; };
     constexpr int ACROSS = Tile<VEC>::ACROSS;
-    return multiple(args.x0, VEC) && args.in_width % VEC == 0 && multiple(args.y0, ACROSS) && args.out_width % ACROSS == 0;
+    if (WHOLE && !(args.out_width % ACROSS == 0 && aligned<ACROSS>(args.y0))) return false;
+    return aligned<VEC>(args.x0) && args.in_width % VEC == 0;
 }
 
 extern "C" int k0_pool(const float* p0, const float* p1, const float* x0, float* y0, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
@@ -2933,16 +2942,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_de18397558f07946, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_53d1f6ef8861a469, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_de18397558f07946, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_53d1f6ef8861a469, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_de18397558f07946"
+_fusegen_NAMESPACE = "fusegen_53d1f6ef8861a469"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

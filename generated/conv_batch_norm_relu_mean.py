@@ -206,6 +206,19 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
+// Says that this block has read what it will read of others; it waits for none of its stores.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // The value at the same place of shared memory in block `rank` of the cluster.
 __device__ __forceinline__ float cluster_load(const float* p, int rank) {
     float v = 0.0f;
@@ -3996,6 +4009,7 @@ namespace k1_row_stream_kernel {
 // States are joined in fixed order: bitwise the same at every run.
 constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
 constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
+constexpr bool LEAN = !STRIDED && !TWO_LEVEL;            // registers are few enough for four blocks to a multiprocessor
 constexpr int THREADS = 256, WARP = 32;
 constexpr int KEPT = 0;                  // tensors that several sweeps read
 constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
@@ -4052,7 +4066,7 @@ struct Place {
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
     static constexpr int UNROLL = COMPACT ? 1 : NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
+    static constexpr int MIN_BLOCKS = LEAN && !RAGGED ? 4 : 3;
     int lane, part;
     bool in;
     int64_t row, outer, middle, inner, base;
@@ -4339,13 +4353,14 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
                     for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
                 }
             }
+            cluster_arrive();
         }
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
     }
     scalars_0(args, row);
     if (begin == 0) store_row(args, at, row);
-    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
+    if constexpr (PARTS > 1 && !P::COMPACT) if (args.splits > 1) cluster_wait();   // others may still read this block's states
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -4415,7 +4430,8 @@ struct Schedule {
     int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
 };
 
-constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
+constexpr int KEPT_BYTES = (LEAN ? 48 : 64) << 10, TURN_BYTES = (LEAN ? 6 : 8) << 10;   // of shared memory: four blocks to a multiprocessor, or three
+constexpr int FITTING_BYTES = 72 << 10, MOST_BYTES = 160 << 10;   // of a chunk: what is read again is little, or still in L2
 
 // `slots`: accesses of a row, each of `step` of its elements.
 Schedule schedule(int64_t row_count, int64_t slots, int step) {
@@ -4429,8 +4445,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
     const int most = on_hopper() ? MAX_CLUSTER : 1;
     for (int c = 1; c <= most; c *= 2) {
         const int64_t chunk = (slots + c - 1) / c;
-        // Rather more blocks than reading again, and that rather than more than eight, or than half of the multiprocessors without one.
-        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
+        // Rather more blocks than reading again, and that rather than half of the multiprocessors without one.
+        const bool fits = chunk * slot <= (STRIDED || c >= MAX_CLUSTER ? MOST_BYTES : FITTING_BYTES);
         const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
         if (fits && (enough || (c == most && groups * c >= busy / 2))) {
             const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
@@ -4734,18 +4750,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a966e57ffa1328cb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_65bfcd20218a7764, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a966e57ffa1328cb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_65bfcd20218a7764, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a966e57ffa1328cb"
+_fusegen_NAMESPACE = "fusegen_65bfcd20218a7764"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -2730,7 +2730,7 @@ __device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64
     return count <= INT32_MAX ? by.quotient(static_cast<unsigned int>(i)) : i / by.divisor;
 }
 
-template <int VEC>
+template <int VEC, bool WHOLE>
 __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
     await_previous();
     const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
@@ -2751,13 +2751,14 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int c) { return true; };
+    // Of an access of a row: all of it or nothing, for rows and accesses begin at multiples of it.
+    auto inside_row = [&]([[maybe_unused]] int c) { return WHOLE || static_cast<unsigned int>(c) < static_cast<unsigned int>(args.in_width); };
     float v_p0_at[T::SPAN] = {};   // %p_norm_weight: float32[48]
     float v_p1_at[T::SPAN] = {};   // %p_norm_bias: float32[48]
 #pragma unroll
     for (int e = 0; e < T::SPAN; ++e) {
         const int64_t x = left + e;
-        if (!T::reads(e) || !inside_row(left + e)) continue;
+        if (!T::reads(e) || !inside_row(left + e / VEC * VEC)) continue;
         v_p0_at[e] = __ldg(args.p0 + x);
         v_p1_at[e] = __ldg(args.p1 + x);
     }
@@ -2809,7 +2810,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
             for (int e = 0; e < T::SPAN; ++e) {
                 if (!T::reads(e)) continue;
-                const float value = element(lines[i][e], inside && inside_row(left + e), left + e, e);
+                const float value = element(lines[i][e], inside && inside_row(left + e / VEC * VEC), left + e, e);
 #pragma unroll
                 for (int a = 0; a < T::ACROSS; ++a)
                     if (T::has(a, e)) part[a] += value;
@@ -2833,29 +2834,37 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     for (int r = 0; r < T::RESULTS; ++r, to += args.out_width) {
         if (row + r >= args.out_height) break;
 #pragma unroll
-        for (int a = 0; a < T::ACROSS; ++a) results[r][a] = finish(results[r][a], row + r, column + a);
-        store_run<T::ACROSS>(to, results[r]);
+        for (int a = 0; a < T::ACROSS; ++a)
+            if (WHOLE || column + a < args.out_width) results[r][a] = finish(results[r][a], row + r, column + a);
+        if constexpr (WHOLE) store_run<T::ACROSS>(to, results[r]);
+        else
+#pragma unroll
+            for (int a = 0; a < T::ACROSS; ++a)
+                if (column + a < args.out_width) to[a] = results[r][a];
     }
 }
 
-template <int VEC>
+template <int VEC, bool WHOLE = true>
 int launch(Args& args, int64_t layers, cudaStream_t stream) {
     using T = Tile<VEC>;
-    const int columns = args.out_width / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
+    const int columns = (args.out_width + T::ACROSS - 1) / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
     args.count = layers * rows * columns;
     args.by_width = fast_divide(static_cast<unsigned int>(columns));
     args.by_rows = fast_divide(static_cast<unsigned int>(rows));
     args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    enqueue(run<VEC>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
+    enqueue(run<VEC, WHOLE>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
-// Accesses of VEC elements are aligned.
-template <int VEC>
+template <int ELEMENTS>
+bool aligned(const float* pointer) { return reinterpret_cast<uintptr_t>(pointer) % (ELEMENTS * sizeof(float)) == 0; }
+
+// Accesses of VEC elements to the input are aligned; if WHOLE, a thread's neighbouring results all exist and are, too.
+template <int VEC, bool WHOLE = true>
 bool fits(const Args& args) {
-    const auto multiple = [](const void* pointer, size_t elements) { return reinterpret_cast<uintptr_t>(pointer) % (elements * sizeof(float)) == 0; };
     constexpr int ACROSS = Tile<VEC>::ACROSS;
-    return multiple(args.x0, VEC) && args.in_width % VEC == 0 && multiple(args.y0, ACROSS) && args.out_width % ACROSS == 0;
+    if (WHOLE && !(args.out_width % ACROSS == 0 && aligned<ACROSS>(args.y0))) return false;
+    return aligned<VEC>(args.x0) && args.in_width % VEC == 0;
 }
 
 extern "C" int k2_pool(const float* x0, const float* x1, const float* x2, const float* p0, const float* p1, float* y0, int64_t batch, int64_t depth, int64_t height, cudaStream_t stream) {
@@ -3079,20 +3088,20 @@ Tensor call_k2_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b57caa5f64e2d25d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0b7109aed6cb4f4a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_pool(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b57caa5f64e2d25d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0b7109aed6cb4f4a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b57caa5f64e2d25d"
+_fusegen_NAMESPACE = "fusegen_0b7109aed6cb4f4a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

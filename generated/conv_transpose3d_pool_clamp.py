@@ -471,7 +471,7 @@ __device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64
     return count <= INT32_MAX ? by.quotient(static_cast<unsigned int>(i)) : i / by.divisor;
 }
 
-template <int VEC>
+template <int VEC, bool WHOLE>
 __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
     await_previous();
     const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
@@ -489,7 +489,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int c) { return true; };
+    // Of an access of a row: all of it or nothing, for rows and accesses begin at multiples of it.
+    auto inside_row = [&]([[maybe_unused]] int c) { return WHOLE || static_cast<unsigned int>(c) < static_cast<unsigned int>(args.in_width); };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -498,7 +499,11 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
     for (int d = 0; d < KERNEL_D; ++d, corner += DILATION_D * layer_size) {
         [[maybe_unused]] const int64_t z = front + d * DILATION_D;
-        float lines[T::ROWS][(T::SPAN + VEC - 1) / VEC * VEC] = {};
+        float lines[T::ROWS][(T::SPAN + VEC - 1) / VEC * VEC];
+#pragma unroll
+        for (int i = 0; i < T::ROWS; ++i)
+#pragma unroll
+            for (float& v : lines[i]) v = NOTHING;
         const float* p = corner;
 #pragma unroll
         for (int i = 0; i < T::ROWS; ++i, p += args.in_width) {
@@ -515,20 +520,13 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
         for (int i = 0; i < T::ROWS; ++i) {
             if (!T::reads_row(i)) continue;
-            [[maybe_unused]] const int64_t y = top + i;
-            const bool inside = row_inside(z, y);
-            // What the window gets of element v at position (z, y, x) of the volume.
-            auto element = [&](float v, [[maybe_unused]] bool inside, [[maybe_unused]] int64_t x) {
-
-                return v;
-            };
             float part[T::ACROSS];
 #pragma unroll
             for (int a = 0; a < T::ACROSS; ++a) part[a] = NOTHING;
 #pragma unroll
             for (int e = 0; e < T::SPAN; ++e) {
                 if (!T::reads(e)) continue;
-                const float value = element(lines[i][e], inside && inside_row(left + e), left + e);
+                const float value = lines[i][e];
 #pragma unroll
                 for (int a = 0; a < T::ACROSS; ++a)
                     if (T::has(a, e)) part[a] += value;
@@ -552,29 +550,37 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     for (int r = 0; r < T::RESULTS; ++r, to += args.out_width) {
         if (row + r >= args.out_height) break;
 #pragma unroll
-        for (int a = 0; a < T::ACROSS; ++a) results[r][a] = finish(results[r][a], row + r, column + a);
-        store_run<T::ACROSS>(to, results[r]);
+        for (int a = 0; a < T::ACROSS; ++a)
+            if (WHOLE || column + a < args.out_width) results[r][a] = finish(results[r][a], row + r, column + a);
+        if constexpr (WHOLE) store_run<T::ACROSS>(to, results[r]);
+        else
+#pragma unroll
+            for (int a = 0; a < T::ACROSS; ++a)
+                if (column + a < args.out_width) to[a] = results[r][a];
     }
 }
 
-template <int VEC>
+template <int VEC, bool WHOLE = true>
 int launch(Args& args, int64_t layers, cudaStream_t stream) {
     using T = Tile<VEC>;
-    const int columns = args.out_width / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
+    const int columns = (args.out_width + T::ACROSS - 1) / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
     args.count = layers * rows * columns;
     args.by_width = fast_divide(static_cast<unsigned int>(columns));
     args.by_rows = fast_divide(static_cast<unsigned int>(rows));
     args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    enqueue(run<VEC>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
+    enqueue(run<VEC, WHOLE>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
-// Accesses of VEC elements are aligned.
-template <int VEC>
+template <int ELEMENTS>
+bool aligned(const float* pointer) { return reinterpret_cast<uintptr_t>(pointer) % (ELEMENTS * sizeof(float)) == 0; }
+
+// Accesses of VEC elements to the input are aligned; if WHOLE, a thread's neighbouring results all exist and are, too.
+template <int VEC, bool WHOLE = true>
 bool fits(const Args& args) {
-    const auto multiple = [](const void* pointer, size_t elements) { return reinterpret_cast<uintptr_t>(pointer) % (elements * sizeof(float)) == 0; };
     constexpr int ACROSS = Tile<VEC>::ACROSS;
-    return multiple(args.x0, VEC) && args.in_width % VEC == 0 && multiple(args.y0, ACROSS) && args.out_width % ACROSS == 0;
+    if (WHOLE && !(args.out_width % ACROSS == 0 && aligned<ACROSS>(args.y0))) return false;
+    return aligned<VEC>(args.x0) && args.in_width % VEC == 0;
 }
 
 extern "C" int k1_pool(const float* x0, float* y0, cudaStream_t stream) {
@@ -3462,20 +3468,20 @@ Tensor call_k2_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_513273347626d518, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_98251fe86b8b5149, m) {
     m.def("k0_pointwise(Tensor p0) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_513273347626d518, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_98251fe86b8b5149, CUDA, m) {
     m.impl("k0_pointwise", TORCH_BOX(&call_k0_pointwise));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_513273347626d518"
+_fusegen_NAMESPACE = "fusegen_98251fe86b8b5149"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -145,6 +145,19 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
+// Says that this block has read what it will read of others; it waits for none of its stores.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // The value at the same place of shared memory in block `rank` of the cluster.
 __device__ __forceinline__ float cluster_load(const float* p, int rank) {
     float v = 0.0f;
@@ -3132,7 +3145,7 @@ __device__ __forceinline__ int64_t divide(int64_t i, const FastDivide& by, int64
     return count <= INT32_MAX ? by.quotient(static_cast<unsigned int>(i)) : i / by.divisor;
 }
 
-template <int VEC>
+template <int VEC, bool WHOLE>
 __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args) {
     await_previous();
     const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
@@ -3152,7 +3165,8 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int64_t layer_size = int64_t(args.in_height) * args.in_width;
     // Of the rows that only results below the last one have, what is read does not matter.
     auto row_inside = [&]([[maybe_unused]] int64_t z, int64_t y) { return y < args.in_height; };
-    auto inside_row = [&](int c) { return true; };
+    // Of an access of a row: all of it or nothing, for rows and accesses begin at multiples of it.
+    auto inside_row = [&]([[maybe_unused]] int c) { return WHOLE || static_cast<unsigned int>(c) < static_cast<unsigned int>(args.in_width); };
     float results[T::RESULTS][T::ACROSS];
 #pragma unroll
     for (int r = 0; r < T::RESULTS; ++r)
@@ -3191,7 +3205,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 #pragma unroll
             for (int e = 0; e < T::SPAN; ++e) {
                 if (!T::reads(e)) continue;
-                const float value = element(lines[i][e], inside && inside_row(left + e), left + e);
+                const float value = element(lines[i][e], inside && inside_row(left + e / VEC * VEC), left + e);
 #pragma unroll
                 for (int a = 0; a < T::ACROSS; ++a)
                     if (T::has(a, e)) part[a] = nan_max(part[a], value);
@@ -3215,29 +3229,37 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     for (int r = 0; r < T::RESULTS; ++r, to += args.out_width) {
         if (row + r >= args.out_height) break;
 #pragma unroll
-        for (int a = 0; a < T::ACROSS; ++a) results[r][a] = finish(results[r][a], row + r, column + a);
-        store_run<T::ACROSS>(to, results[r]);
+        for (int a = 0; a < T::ACROSS; ++a)
+            if (WHOLE || column + a < args.out_width) results[r][a] = finish(results[r][a], row + r, column + a);
+        if constexpr (WHOLE) store_run<T::ACROSS>(to, results[r]);
+        else
+#pragma unroll
+            for (int a = 0; a < T::ACROSS; ++a)
+                if (column + a < args.out_width) to[a] = results[r][a];
     }
 }
 
-template <int VEC>
+template <int VEC, bool WHOLE = true>
 int launch(Args& args, int64_t layers, cudaStream_t stream) {
     using T = Tile<VEC>;
-    const int columns = args.out_width / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
+    const int columns = (args.out_width + T::ACROSS - 1) / T::ACROSS, rows = (args.out_height + T::RESULTS - 1) / T::RESULTS;
     args.count = layers * rows * columns;
     args.by_width = fast_divide(static_cast<unsigned int>(columns));
     args.by_rows = fast_divide(static_cast<unsigned int>(rows));
     args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    enqueue(run<VEC>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
+    enqueue(run<VEC, WHOLE>, static_cast<unsigned int>((args.count - 1) / THREADS + 1), THREADS, 0, stream, args);
     return cudaGetLastError();
 }
 
-// Accesses of VEC elements are aligned.
-template <int VEC>
+template <int ELEMENTS>
+bool aligned(const float* pointer) { return reinterpret_cast<uintptr_t>(pointer) % (ELEMENTS * sizeof(float)) == 0; }
+
+// Accesses of VEC elements to the input are aligned; if WHOLE, a thread's neighbouring results all exist and are, too.
+template <int VEC, bool WHOLE = true>
 bool fits(const Args& args) {
-    const auto multiple = [](const void* pointer, size_t elements) { return reinterpret_cast<uintptr_t>(pointer) % (elements * sizeof(float)) == 0; };
     constexpr int ACROSS = Tile<VEC>::ACROSS;
-    return multiple(args.x0, VEC) && args.in_width % VEC == 0 && multiple(args.y0, ACROSS) && args.out_width % ACROSS == 0;
+    if (WHOLE && !(args.out_width % ACROSS == 0 && aligned<ACROSS>(args.y0))) return false;
+    return aligned<VEC>(args.x0) && args.in_width % VEC == 0;
 }
 
 extern "C" int k0_pool(const float* p0, const float* x0, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
@@ -3304,6 +3326,7 @@ namespace k1_row_stream_kernel {
 // States are joined in fixed order: bitwise the same at every run.
 constexpr bool STRIDED = false;        // threads side by side take neighbouring rows
 constexpr bool TWO_LEVEL = false;      // a row is [before, run] around `middle`
+constexpr bool LEAN = !STRIDED && !TWO_LEVEL;            // registers are few enough for four blocks to a multiprocessor
 constexpr int THREADS = 256, WARP = 32;
 constexpr int KEPT = 0;                  // tensors that several sweeps read
 constexpr int WIDE = 4;                  // elements of a 16-byte access, used where alignment allows
@@ -3356,7 +3379,7 @@ struct Place {
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr bool NARROW = !STRIDED && PARTS <= WARP;   // many rows at a time hide latency, not many accesses of one
     static constexpr int UNROLL = COMPACT ? 1 : NARROW ? 4 : WIDTH == WIDE ? 4 : 8;   // accesses in flight
-    static constexpr int MIN_BLOCKS = NARROW && !RAGGED && !TWO_LEVEL ? 4 : 3;
+    static constexpr int MIN_BLOCKS = LEAN && !RAGGED ? 4 : 3;
     int lane, part;
     bool in;
     int64_t row, outer, middle, inner, base;
@@ -3627,13 +3650,14 @@ __global__ void __launch_bounds__(THREADS, (resident_blocks<Place<VEC, PARTS>::R
                     for (int c = 0; c < count; ++c) s[i].join(others[c * P::BLOCK_ROWS + at.lane * P::ROWS + i]);
                 }
             }
+            cluster_arrive();
         }
 #pragma unroll
         for (int i = 0; i < P::ROWS; ++i) s[i].end(row, i);
     }
     scalars_0(args, row);
     if (begin == 0) store_row(args, at, row);
-    if (args.splits > 1) cluster_barrier();   // others may still read this block's states
+    if constexpr (PARTS > 1 && !P::COMPACT) if (args.splits > 1) cluster_wait();   // others may still read this block's states
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -3703,7 +3727,8 @@ struct Schedule {
     int64_t chunk, kept, blocks;   // slots of a block, and those it keeps; groups of rows that a block takes at a time
 };
 
-constexpr int KEPT_BYTES = 64 << 10, TURN_BYTES = 8 << 10;   // of shared memory: three blocks to a multiprocessor
+constexpr int KEPT_BYTES = (LEAN ? 48 : 64) << 10, TURN_BYTES = (LEAN ? 6 : 8) << 10;   // of shared memory: four blocks to a multiprocessor, or three
+constexpr int FITTING_BYTES = 72 << 10, MOST_BYTES = 160 << 10;   // of a chunk: what is read again is little, or still in L2
 
 // `slots`: accesses of a row, each of `step` of its elements.
 Schedule schedule(int64_t row_count, int64_t slots, int step) {
@@ -3717,8 +3742,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
     const int most = on_hopper() ? MAX_CLUSTER : 1;
     for (int c = 1; c <= most; c *= 2) {
         const int64_t chunk = (slots + c - 1) / c;
-        // Rather more blocks than reading again, and that rather than more than eight, or than half of the multiprocessors without one.
-        const bool fits = chunk * slot <= (STRIDED || c >= 8 ? 5 * KEPT_BYTES / 2 : KEPT_BYTES + TURN_BYTES);
+        // Rather more blocks than reading again, and that rather than half of the multiprocessors without one.
+        const bool fits = chunk * slot <= (STRIDED || c >= MAX_CLUSTER ? MOST_BYTES : FITTING_BYTES);
         const bool enough = groups * c >= (STRIDED ? 3 * busy / 4 : busy) || chunk * step * columns <= 4096;
         if (fits && (enough || (c == most && groups * c >= busy / 2))) {
             const int64_t kept = chunk * slot <= KEPT_BYTES + TURN_BYTES ? chunk : KEPT_BYTES / slot;
@@ -3979,18 +4004,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_87aed75b8da92b63, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_28d234c72906f2be, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_87aed75b8da92b63, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_28d234c72906f2be, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_87aed75b8da92b63"
+_fusegen_NAMESPACE = "fusegen_28d234c72906f2be"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -462,6 +462,17 @@ def _sums_of_a_part(draw: Draw) -> Node:
     return draw.reduce(_part(draw, conv, 1), tuple(range(2, conv.type.rank)))
 
 
+def _functions_of_a_part(draw: Draw) -> Node:
+    shape = [*draw.shape(), size := draw.rng.randint(2, 8)]
+    axis, length = len(shape) - 1, draw.rng.randint((size + 1) // 2, size)
+    y = draw.add(SliceOp(axis=axis, start=draw.rng.randint(0, size - length), length=length), draw.leaf(*shape))
+    for _ in range(draw.rng.randint(1, 2)):
+        other = [int(size) if draw.rng.random() < 0.5 else 1 for size in y.type.shape[:-1]]
+        operands = [y, draw.const() if draw.rng.random() < 0.5 else draw.leaf(*other, 1)]
+        y = draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul"])), *operands[:: draw.rng.choice([1, -1])])
+    return draw.reduce(y, (*draw.axes(axis), axis) if draw.rng.random() < 0.5 else (axis,))
+
+
 def _one_tap_after_another(draw: Draw) -> Node:
     first = draw.conv()
     ones, zeros = (1,) * (first.type.rank - 2), (0,) * (first.type.rank - 2)
@@ -1089,6 +1100,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros": _summed_padding,
     "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
     "sum(slice(x)) = slice(sum(x)) over other axes,  mean likewise,  above a product that stays whole": _sums_of_a_part,
+    "sum(f(slice(x))) = sum(slice(f(x))),  f elementwise,  where most of x is summed": _functions_of_a_part,
     "mean(conv(x, w)) over all spatial axes = matmul(mean(x), w),  one tap,  x a product,  sum likewise": (
         _one_tap_after_another
     ),

@@ -90,10 +90,15 @@ def _span(axis: PoolAxis, outputs: int) -> int:
     return min(reach, outputs * axis.kernel)
 
 
+def _across(axis: PoolAxis, vector: int) -> int:
+    """Neighbouring results of a thread: their windows begin ``vector`` elements after those of its neighbour."""
+    return vector // math.gcd(vector, axis.stride)
+
+
 def _held(axes: tuple[PoolAxis, PoolAxis, PoolAxis], outputs: int, vector: int) -> int:
     """Elements and results of a thread: ``outputs`` of these below each other, accesses of ``vector`` elements."""
     depth, rows, columns = axes
-    across = vector // math.gcd(vector, columns.stride)
+    across = _across(columns, vector)
     return depth.kernel * _span(rows, outputs) * _span(columns, across) + outputs * across
 
 
@@ -112,6 +117,14 @@ def _vectors(axis: PoolAxis, unrolled: bool, adaptive: bool) -> tuple[int, ...]:
     if axis.clipped or axis.dilation != 1:
         return (1,)
     return tuple(v for v in (4, 2, 1) if axis.kernel % v == axis.stride % v == 0)
+
+
+def _ragged(axis: PoolAxis, vectors: tuple[int, ...], size: int, output: int) -> int:
+    """The widest accesses to rows of ``size`` elements whose ``output`` results no width divides among threads."""
+    fitting = [vector for vector in vectors if vector > 1 and size % vector == 0]
+    if any(output % _across(axis, vector) == 0 for vector in fitting):
+        return 0
+    return max(fitting, default=0)
 
 
 def plan(region: Region, name: str) -> KernelPlan:
@@ -143,6 +156,10 @@ def plan(region: Region, name: str) -> KernelPlan:
     unrolled = not adaptive and math.prod(axis.kernel for axis in axes) <= MAX_WINDOW
     below = dims.evaluate(pool.type.shape[planes + merged[-2][0]], region.body.sizes) if rank > 1 else 4
     vectors = _vectors(axes[2], unrolled, adaptive)
+    size, output = (
+        dims.evaluate(dims.product(shape[planes + axis] for axis in merged[-1]), region.body.sizes)
+        for shape in (before, pool.type.shape)
+    )
     outputs = tuple(_outputs(axes, vector, below) if unrolled else 1 for vector in vectors)
     chain = _lower(region, parts.before, _merge(parts.before_space, merged), "v", region.outputs[0])
     varying = {name: {"y"} if along == {"plane"} and rank == 1 else along for name, along in _varying(chain).items()}
@@ -157,6 +174,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         fixed_count=fixed_count(op),
         vectors=vectors,
         outputs=outputs,
+        ragged=_ragged(axes[2], vectors, size, output) if unrolled else 0,
         unrolled=unrolled,
         source=region.args[parts.before_space.source].name,
         before=chain,

@@ -22,9 +22,10 @@ from fusegen.ir import (
     SliceOp,
 )
 from fusegen.passes.algebra.channels import collapses
-from fusegen.passes.algebra.collapse import LINEAR, reduction
+from fusegen.passes.algebra.collapse import LINEAR, constant_along, reduction
 from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, anything, op
 
+_OF_PART = (PointwiseOp, SliceOp)
 SMALL = 4
 """How many times larger a result is than an operand of which a part may be copied for it."""
 
@@ -122,6 +123,58 @@ def _sums_first(m: Match) -> Node:
     return m.add(ReshapeOp(shape=m.root.type.shape), m.add(m["part"].op, sums))
 
 
+def _chain_of_a_part(m: Match) -> list[Node]:
+    """What leads from a part to the sum of its elements' functions, the sum's operand first and the part last."""
+    chain = [m["y"]]
+    while isinstance(chain[-1].op, PointwiseOp):
+        varying = [m.graph.node(name) for name in chain[-1].inputs if isinstance(m.graph.node(name).op, _OF_PART)]
+        if len(varying) != 1:
+            return []
+        chain += varying
+    return chain
+
+
+def _most_is_summed(m: Match) -> str | None:
+    """None where a sum counts most of what the part is taken of, which nothing else reads on the way."""
+    *functions, part = _chain_of_a_part(m) or [m["y"]]
+    if not functions or not isinstance(part.op, SliceOp) or part.op.axis not in reduction(m).axes:
+        return ""
+    axis, users, own = part.op.axis, m.graph.users(), {node.name for node in (*functions, part)}
+    if any(len(set(users[name])) > 1 or name in m.graph.results for name in own):
+        return ""
+    others = {name for node in functions for name in node.inputs} - own
+    if any(not constant_along(m.graph.node(name), part, (axis,)) for name in others):
+        return "an operand is along the part alone"
+    if any(node.type.rank != part.type.rank for node in functions) or (reduction(m).fn == "mean" and _count(m) is None):
+        return ""
+    whole = m.graph.node(part.inputs[0])
+    stays = _reaches_a_product(Match(m.graph, part, {"x": whole})) is not None
+    if not stays or (axis, part.op.step) == (0, 1):  # a view of what lies in one piece
+        return ""
+    few = 2 * dims.numel(part.type.shape, m.graph.sizes) < dims.numel(whole.type.shape, m.graph.sizes)
+    return "less than half of it is summed" if few else None
+
+
+def _count(m: Match) -> int | None:
+    """Elements of each sum, where that is one number."""
+    count = dims.product(m["y"].type.shape[axis] for axis in reduction(m).axes)
+    return count if isinstance(count, int) else None
+
+
+def _part_of_functions(m: Match) -> Node:
+    *functions, part = _chain_of_a_part(m)
+    value, last = m.graph.node(part.inputs[0]), part
+    for node in reversed(functions):
+        operands = (value if name == last.name else m.graph.node(name) for name in node.inputs)
+        value, last = m.add(node.op, *operands), node
+    total = m.add(reduction(m).replace(fn="sum"), m.add(part.op, value))
+    if reduction(m).fn == "sum":
+        return total
+    count = _count(m)
+    assert count is not None
+    return m.add(PointwiseOp(fn="div"), total, m.const(count))
+
+
 def _rule(identity: str, inner: Pattern) -> Rule:
     return Rule(identity, op(SliceOp, inner), _slice_operands, Numerics.EXACT, _reaches_a_product)
 
@@ -142,5 +195,12 @@ RULES = (
         _sums_first,
         Numerics.REASSOCIATES,
         _part_of_sums,
+    ),
+    Rule(
+        "sum(f(slice(x))) = sum(slice(f(x))),  f elementwise,  where most of x is summed",
+        op(ReduceOp, op(PointwiseOp, name="y"), fn=LINEAR),
+        _part_of_functions,
+        Numerics.REASSOCIATES,
+        _most_is_summed,
     ),
 )

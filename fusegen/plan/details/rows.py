@@ -253,6 +253,8 @@ class PoolPlan(Frozen):
     """Neighbouring elements that one aligned access reads, the widest first."""
     outputs: tuple[int, ...]
     """For each of them: results of a thread, one below the other."""
+    ragged: int
+    """The one of them with which a row's last results do not fill a thread's, where traced rows are so; else 0."""
     unrolled: bool
     source: str
     before: RowProgram
