@@ -155,6 +155,19 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
+// Says that this block has read what it will read of others; it waits for none of its stores.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // The value at the same place of shared memory in block `rank` of the cluster.
 __device__ __forceinline__ float cluster_load(const float* p, int rank) {
     float v = 0.0f;
@@ -1185,7 +1198,8 @@ __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(
             cluster_barrier();
             result = NOTHING;
             for (int b = 0; b < blocks; ++b) result = nan_max(result, cluster_load(&of_block, b));
-            cluster_barrier();   // no block ends before the others have read
+            cluster_arrive();
+            cluster_wait();   // no block ends before the others have read
         }
     }
     if (part != 0) return;
@@ -1221,7 +1235,7 @@ int launch_shared(const Args& args, int blocks, int64_t rows, int64_t columns, c
 int sharing(int64_t results, int64_t window, int64_t apart) {
     const int64_t enough = int64_t(1024) * multiprocessors();
     // One alone where it reads what its neighbours do or next to it: single sectors of a line are wasted otherwise.
-    if (window <= ALONE || (results >= enough && apart <= ALONE && window <= 64 * ALONE)) return 1;
+    if (window <= ALONE || (results >= enough / 4 && apart <= ALONE && window <= (results >= enough ? 64 : 4) * ALONE)) return 1;
     for (int parts : {WARP, THREADS})
         if (window <= ALONE * parts || results * parts >= enough) return parts;
     return BLOCK;
@@ -1586,20 +1600,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4cb75096cb35653e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_42f869480d9d33cd, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4cb75096cb35653e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_42f869480d9d33cd, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4cb75096cb35653e"
+_fusegen_NAMESPACE = "fusegen_42f869480d9d33cd"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -276,6 +276,13 @@ SPELLINGS = {
         nn.ConstantPad2d(1, 0.5)(x)
         torch.roll(x, 1, 1)
         torch.roll(x, (-3, 9), (1, 1))
+        torch.roll(x, (2, -1), (2, 3))
+        F.pad(x, (1, 2, 3, 0), mode="reflect")
+        F.pad(x, (0, 2, 1, 3), mode="replicate")
+        F.pad(x, (1, 5, 0, 2), mode="circular")
+        nn.ReflectionPad2d(3)(x)
+        nn.ReplicationPad1d(2)(x[0])
+        nn.CircularPad2d(2)(x)
         x.unfold(3, 2, 2)
         x.unfold(1, 3, 3) * 2
     """,

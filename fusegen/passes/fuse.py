@@ -164,6 +164,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         for candidate in candidates:
             reason = _refusal(grouping, candidate, machine) or _left_behind(grouping, candidate, unit, free, machine)
             reason = reason or _computed_once(grouping, candidate, node, free, machine)
+            reason = reason or _read_where_it_lies(grouping, candidate, node, free)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:
@@ -255,6 +256,20 @@ def _computed_once(grouping: Grouping, group: Group, node: Node, free: set[str],
             return None
     taken = _refusal(grouping, Group(frozenset(chain | {head})), machine) is None
     return f"the kernel of {head} computes it once" if taken else None
+
+
+def _read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[str]) -> str | None:
+    """Why elementwise work of cut-out parts stays out of a kernel of rows, or None: that kernel would need copies of
+    them, which take as long as the work itself where the parts lie.
+    """
+    if not isinstance(node.op, PointwiseOp) or not template_of(grouping.body(group)[0]).startswith("row"):
+        return None
+    for name in node.inputs:
+        part = grouping.by_name[name]
+        cut = isinstance(part.op, SliceOp) and part.type.shape == node.type.shape and name in free - group.members
+        if cut and not viewspace.lies_in_one_piece(part):
+            return f"{name} is cut out, and would be copied"
+    return None
 
 
 def _before_windows(grouping: Grouping, pool: Node, free: set[str], machine: Machine) -> tuple[set[str], set[str]]:

@@ -69,8 +69,10 @@ class ViewLowering(RowLowering):
         return name
 
     def moved(self, moved: viewspace.Moved) -> str:
-        place = self.offset(self.joined([(moved.place, moved.step)]))
+        place = self.offset(self.joined([(moved.place, abs(moved.step))]))
         start = "" if moved.start == 0 else self.text(moved.start)
+        if moved.step < 0:
+            return self.named("j", f"{start or 0} - {factor(place)}" if place else start or "0")
         return self.named("j", " + ".join(filter(None, (place, start))).replace("+ -", "- ") or "0")
 
     def joined(self, places: Iterable[tuple[Place, Dim]]) -> Joined:

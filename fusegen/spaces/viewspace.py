@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 from fusegen import dims
@@ -20,6 +21,7 @@ from fusegen.ir import (
     DType,
     ExpandOp,
     FillOp,
+    FlipOp,
     Graph,
     InputOp,
     MatmulOp,
@@ -33,10 +35,10 @@ from fusegen.ir import (
 )
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
-VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, TriangleOp, FillOp)
+VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, TriangleOp, FillOp)
 STRIDED = (ExpandOp, PermuteOp, SliceOp)
 """Views whose results torch lays out as their data lies."""
-ELSEWHERE = (CatOp, PadOp, ExpandOp, TriangleOp, FillOp)
+ELSEWHERE = (CatOp, PadOp, FlipOp, ExpandOp, TriangleOp, FillOp)
 """Views that no row space has."""
 NUMBER = "index"
 """What kernels call the number of an element of the result."""
@@ -195,6 +197,11 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
         case SliceOp(axis=axis, start=start, step=step):
             place = _moved(places[axis], node.type.shape[axis], first.type.shape[axis], start, step)
             return (Read(first.name, at(axis, place)),)
+        case FlipOp(axes=axes):
+            for axis in axes:
+                size = first.type.shape[axis]
+                places = at(axis, _moved(places[axis], size, size, dims.sub(size, 1), -1))
+            return (Read(first.name, places),)
         case PadOp(before=before, after=after):
             spans, inside = list[Span](), list[Place]()
             for axis, (place, size, low, high) in enumerate(zip(places, first.type.shape, before, after, strict=True)):
@@ -245,8 +252,35 @@ def takes(body: Graph) -> bool:
 def copies(node: Node, body: Graph) -> bool:
     """True where torch would write the result of a view, or of elementwise work."""
     if isinstance(node.op, ReshapeOp):
-        return isinstance(body.node(node.inputs[0]).op, PermuteOp)
-    return isinstance(node.op, (PointwiseOp, CatOp, PadOp, TriangleOp)) or is_copied(node, body)
+        source = body.node(node.inputs[0])
+        return isinstance(source.op, PermuteOp) or _joins_copies(source, node, body)
+    return isinstance(node.op, (PointwiseOp, CatOp, PadOp, FlipOp, TriangleOp)) or is_copied(node, body)
+
+
+def _joins_copies(spread: Node, reshaped: Node, body: Graph) -> bool:
+    """Whether a reshape makes one axis of copies that lie nowhere and of what does: no view has such strides."""
+    after = [size for size in body.shape(reshaped.name) if size != 1]
+    if not isinstance(spread.op, ExpandOp) or 0 in after:
+        return False
+    before = body.shape(spread.inputs[0])
+    before = (1,) * (spread.type.rank - len(before)) + before
+    axes = [(size, own != size) for size, own in zip(body.shape(spread.name), before, strict=True) if size != 1]
+    while axes and after:
+        joined, wanted = [axes.pop(0)], after.pop(0)
+        while (size := prod(size for size, _ in joined)) != wanted:
+            if size < wanted:
+                joined.append(axes.pop(0))
+            else:
+                wanted *= after.pop(0)
+        if len({copied for _, copied in joined}) > 1:
+            return True
+    return False
+
+
+def lies_in_one_piece(part: Node) -> bool:
+    """Whether a slice of what lies row by row does so, too."""
+    assert isinstance(part.op, SliceOp)
+    return part.op.step == 1 and all(size == 1 for size in part.type.shape[: part.op.axis])
 
 
 def is_copied(node: Node, graph: Graph) -> bool:
@@ -254,7 +288,7 @@ def is_copied(node: Node, graph: Graph) -> bool:
     if not isinstance(node.op, STRIDED) or node.name not in graph.by_rows:
         return False
     if isinstance(node.op, SliceOp):
-        return node.op.step != 1 or any(size != 1 for size in node.type.shape[: node.op.axis])
+        return not lies_in_one_piece(node)
     return not isinstance(node.op, PermuteOp) or not dims.keeps_order(node.op.order, node.type.shape)
 
 

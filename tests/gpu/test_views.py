@@ -18,6 +18,28 @@ SHAPE = (24, 96, 130)
 @pytest.mark.parametrize(
     "body",
     {
+        "rolled": "return torch.roll(x, (5, -3), (1, 2)) * 2",
+        "flipped": "return x.flip(2) + x.flip(0, 1) * 2",
+        "reflected": "return F.pad(torch.exp(x), (1, 2), mode='reflect')",
+        "reflected both ways": "return F.pad(x[:, None], (3, 2, 1, 4), mode='reflect') + 1",
+        "continued": "return F.pad(x[:, None], (3, 2, 0, 4), mode='replicate') + 1",
+        "around": "return F.pad(x[:, None], (3, 2, 1, 4), mode='circular') + 1",
+        "repeated": "return torch.relu(x).repeat(1, 2, 3)",
+        "nearest": "return F.interpolate(torch.relu(x)[:, None], scale_factor=2)",
+        "differences": "return x.diff(dim=2).abs().mean(2) + (x[:, 1:] - x[:, :-1]).square().mean()",
+    }.values(),
+)
+@pytest.mark.parametrize("sizes", [SHAPE, (3, 96, 1031), (7, 6, 5), (0, 96, 130)])
+def test_where_every_element_comes_from(body: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    _, reference, generated = built(write(tmp_path, body, "", f"torch.rand{SHAPE}"))
+    x = torch.randn(sizes, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(generated(x), reference(x), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
         "batched": "return (x.permute(0, 2, 1) * 2).contiguous()",
         "all axes": "return torch.tanh(x.permute(2, 1, 0)).flatten(1) + 1",
         "beside one that is not": "return x.transpose(1, 2) * (x.reshape(x.shape[0], x.shape[2], x.shape[1]) + 1)",

@@ -42,7 +42,7 @@ def cube(call: Call, x: Value) -> Value:
 
 @register("pow.Tensor_Scalar")
 def _pow(call: Call) -> Value | None:
-    """Powers that ATen multiplies out, as it does; the others through ``pow``."""
+    """Powers that ATen multiplies out, as it does, and the fourth, which is two of its; the others through ``pow``."""
     x, exponent = call["self"], call["exponent"]
     named = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
     if exponent in named:
@@ -53,6 +53,8 @@ def _pow(call: Call) -> Value | None:
         return Value(x.name, x.type)
     if exponent == 3:
         return cube(call, x)
+    if exponent == 4:
+        return pointwise(call, "square", pointwise(call, "square", x))
     if exponent == -2:
         return pointwise(call, "reciprocal", pointwise(call, "square", x))
     return pointwise(call, "pow", x, exponent)

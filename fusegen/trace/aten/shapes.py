@@ -289,10 +289,12 @@ def _roll(call: Call) -> Value | None:
         return None
     for shift, axis in zip(call["shifts"], (axis % x.type.rank for axis in axes), strict=True):
         size = x.type.shape[axis]
-        if not isinstance(size, int) or not isinstance(shift, int):
+        if not isinstance(shift, int) or not (isinstance(size, int) or call.build.at_least(size, abs(shift))):
             return None
-        if first := size and shift % size:
-            parts = _part(call, x, axis, size - first, first), _part(call, x, axis, 0, size - first)
+        shift = shift % size if size and isinstance(size, int) else shift
+        if shift:
+            first = shift if shift > 0 else dims.add(size, shift)
+            parts = _part(call, x, axis, dims.sub(size, first), first), _part(call, x, axis, 0, dims.sub(size, first))
             x = call.build.add(CatOp(axis=axis), *parts)
     return x
 
@@ -366,9 +368,39 @@ def _pad(call: Call, value: float | None) -> Value | None:
     return call.build.add(op, x)
 
 
+def _continued(call: Call, x: Value, axis: int, low: int, high: int) -> Value | None:
+    """``x`` between what its own elements come to along ``axis``: ``low`` before it and ``high`` behind it."""
+    size, mode = x.type.shape[axis], call["mode"]
+    if not call.build.at_least(size, max(low, high) + (mode == "reflect")):
+        return None
+
+    def edge(start: Dim, length: int) -> Value:
+        if mode != "replicate":
+            part = _part(call, x, axis, start, length)
+            return part if mode == "circular" else call.build.add(FlipOp(axes=(axis,)), part)
+        one = _part(call, x, axis, start, 1)
+        return call.build.add(ExpandOp(shape=(*x.type.shape[:axis], length, *x.type.shape[axis + 1 :])), one)
+
+    before, behind = {
+        "reflect": (1, dims.sub(size, high + 1)),
+        "replicate": (0, dims.sub(size, 1)),
+        "circular": (dims.sub(size, low), 0),
+    }[mode]
+    pieces = [*([edge(before, low)] if low else []), x, *([edge(behind, high)] if high else [])]
+    return call.build.add(CatOp(axis=axis), *pieces) if len(pieces) > 1 else x
+
+
 @register("pad.default")
 def _pad_any(call: Call) -> Value | None:
-    return _pad(call, call["value"]) if call["mode"] == "constant" else None
+    if call["mode"] == "constant":
+        return _pad(call, call["value"])
+    pads = list(call["pad"])
+    if any(not isinstance(pad, int) or pad < 0 for pad in pads):
+        return None
+    x: Value | None = call["self"]
+    for place, (low, high) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        x = x and _continued(call, x, x.type.rank - 1 - place, low, high)
+    return x
 
 
 @register("constant_pad_nd.default")
