@@ -32,6 +32,7 @@ from fusegen.ir import (
     RecurrentOp,
     ReduceOp,
     RegionOp,
+    ResampleOp,
     ReshapeOp,
     ScanOp,
     SliceOp,
@@ -101,6 +102,15 @@ def infer_along(op: SoftmaxOp | ScanOp, types: Types, declared: TensorType) -> T
 def infer_flip(op: FlipOp, types: Types, declared: TensorType) -> TensorType:
     _check_axes(op.axes, types[0].rank)
     return types[0]
+
+
+def infer_resample(op: ResampleOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes((op.axis,), types[0].rank)
+    if op.step < 1 or op.divisor < 1 or (op.divisor > 1 and op.edge != "hold"):
+        raise GraphError(f"a step of {op.step} / {op.divisor} with edges that {op.edge}")
+    shape = list(types[0].shape)
+    shape[op.axis] = op.length
+    return types[0].replace(shape=tuple(shape))
 
 
 def infer_normalize(op: NormalizeOp, types: Types, declared: TensorType) -> TensorType:

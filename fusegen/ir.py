@@ -282,6 +282,22 @@ class FlipOp(Frozen):
     axes: tuple[int, ...]
 
 
+class ResampleOp(Frozen):
+    """``length`` elements along one axis: the i-th is the operand's ``(start + step * i) // divisor``, rounded down.
+
+    Where that is outside, ``edge`` says which one stands for it: ``hold`` the first or last, ``mirror`` the one as far
+    inside as it is outside, counted from those, ``wrap`` the one that far from the other end; the last two once.
+    """
+
+    kind: Literal["resample"] = "resample"
+    axis: int
+    start: Dim
+    length: Dim
+    step: int = 1
+    divisor: int = 1
+    edge: Literal["hold", "mirror", "wrap"] = "hold"
+
+
 class ExpandOp(Frozen):
     """Broadcast to ``shape``."""
 
@@ -492,6 +508,7 @@ Op: TypeAlias = Annotated[
     | ReshapeOp
     | PermuteOp
     | FlipOp
+    | ResampleOp
     | ExpandOp
     | SliceOp
     | CatOp

@@ -29,6 +29,7 @@ from fusegen.ir import (
     RecurrenceOp,
     RecurrentOp,
     ReduceOp,
+    ResampleOp,
     ScanOp,
     SliceOp,
     TensorType,
@@ -58,6 +59,18 @@ def _size_list(shape: Dims) -> str:
 def _torch_slice(op: SliceOp, args: Sequence[str]) -> str:
     stop = dims.add(op.start, dims.mul(op.length, op.step))
     return f"{args[0]}[{':, ' * op.axis}{op.start}:{stop}:{op.step}]"
+
+
+def _torch_resample(op: ResampleOp, args: Sequence[str]) -> str:
+    x = args[0]
+    last = f"({x}.shape[{op.axis}] - 1)"
+    index = f"(torch.arange({op.length}, device={x}.device) * {op.step} + ({op.start})) // {op.divisor}"
+    held = {
+        "hold": f"({index}).clamp(0, {last})",
+        "mirror": f"{last} - ({last} - ({index}).abs()).abs()",
+        "wrap": f"({index}) % ({last} + 1)",
+    }
+    return f"{x}.index_select({op.axis}, {held[op.edge]})"
 
 
 def _torch_pad(op: PadOp, args: Sequence[str]) -> str:
@@ -240,6 +253,7 @@ ROWS: dict[str, OpRow] = {
     "reshape": OpRow(inference.infer_reshape, lambda op, args: f"torch.reshape({args[0]}, {_size_list(op.shape)})"),
     "permute": OpRow(inference.infer_permute, lambda op, args: f"torch.permute({args[0]}, {list(op.order)})"),
     "expand": OpRow(inference.infer_expand, lambda op, args: f"torch.broadcast_to({args[0]}, {_size_list(op.shape)})"),
+    "resample": OpRow(inference.infer_resample, _torch_resample),
     "slice": OpRow(inference.infer_slice, _torch_slice),
     "cat": OpRow(inference.infer_cat, lambda op, args: f"torch.cat([{', '.join(args)}], dim={op.axis})"),
     "pad": OpRow(inference.infer_pad, _torch_pad),

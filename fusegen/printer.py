@@ -32,6 +32,7 @@ from fusegen.ir import (
     RecurrentOp,
     ReduceOp,
     RegionOp,
+    ResampleOp,
     ReshapeOp,
     ScanOp,
     SliceOp,
@@ -79,6 +80,9 @@ def _call(node: Node) -> tuple[str, list[str]]:
             ]
         case FlipOp(axes=axes):
             return "flip", [f"axes={axes}"]
+        case ResampleOp() as op:
+            names = ("axis", "start", "length", "step", "divisor", "edge")
+            return "resample", [f"{name}={getattr(op, name)}" for name in names]
         case SoftmaxOp(axis=axis, log=log):
             return "log_softmax" if log else "softmax", [f"axis={axis}"]
         case NormalizeOp(axes=axes, eps=eps, center=center):

@@ -35,6 +35,7 @@ from fusegen.ir import (
     PointwiseOp,
     PoolOp,
     ReduceOp,
+    ResampleOp,
     ReshapeOp,
     ScanOp,
     SliceOp,
@@ -217,6 +218,17 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return scan(args[0], op)
         case FlipOp(axes=axes):
             return args[0].flip(axes)
+        case ResampleOp() as op:
+            size = args[0].shape[op.axis]
+            places = (torch.arange(int(op.length)) * op.step + int(op.start)) // op.divisor
+            if op.edge == "hold":
+                places = places.clamp(0, size - 1)
+            elif op.edge == "wrap":
+                places %= size
+            else:
+                places = torch.where(places < 0, -places, places)
+                places = torch.where(places >= size, 2 * (size - 1) - places, places)
+            return args[0].index_select(op.axis, places)
         case ExpandOp(shape=shape):
             return args[0].expand([int(size) for size in shape])
         case FillOp(value=value, shape=shape):

@@ -305,6 +305,8 @@ def test_what_eager_lays_out_by_rows_is(body: str, expected: list[str], tmp_path
         "flipped and turned": ("return (x.flip(1).transpose(1, 2) * 2).contiguous()", 1),
         "reflected": ("return F.pad(x[None], (3, 2, 1, 4), mode='reflect')[0] + 1", 0),
         "around": ("return F.pad(x[None], (3, 2, 0, 4), mode='circular')[0] + 1", 0),
+        "held": ("return F.pad(x[None], (3, 2, 0, 4), mode='replicate')[0] + 1", 0),
+        "bilinear": ("return F.interpolate(x[:, None], scale_factor=(2, 4), mode='bilinear')[:, 0] + 1", 0),
         "rolled": ("return torch.roll(x, (5, -3), (1, 2)) * 2", 0),
         "lower triangle": ("return (x.transpose(1, 2).tril(1) * 2).contiguous()", 1),
         "upper triangle": ("return torch.triu(x, -2) + x.exp().tril(-3)", 0),

@@ -283,6 +283,10 @@ SPELLINGS = {
         nn.ReflectionPad2d(3)(x)
         nn.ReplicationPad1d(2)(x[0])
         nn.CircularPad2d(2)(x)
+        F.interpolate(x, scale_factor=2, mode="bilinear")
+        F.interpolate(x, scale_factor=(4, 2), mode="bilinear")
+        F.interpolate(x.flatten(2), scale_factor=4, mode="linear")
+        F.interpolate(x[None], scale_factor=2, mode="trilinear")
         x.unfold(3, 2, 2)
         x.unfold(1, 3, 3) * 2
     """,

@@ -20,6 +20,7 @@ _ALONE = {
     "fill": "one number throughout",
     "cat": "joined by torch",
     "flip": "copied by torch",
+    "resample": "copied by torch",
     "triangle": "copied by torch",
     **dict.fromkeys(("reshape", "permute", "slice", "expand"), "a view"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusegen import dims
 from fusegen.dims import Dim
@@ -69,11 +69,26 @@ class ViewLowering(RowLowering):
         return name
 
     def moved(self, moved: viewspace.Moved) -> str:
+        if not moved.linear:
+            return self.held(moved)
         place = self.offset(self.joined([(moved.place, abs(moved.step))]))
         start = "" if moved.start == 0 else self.text(moved.start)
         if moved.step < 0:
             return self.named("j", f"{start or 0} - {factor(place)}" if place else start or "0")
         return self.named("j", " + ".join(filter(None, (place, start))).replace("+ -", "- ") or "0")
+
+    def held(self, moved: viewspace.Moved) -> str:
+        """A position that is divided, or taken from the edge where it is outside."""
+        at, size = self.moved(replace(moved, divisor=1, edge="")), factor(self.text(moved.size))
+        if moved.divisor != 1:
+            at = self.named("j", f"({at} < 0 ? -1 : {at} / {moved.divisor})")  # of what is held, -1 says enough
+        outside = {
+            "hold": ("0", f"{size} - 1"),
+            "mirror": (f"-{at}", f"2 * {size} - 2 - {at}"),
+            "wrap": (f"{at} + {size}", f"{at} - {size}"),
+        }
+        before, behind = outside[moved.edge]
+        return self.named("j", f"{at} < 0 ? {before} : {at} < {size} ? {at} : {behind}")
 
     def joined(self, places: Iterable[tuple[Place, Dim]]) -> Joined:
         return viewspace.joined(places, self.body.sizes)
@@ -189,7 +204,7 @@ class ViewLowering(RowLowering):
         for digit, stride in joined:
             if isinstance(digit.of, str):
                 found.append((digit, stride))
-            elif digit.stride == 1 and digit.size == digit.total:
+            elif digit.stride == 1 and digit.size == digit.total and digit.of.linear:
                 inner = self.moving(self.joined([(digit.of.place, 1)]))
                 found += [(own, dims.mul(dims.mul(stride, step), digit.of.step)) for own, step in inner]
         return found

@@ -34,6 +34,7 @@ from fusegen.ir import (
     PointwiseOp,
     PoolOp,
     ReduceOp,
+    ResampleOp,
     ReshapeOp,
     ScanOp,
     SliceOp,
@@ -114,7 +115,7 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
                 others = range(-mask.type.rank, -1)
                 found += [pair(mask, axis, node, axis) for axis in others if mask.type.shape[axis] != 1]
             return iter(found)
-        case SliceOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
+        case SliceOp() | ResampleOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
             own = set(_structure(node, operands))
             free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]
             return (pair(operand, axis, node, axis) for operand in operands for axis in free)
@@ -132,7 +133,7 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
     """Axes whose size is a number to the op."""
     own: tuple[int, ...]
     match node.op:
-        case SliceOp(axis=axis) | CatOp(axis=axis):
+        case SliceOp(axis=axis) | ResampleOp(axis=axis) | CatOp(axis=axis):
             own = (axis,)
         case PadOp(before=before, after=after):
             own = tuple(axis for axis, around in enumerate(zip(before, after, strict=True)) if any(around))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
@@ -29,16 +29,17 @@ from fusegen.ir import (
     PadOp,
     PermuteOp,
     PointwiseOp,
+    ResampleOp,
     ReshapeOp,
     SliceOp,
     TriangleOp,
 )
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
-VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, TriangleOp, FillOp)
+VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, ResampleOp, TriangleOp, FillOp)
 STRIDED = (ExpandOp, PermuteOp, SliceOp)
 """Views whose results torch lays out as their data lies."""
-ELSEWHERE = (CatOp, PadOp, FlipOp, ExpandOp, TriangleOp, FillOp)
+ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, ExpandOp, TriangleOp, FillOp)
 """Views that no row space has."""
 NUMBER = "index"
 """What kernels call the number of an element of the result."""
@@ -66,11 +67,18 @@ Joined: TypeAlias = "list[tuple[Digit, Dim]]"
 
 @dataclass(frozen=True)
 class Moved:
-    """``start + step * place``."""
+    """``(start + step * place) // divisor``; where that is outside of an axis of ``size``, as ``edge`` has it."""
 
     place: Place
     start: Dim
     step: int
+    divisor: int = 1
+    edge: Literal["", "hold", "mirror", "wrap"] = ""
+    size: Dim = 0
+
+    @property
+    def linear(self) -> bool:
+        return self.divisor == 1 and not self.edge
 
 
 @dataclass(frozen=True)
@@ -202,6 +210,9 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
                 size = first.type.shape[axis]
                 places = at(axis, _moved(places[axis], size, size, dims.sub(size, 1), -1))
             return (Read(first.name, places),)
+        case ResampleOp(axis=axis, start=start, step=step, divisor=divisor, edge=edge):
+            size = first.type.shape[axis]
+            return (Read(first.name, at(axis, position(Moved(places[axis], start, step, divisor, edge, size), size))),)
         case PadOp(before=before, after=after):
             spans, inside = list[Span](), list[Place]()
             for axis, (place, size, low, high) in enumerate(zip(places, first.type.shape, before, after, strict=True)):
@@ -254,7 +265,7 @@ def copies(node: Node, body: Graph) -> bool:
     if isinstance(node.op, ReshapeOp):
         source = body.node(node.inputs[0])
         return isinstance(source.op, PermuteOp) or _joins_copies(source, node, body)
-    return isinstance(node.op, (PointwiseOp, CatOp, PadOp, FlipOp, TriangleOp)) or is_copied(node, body)
+    return isinstance(node.op, (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, TriangleOp)) or is_copied(node, body)
 
 
 def _joins_copies(spread: Node, reshaped: Node, body: Graph) -> bool:
@@ -305,7 +316,7 @@ def pays(body: Graph) -> bool:
     writer = _writer(body)
     turned = isinstance(writer.op, PermuteOp) and writer.op.order[-1] != writer.type.rank - 1
     written = sum(copies(node, body) or isinstance(node.op, FillOp) for node in body.nodes)
-    return turned or isinstance(writer.op, (PointwiseOp, PadOp)) or written > 1
+    return turned or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp)) or written > 1
 
 
 def refusal(body: Graph) -> str | None:

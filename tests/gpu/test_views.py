@@ -26,6 +26,8 @@ SHAPE = (24, 96, 130)
         "around": "return F.pad(x[:, None], (3, 2, 1, 4), mode='circular') + 1",
         "repeated": "return torch.relu(x).repeat(1, 2, 3)",
         "nearest": "return F.interpolate(torch.relu(x)[:, None], scale_factor=2)",
+        "bilinear": "return torch.relu(F.interpolate(x[:, None], scale_factor=2, mode='bilinear'))",
+        "bilinear by different factors": "return F.interpolate(x[:, None], scale_factor=(4, 2), mode='bilinear')",
         "differences": "return x.diff(dim=2).abs().mean(2) + (x[:, 1:] - x[:, :-1]).square().mean()",
     }.values(),
 )

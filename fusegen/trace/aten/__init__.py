@@ -19,6 +19,7 @@ from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
     pools,
     products,
     recurrent,
+    resampling,
     shapes,
 )
 from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-
-import torch
+from typing import Literal
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import CatOp, ExpandOp, FlipOp, PadOp, PermuteOp, ReshapeOp, SliceOp, TriangleOp
+from fusegen.ir import CatOp, ExpandOp, FlipOp, PadOp, PermuteOp, ResampleOp, ReshapeOp, SliceOp, TriangleOp
 from fusegen.trace.aten.call import IMPORTERS, Call, Value, axes_of, pointwise, register
 
 
-def _to(call: Call, x: Value, shape: Dims) -> Value:
+def reshaped(call: Call, x: Value, shape: Dims) -> Value:
     return x if x.type.shape == shape else call.build.add(ReshapeOp(shape=shape), x)
 
 
@@ -32,7 +31,7 @@ def _to(call: Call, x: Value, shape: Dims) -> Value:
     "atleast_1d.default",
 )
 def _reshape(call: Call) -> Value | None:
-    return _to(call, call["self"], call.result.shape)
+    return reshaped(call, call["self"], call.result.shape)
 
 
 def _permuted(call: Call, order: list[int]) -> Value:
@@ -87,9 +86,9 @@ def _copy(call: Call) -> Value | None:
     return source if same else call.build.add(ExpandOp(shape=call.result.shape), source)
 
 
-def _spread(call: Call, x: Value, apart: Dims, spread: Dims) -> Value:
+def spread_apart(call: Call, x: Value, apart: Dims, spread: Dims) -> Value:
     """Copies side by side: along axes that ``apart`` gives size 1, and ``spread`` the number of copies."""
-    return _to(call, call.build.add(ExpandOp(shape=spread), _to(call, x, apart)), call.result.shape)
+    return reshaped(call, call.build.add(ExpandOp(shape=spread), reshaped(call, x, apart)), call.result.shape)
 
 
 @register("repeat.default", "tile.default")
@@ -100,12 +99,14 @@ def _repeat(call: Call) -> Value | None:
     repeats = [1] * (len(shape) - len(repeats)) + repeats
     apart = tuple(d for size in shape for d in (1, size))
     spread = tuple(d for count, size in zip(repeats, shape, strict=True) for d in (count, size))
-    return _spread(call, x, apart, spread)
+    return spread_apart(call, x, apart, spread)
 
 
 def _reordered(call: Call, apart: Dims, order: tuple[int, ...]) -> Value:
     """The axes that ``apart`` makes of the operand's, in another order, and joined again."""
-    return _to(call, call.build.add(PermuteOp(order=order), _to(call, call["self"], apart)), call.result.shape)
+    return reshaped(
+        call, call.build.add(PermuteOp(order=order), reshaped(call, call["self"], apart)), call.result.shape
+    )
 
 
 @register("pixel_shuffle.default")
@@ -124,25 +125,6 @@ def _pixel_unshuffle(call: Call) -> Value | None:
     rows, columns = (dims.floordiv(size, factor) for size in (height, width))
     order = (*range(first), first, first + 2, first + 4, first + 1, first + 3)
     return _reordered(call, (*lead, channels, rows, factor, columns, factor), order)
-
-
-def _rounds_down(factor: int) -> bool:
-    """Whether torch's source index, floor(i * float32(1 / factor)), falls short of i // factor somewhere."""
-    return float(torch.tensor(1.0 / factor, dtype=torch.float32)) * factor < 1.0
-
-
-@register("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def _upsample(call: Call) -> Value | None:
-    """Each element is spread along a new axis after its own."""
-    x = call["input"]
-    lead, sizes = x.type.shape[:2], x.type.shape[2:]
-    ratios = [dims.exact_quotient(*pair) for pair in zip(call.result.shape[2:], sizes, strict=True)]
-    factors = [ratio for ratio in ratios if isinstance(ratio, int) and not _rounds_down(ratio)]
-    if len(factors) < len(sizes):
-        return None
-    apart = tuple(d for size in sizes for d in (size, 1))
-    spread = tuple(d for pair in zip(sizes, factors, strict=True) for d in pair)
-    return _spread(call, x, (*lead, *apart), (*lead, *spread))
 
 
 @register("channel_shuffle.default", "native_channel_shuffle.default")
@@ -221,7 +203,7 @@ def _select(call: Call) -> Value | None:
     x = call["self"]
     axis = call["dim"] % x.type.rank
     part = _part(call, x, axis, _from_start(call, x, axis, call["index"]), 1)
-    return _to(call, part, call.result.shape)
+    return reshaped(call, part, call.result.shape)
 
 
 def _with_part(call: Call, x: Value, axis: int, start: Dim, part: Value) -> Value:
@@ -247,9 +229,9 @@ def _slice_scatter(call: Call) -> Value | None:
     if not isinstance(size, int) or not isinstance(start, int) or start >= step or size != step * count:
         return None
     outer, inner = x.type.shape[:axis], x.type.shape[axis + 1 :]
-    apart = _to(call, x, (*outer, count, step, *inner))
-    joined = _with_part(call, apart, axis + 1, start, _to(call, source, (*outer, count, 1, *inner)))
-    return _to(call, joined, x.type.shape)
+    apart = reshaped(call, x, (*outer, count, step, *inner))
+    joined = _with_part(call, apart, axis + 1, start, reshaped(call, source, (*outer, count, 1, *inner)))
+    return reshaped(call, joined, x.type.shape)
 
 
 @register("select_scatter.default")
@@ -259,7 +241,7 @@ def _select_scatter(call: Call) -> Value | None:
         return None
     axis = call["dim"] % x.type.rank
     shape = (*x.type.shape[:axis], 1, *x.type.shape[axis + 1 :])
-    return _with_part(call, x, axis, _from_start(call, x, axis, call["index"]), _to(call, source, shape))
+    return _with_part(call, x, axis, _from_start(call, x, axis, call["index"]), reshaped(call, source, shape))
 
 
 def _split(call: Call, remove_axis: bool) -> tuple[Value, ...] | None:
@@ -270,7 +252,7 @@ def _split(call: Call, remove_axis: bool) -> tuple[Value, ...] | None:
     start: Dim = 0
     for result in call.results:
         length = 1 if remove_axis else result.shape[axis]
-        parts.append(_to(call, _part(call, x, axis, start, length), result.shape))
+        parts.append(reshaped(call, _part(call, x, axis, start, length), result.shape))
         start = dims.add(start, length)
     return tuple(parts)
 
@@ -282,7 +264,7 @@ IMPORTERS["unbind.int"] = partial(_split, remove_axis=True)
 
 @register("roll.default")
 def _roll(call: Call) -> Value | None:
-    """The end of every rolled axis, then what is before it."""
+    """Every element from where it was."""
     x: Value = call["self"]
     axes = call["dims"]
     if not axes:
@@ -293,9 +275,7 @@ def _roll(call: Call) -> Value | None:
             return None
         shift = shift % size if size and isinstance(size, int) else shift
         if shift:
-            first = shift if shift > 0 else dims.add(size, shift)
-            parts = _part(call, x, axis, dims.sub(size, first), first), _part(call, x, axis, 0, dims.sub(size, first))
-            x = call.build.add(CatOp(axis=axis), *parts)
+            x = call.build.add(ResampleOp(axis=axis, start=-shift, length=size, edge="wrap"), x)
     return x
 
 
@@ -322,7 +302,7 @@ def _unfold(call: Call) -> Value | None:
         return None
     count = call.result.shape[axis]
     x = _part(call, x, axis, 0, dims.mul(count, size))
-    x = _to(call, x, (*x.type.shape[:axis], count, size, *x.type.shape[axis + 1 :]))
+    x = reshaped(call, x, (*x.type.shape[:axis], count, size, *x.type.shape[axis + 1 :]))
     return call.build.add(PermuteOp(order=(*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)), x)
 
 
@@ -355,7 +335,7 @@ def _stack(call: Call) -> Value | None:
     parts = []
     for part in call["tensors"]:
         shape = (*part.type.shape[:axis], 1, *part.type.shape[axis:])
-        parts.append(_to(call, part, shape))
+        parts.append(reshaped(call, part, shape))
     return call.build.add(CatOp(axis=axis), *parts)
 
 
@@ -368,26 +348,18 @@ def _pad(call: Call, value: float | None) -> Value | None:
     return call.build.add(op, x)
 
 
+_EDGES: dict[str, Literal["hold", "mirror", "wrap"]] = {"replicate": "hold", "reflect": "mirror", "circular": "wrap"}
+"""What stands beyond the ends, by torch's names of it."""
+
+
 def _continued(call: Call, x: Value, axis: int, low: int, high: int) -> Value | None:
     """``x`` between what its own elements come to along ``axis``: ``low`` before it and ``high`` behind it."""
     size, mode = x.type.shape[axis], call["mode"]
-    if not call.build.at_least(size, max(low, high) + (mode == "reflect")):
+    if not low and not high:
+        return x
+    if not call.build.at_least(size, {"replicate": 1, "circular": max(low, high)}.get(mode, max(low, high) + 1)):
         return None
-
-    def edge(start: Dim, length: int) -> Value:
-        if mode != "replicate":
-            part = _part(call, x, axis, start, length)
-            return part if mode == "circular" else call.build.add(FlipOp(axes=(axis,)), part)
-        one = _part(call, x, axis, start, 1)
-        return call.build.add(ExpandOp(shape=(*x.type.shape[:axis], length, *x.type.shape[axis + 1 :])), one)
-
-    before, behind = {
-        "reflect": (1, dims.sub(size, high + 1)),
-        "replicate": (0, dims.sub(size, 1)),
-        "circular": (dims.sub(size, low), 0),
-    }[mode]
-    pieces = [*([edge(before, low)] if low else []), x, *([edge(behind, high)] if high else [])]
-    return call.build.add(CatOp(axis=axis), *pieces) if len(pieces) > 1 else x
+    return call.build.add(ResampleOp(axis=axis, start=-low, length=dims.add(size, low + high), edge=_EDGES[mode]), x)
 
 
 @register("pad.default")
