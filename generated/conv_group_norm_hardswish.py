@@ -3679,7 +3679,8 @@ Schedule schedule(int64_t row_count, int64_t slots, int step) {
     }
     const int64_t groups = (row_count + columns - 1) / columns;
     const int64_t slot = KEPT * columns * step * int64_t(sizeof(float));   // bytes to keep it
-    const int most = on_hopper() ? MAX_CLUSTER : 1;
+    // Where nothing is read again, clusters save a launch alone: the largest ones wait for each other for longer.
+    const int most = !on_hopper() ? 1 : MAX_CLUSTER;
     for (int c = 1; c <= most; c *= 2) {
         const int64_t chunk = (slots + c - 1) / c;
         // Rather more blocks than reading again, and that rather than half of the multiprocessors without one.
@@ -3956,18 +3957,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b62e8052b62acd84, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d50fe7857fde46d0, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b62e8052b62acd84, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d50fe7857fde46d0, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b62e8052b62acd84"
+_fusegen_NAMESPACE = "fusegen_d50fe7857fde46d0"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

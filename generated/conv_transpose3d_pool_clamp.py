@@ -333,8 +333,8 @@ struct Digit {
     }
 };
 
-// Elements base..base+COUNT-1.
-template <typename Index, int COUNT>
+// Elements base..base+COUNT-1; LINE: of one line, along which the last position alone moves.
+template <typename Index, int COUNT, bool LINE = false>
 __device__ __forceinline__ void compute(
     const float* __restrict__ p0,
     float* __restrict__ y0,
@@ -358,17 +358,18 @@ __device__ __forceinline__ void compute(
         const Index j2 = i2 - 1;
         const auto v0_p0 = i0 >= 1 && i1 >= 1 && i2 >= 1 ? p0[i3 * 27 + j0 * 9 + j1 * 3 + j2] : 0.0f;  // %p_conv_transpose_weight: float32[32, 64, 3, 3, 3]
         const float t0 = (i0 >= 1 && i1 >= 1 && i2 >= 1 ? v0_p0 : 0.0f);  // %avg_pool3d_r1_r1: float32[32, 64, 4, 4, 4] = pad(%p_conv_transpose_weight, before=(0, 0, 1, 1, 1), after=(0, 0, 0, 0, 0))
-        i0_digit.advance(16, 4);
-        i1_digit.advance(4, 4);
-        i2_digit.advance(1, 4);
-        i3_digit.advance(64, 1);
+        if (!LINE) i0_digit.advance(16, 4);
+        if (!LINE) i1_digit.advance(4, 4);
+        if (LINE) ++i2_digit.at;
+        else i2_digit.advance(1, 4);
+        if (!LINE) i3_digit.advance(64, 1);
         y0_pack.at[i] = t0;
     }
     *reinterpret_cast<Pack<float, COUNT>*>(y0 + base) = y0_pack;
 }
 
 // COUNT elements of every thread; the last one has the rest, fewer than COUNT. Threads that stay for more are slower.
-template <typename Index, int COUNT>
+template <typename Index, int COUNT, bool LINES>
 __global__ void __launch_bounds__(THREADS) run(
     const float* __restrict__ p0,
     float* __restrict__ y0,
@@ -376,21 +377,21 @@ __global__ void __launch_bounds__(THREADS) run(
 ) {
     await_previous();
     const int64_t base = (int64_t(blockIdx.x) * THREADS + threadIdx.x) * COUNT;
-    if (base + COUNT <= count) compute<Index, COUNT>(p0, y0, base);
+    if (base + COUNT <= count) compute<Index, COUNT, LINES>(p0, y0, base);
     else for (int64_t i = base; i < count; ++i) compute<Index, 1>(p0, y0, i);
 }
 
 // Coordinates are 32 bits wide where they fit.
-template <int COUNT>
+template <int COUNT, bool LINES>
 int launch(const float* p0, float* y0, cudaStream_t stream, int64_t count) {
     const int64_t needed = (count - 1) / (int64_t(THREADS) * COUNT) + 1;
     if (needed > INT32_MAX) return cudaErrorInvalidValue;
     const auto blocks = static_cast<unsigned int>(needed);
     if (count <= INT32_MAX && 55296 <= INT32_MAX) {
-        enqueue(run<int32_t, COUNT>, blocks, THREADS, 0, stream,
+        enqueue(run<int32_t, COUNT, LINES>, blocks, THREADS, 0, stream,
             p0, y0, count);
     } else {
-        enqueue(run<int64_t, COUNT>, blocks, THREADS, 0, stream, p0, y0, count);
+        enqueue(run<int64_t, COUNT, LINES>, blocks, THREADS, 0, stream, p0, y0, count);
     }
     return cudaGetLastError();
 }
@@ -401,7 +402,8 @@ extern "C" int k0_pointwise(const float* p0, float* y0, cudaStream_t stream) {
     const int64_t count = 131072;
     if (count == 0) return cudaSuccess;
     const bool vectorised = aligned(y0);
-    return vectorised ? launch<WIDTH>(p0, y0, stream, count) : launch<1>(p0, y0, stream, count);
+    if (vectorised && (4) % WIDTH == 0) return launch<WIDTH, true>(p0, y0, stream, count);
+    return vectorised ? launch<WIDTH, false>(p0, y0, stream, count) : launch<1, false>(p0, y0, stream, count);
 }
 
 }  // namespace k0_pointwise_kernel
@@ -3468,20 +3470,20 @@ Tensor call_k2_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_98251fe86b8b5149, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_068e9b5f9fbe0389, m) {
     m.def("k0_pointwise(Tensor p0) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_98251fe86b8b5149, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_068e9b5f9fbe0389, CUDA, m) {
     m.impl("k0_pointwise", TORCH_BOX(&call_k0_pointwise));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_98251fe86b8b5149"
+_fusegen_NAMESPACE = "fusegen_068e9b5f9fbe0389"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -196,6 +196,15 @@ class ViewLowering(RowLowering):
         along = {name: [stride for digit, stride in joined if _runs(digit)] for name, joined in self.digits.items()}
         return {name: " + ".join(map(self.text, strides)) or "0" for name, strides in along.items()}
 
+    def line(self) -> Dim | None:
+        """The length of lines of the result, between whose elements only the digits that go along them differ."""
+        digits = self.of_index.values()
+        lengths = {digit.size if digit.stride == 1 else digit.stride for digit in digits}
+        line = min(lengths, key=lambda size: dims.numel((size,), self.body.sizes), default=1)
+        whole = all(dims.exact_quotient(length, line) is not None for length in lengths)
+        useful = len(digits) > 1 and any(digit.stride == 1 for digit in digits)
+        return line if useful and whole and not (isinstance(line, int) and line % WIDE) else None
+
     # --- tiles ----------------------------------------------------------------------------------
 
     def moving(self, joined: Joined) -> Joined:
@@ -297,6 +306,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     if run is not None:
         steps = lowering.steps()
         rows = rows.replace(operands=tuple(o.replace(step=steps[o.name]) for o in rows.operands))
+    line = lowering.line() if run is None else None
     elements = dims.product(result.type.shape)
     counts = {dims.product(arg.type.shape): arg.type.shape for arg in region.args.values()}
     more = [shape for count, shape in counts.items() if dims.exact_quotient(elements, count) is None]
@@ -305,6 +315,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         vector_args=tuple(o.arg for o in rows.operands if o.index == "index" and not o.guard),
         reach=tuple(map(region.sizes.product, more)),
         run=None if run is None else region.sizes.local(run),
+        line=None if line is None else region.sizes.local(line),
         counted=lowering.counted(),
         tile=lowering.tile(rows),
         rows=rows,

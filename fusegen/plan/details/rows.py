@@ -47,6 +47,8 @@ class PointwisePlan(Frozen):
     run: Dim | None = None
     """Elements of the result, from every multiple of it on, between which positions and conditions are the same and
     operands lie ``step`` apart."""
+    line: Dim | None = None
+    """Elements of the result, from every multiple of it on, of whose positions the last one alone differs, by one."""
     counted: tuple[CountedDigit, ...] = ()
     """Positions that are digits of ``index``, divided once for all elements of a thread."""
     tile: TurnedTile | None = None
