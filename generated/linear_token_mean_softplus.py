@@ -121,19 +121,6 @@ static cudaError_t enqueue(void (*kernel)(Params...), dim3 grid, dim3 threads, s
     return enqueue_clusters(1, kernel, grid, threads, bytes, stream, args...);
 }
 
-// Says that this block has read what it will read of others; it waits for none of its stores.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
 // Division by a run-time constant: exact for numerators below 2^31.
 struct FastDivide {
     unsigned int divisor, multiplier, shift;
@@ -484,6 +471,9 @@ __device__ __forceinline__ unsigned int cluster_blocks() {
 
 // What the blocks wrote before it is seen after it.
 __device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// As far as blocks have read from each other: none waits for what it has stored.
+__device__ __forceinline__ void cluster_leave() { asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory"); }
 
 // Four floats at the same place of another block's shared memory.
 __device__ __forceinline__ float4 load_from(unsigned int block, uint32_t address) {
@@ -852,8 +842,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) finish_features(args, outer(n + i), feature, v[i], values);
     }
-    cluster_arrive();
-    cluster_wait();   // no block ends while another still reads its shared memory
+    cluster_leave();   // no block ends while another still reads its shared memory
 #endif
 }
 
@@ -1270,18 +1259,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6a29f5245e98c379, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c9da689a013cc87a, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6a29f5245e98c379, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c9da689a013cc87a, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6a29f5245e98c379"
+_fusegen_NAMESPACE = "fusegen_c9da689a013cc87a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
