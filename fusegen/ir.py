@@ -282,6 +282,9 @@ class FlipOp(Frozen):
     axes: tuple[int, ...]
 
 
+Edge: TypeAlias = Literal["hold", "mirror", "wrap"]
+
+
 class ResampleOp(Frozen):
     """``length`` elements along one axis: the i-th is the operand's ``(start + step * i) // divisor``, rounded down.
 
@@ -295,7 +298,7 @@ class ResampleOp(Frozen):
     length: Dim
     step: int = 1
     divisor: int = 1
-    edge: Literal["hold", "mirror", "wrap"] = "hold"
+    edge: Edge = "hold"
 
 
 class ExpandOp(Frozen):

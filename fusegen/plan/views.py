@@ -79,7 +79,8 @@ class ViewLowering(RowLowering):
 
     def held(self, moved: viewspace.Moved) -> str:
         """A position that is divided, or taken from the edge where it is outside."""
-        at, size = self.moved(replace(moved, divisor=1, edge="")), factor(self.text(moved.size))
+        assert moved.edge
+        at, size = self.moved(replace(moved, divisor=1, edge=None)), factor(self.text(moved.size))
         if moved.divisor != 1:
             at = self.named("j", f"({at} < 0 ? -1 : {at} / {moved.divisor})")  # of what is held, -1 says enough
         outside = {

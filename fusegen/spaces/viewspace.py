@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
@@ -19,6 +18,7 @@ from fusegen.ir import (
     CatOp,
     ConstOp,
     DType,
+    Edge,
     ExpandOp,
     FillOp,
     FlipOp,
@@ -73,7 +73,7 @@ class Moved:
     start: Dim
     step: int
     divisor: int = 1
-    edge: Literal["", "hold", "mirror", "wrap"] = ""
+    edge: Edge | None = None
     size: Dim = 0
 
     @property
@@ -270,22 +270,14 @@ def copies(node: Node, body: Graph) -> bool:
 
 def _joins_copies(spread: Node, reshaped: Node, body: Graph) -> bool:
     """Whether a reshape makes one axis of copies that lie nowhere and of what does: no view has such strides."""
-    after = [size for size in body.shape(reshaped.name) if size != 1]
-    if not isinstance(spread.op, ExpandOp) or 0 in after:
+    if not isinstance(spread.op, ExpandOp):
         return False
-    before = body.shape(spread.inputs[0])
-    before = (1,) * (spread.type.rank - len(before)) + before
-    axes = [(size, own != size) for size, own in zip(body.shape(spread.name), before, strict=True) if size != 1]
-    while axes and after:
-        joined, wanted = [axes.pop(0)], after.pop(0)
-        while (size := prod(size for size, _ in joined)) != wanted:
-            if size < wanted:
-                joined.append(axes.pop(0))
-            else:
-                wanted *= after.pop(0)
-        if len({copied for _, copied in joined}) > 1:
-            return True
-    return False
+    own, shape = body.shape(spread.inputs[0]), body.shape(spread.name)
+    own = (1,) * (len(shape) - len(own)) + own
+    axes = [(size, before != size) for before, size in zip(own, shape, strict=True) if size != 1]
+    after = tuple(size for size in body.shape(reshaped.name) if size != 1)
+    runs = dims.regrouped(tuple(size for size, _ in axes), after) if 0 not in after else None
+    return any(len({axes[i][1] for i in joined}) > 1 for joined, _ in runs or ())
 
 
 def lies_in_one_piece(part: Node) -> bool:

@@ -92,6 +92,11 @@ def _reaches_a_product(m: Match) -> str | None:
     return None if isinstance(node.op, ParamOp) else ""
 
 
+def _stays(graph: Graph, part: Node) -> bool:
+    """Whether the rules that take a part of a product's operands leave ``part`` where it is."""
+    return _reaches_a_product(Match(graph, part, {"x": graph.node(part.inputs[0])})) is not None
+
+
 def _keeps_its_class(graph: Graph, node: Node) -> str | None:
     rounded = isinstance(node.op, ConvOp) and allows_tf32(graph, node)
     return "cuDNN decides by all of its sizes whether the convolution runs in TF32" if rounded else None
@@ -114,8 +119,7 @@ def _part_of_sums(m: Match) -> str | None:
     assert isinstance(part.op, SliceOp)
     if part.op.axis in reduction(m).axes or not m.only_user("part"):
         return ""
-    stays = _reaches_a_product(Match(m.graph, part, {"x": m["x"]})) is not None
-    return None if stays and collapses(m.graph, m["x"], reduction(m).axes) else ""
+    return None if _stays(m.graph, part) and collapses(m.graph, m["x"], reduction(m).axes) else ""
 
 
 def _sums_first(m: Match) -> Node:
@@ -148,8 +152,7 @@ def _most_is_summed(m: Match) -> str | None:
     if any(node.type.rank != part.type.rank for node in functions) or (reduction(m).fn == "mean" and _count(m) is None):
         return ""
     whole = m.graph.node(part.inputs[0])
-    stays = _reaches_a_product(Match(m.graph, part, {"x": whole})) is not None
-    if not stays or (axis, part.op.step) == (0, 1):  # a view of what lies in one piece
+    if not _stays(m.graph, part) or (axis, part.op.step) == (0, 1):  # a view of what lies in one piece
         return ""
     few = 2 * dims.numel(part.type.shape, m.graph.sizes) < dims.numel(whole.type.shape, m.graph.sizes)
     return "less than half of it is summed" if few else None

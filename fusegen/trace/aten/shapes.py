@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import CatOp, ExpandOp, FlipOp, PadOp, PermuteOp, ResampleOp, ReshapeOp, SliceOp, TriangleOp
+from fusegen.ir import CatOp, Edge, ExpandOp, FlipOp, PadOp, PermuteOp, ResampleOp, ReshapeOp, SliceOp, TriangleOp
 from fusegen.trace.aten.call import IMPORTERS, Call, Value, axes_of, pointwise, register
 
 
 def reshaped(call: Call, x: Value, shape: Dims) -> Value:
+    """``x`` with the shape ``shape``; itself, where it has that."""
     return x if x.type.shape == shape else call.build.add(ReshapeOp(shape=shape), x)
 
 
@@ -339,16 +339,22 @@ def _stack(call: Call) -> Value | None:
     return call.build.add(CatOp(axis=axis), *parts)
 
 
+def _pads(call: Call) -> list[int] | None:
+    """Elements before and behind, axis by axis from the last one on, where they are numbers and none is cut off."""
+    pads = list(call["pad"])
+    return pads if all(isinstance(pad, int) and pad >= 0 for pad in pads) else None
+
+
 def _pad(call: Call, value: float | None) -> Value | None:
-    x, pads = call["self"], list(call["pad"])
-    if any(not isinstance(pad, int) or pad < 0 for pad in pads):
+    x, pads = call["self"], _pads(call)
+    if pads is None:
         return None
     untouched = (0,) * (x.type.rank - len(pads) // 2)
     op = PadOp(before=(*untouched, *pads[-2::-2]), after=(*untouched, *pads[::-2]), value=float(value or 0.0))
     return call.build.add(op, x)
 
 
-_EDGES: dict[str, Literal["hold", "mirror", "wrap"]] = {"replicate": "hold", "reflect": "mirror", "circular": "wrap"}
+_EDGES: dict[str, Edge] = {"replicate": "hold", "reflect": "mirror", "circular": "wrap"}
 """What stands beyond the ends, by torch's names of it."""
 
 
@@ -366,10 +372,10 @@ def _continued(call: Call, x: Value, axis: int, low: int, high: int) -> Value | 
 def _pad_any(call: Call) -> Value | None:
     if call["mode"] == "constant":
         return _pad(call, call["value"])
-    pads = list(call["pad"])
-    if any(not isinstance(pad, int) or pad < 0 for pad in pads):
-        return None
     x: Value | None = call["self"]
+    pads = _pads(call)
+    if pads is None:
+        return None
     for place, (low, high) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
         x = x and _continued(call, x, x.type.rank - 1 - place, low, high)
     return x
