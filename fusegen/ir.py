@@ -474,6 +474,7 @@ Template: TypeAlias = Literal[
     "attention",
     "recurrence",
     "gemm_views",
+    "reduce_views",
     "pool",
     "row_reduce",
     "row_stream",

@@ -265,6 +265,18 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     }
 }
 
+// As load_once, for data that is not read again, in kernels that write little: past L1. What others wrote stays in L2 for longer.
+template <int VEC>
+__device__ __forceinline__ void load_streaming(float* v, const float* p, int stride = 1) {
+    if constexpr (VEC == 4)
+        asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[0]), "=f"(v[stride]), "=f"(v[2 * stride]), "=f"(v[3 * stride]) : "l"(p));
+    else if constexpr (VEC == 2)
+        asm volatile("ld.global.nc.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[stride]) : "l"(p));
+    else
+        v[0] = __ldg(p);
+}
+
 // Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
 [[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
     unsigned r;
@@ -2746,11 +2758,11 @@ struct Args {
     unsigned int row_tiles, feature_tiles;
 };
 
-// Four terms from p on, `step` apart; zeros beyond the `left` that exist.
-template <int VEC>
+// Four terms from p on, `step` apart; zeros beyond the `left` that exist. ONCE: those of a weight, which no other warp reads.
+template <int VEC, bool ONCE = false>
 __device__ __forceinline__ void load_terms(float (&v)[4], const float* p, int left, int64_t step = 1) {
     if constexpr (VEC == 4) {
-        if (left > 0) load_once<4>(v, p);
+        if (left > 0) ONCE ? load_streaming<4>(v, p) : load_once<4>(v, p);
         else v[0] = v[1] = v[2] = v[3] = 0.0f;
     } else {
 #pragma unroll
@@ -2790,7 +2802,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
 #pragma unroll
         for (int u = 0; u < STEPS; ++u, k += STEP) {
 #pragma unroll
-            for (int o = 0; o < OWN; ++o) load_terms<VEC>(b[u][o], w[o] + k, inputs - k);
+            for (int o = 0; o < OWN; ++o) load_terms<VEC, true>(b[u][o], w[o] + k, inputs - k);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) load_terms<VEC>(a[u][r], x[r] + k, inputs - k);
         }
@@ -2887,11 +2899,11 @@ struct Args {
     unsigned int row_tiles, feature_tiles;
 };
 
-// Four terms from p on, `step` apart; zeros beyond the `left` that exist.
-template <int VEC>
+// Four terms from p on, `step` apart; zeros beyond the `left` that exist. ONCE: those of a weight, which no other warp reads.
+template <int VEC, bool ONCE = false>
 __device__ __forceinline__ void load_terms(float (&v)[4], const float* p, int left, int64_t step = 1) {
     if constexpr (VEC == 4) {
-        if (left > 0) load_once<4>(v, p);
+        if (left > 0) ONCE ? load_streaming<4>(v, p) : load_once<4>(v, p);
         else v[0] = v[1] = v[2] = v[3] = 0.0f;
     } else {
 #pragma unroll
@@ -2931,7 +2943,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
 #pragma unroll
         for (int u = 0; u < STEPS; ++u, k += STEP) {
 #pragma unroll
-            for (int o = 0; o < OWN; ++o) load_terms<VEC>(b[u][o], w[o] + k, inputs - k);
+            for (int o = 0; o < OWN; ++o) load_terms<VEC, true>(b[u][o], w[o] + k, inputs - k);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) load_terms<VEC>(a[u][r], x[r] + k, inputs - k);
         }
@@ -3329,14 +3341,14 @@ Tensor call_k3_pointwise(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0337aab785ce731d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3bf62840b2dda22b, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor)");
     m.def("k1_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k3_pointwise(Tensor x0, Tensor x1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0337aab785ce731d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3bf62840b2dda22b, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_gemm_simt", TORCH_BOX(&call_k1_gemm_simt));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
@@ -3344,7 +3356,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_0337aab785ce731d, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0337aab785ce731d"
+_fusegen_NAMESPACE = "fusegen_3bf62840b2dda22b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

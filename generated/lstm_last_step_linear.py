@@ -255,6 +255,18 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     }
 }
 
+// As load_once, for data that is not read again, in kernels that write little: past L1. What others wrote stays in L2 for longer.
+template <int VEC>
+__device__ __forceinline__ void load_streaming(float* v, const float* p, int stride = 1) {
+    if constexpr (VEC == 4)
+        asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[0]), "=f"(v[stride]), "=f"(v[2 * stride]), "=f"(v[3 * stride]) : "l"(p));
+    else if constexpr (VEC == 2)
+        asm volatile("ld.global.nc.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[stride]) : "l"(p));
+    else
+        v[0] = __ldg(p);
+}
+
 // The same in two operations, with the bits left in that the tensor cores drop. Wrong for a NaN with its sign and
 // all other bits set, which no arithmetic makes.
 [[maybe_unused]] __device__ __forceinline__ float round_tf32_fast(float v) { return __int_as_float(min(__float_as_int(v), 0x7fffefff) + 0x1000); }
@@ -1746,11 +1758,11 @@ struct Args {
     unsigned int row_tiles, feature_tiles;
 };
 
-// Four terms from p on, `step` apart; zeros beyond the `left` that exist.
-template <int VEC>
+// Four terms from p on, `step` apart; zeros beyond the `left` that exist. ONCE: those of a weight, which no other warp reads.
+template <int VEC, bool ONCE = false>
 __device__ __forceinline__ void load_terms(float (&v)[4], const float* p, int left, int64_t step = 1) {
     if constexpr (VEC == 4) {
-        if (left > 0) load_once<4>(v, p);
+        if (left > 0) ONCE ? load_streaming<4>(v, p) : load_once<4>(v, p);
         else v[0] = v[1] = v[2] = v[3] = 0.0f;
     } else {
 #pragma unroll
@@ -1790,7 +1802,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
 #pragma unroll
         for (int u = 0; u < STEPS; ++u, k += STEP) {
 #pragma unroll
-            for (int o = 0; o < OWN; ++o) load_terms<VEC>(b[u][o], w[o] + k, inputs - k);
+            for (int o = 0; o < OWN; ++o) load_terms<VEC, true>(b[u][o], w[o] + k, inputs - k);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) load_terms<VEC>(a[u][r], x[r] + k, inputs - k);
         }
@@ -2052,20 +2064,20 @@ Tensor call_k2_gemm_simt(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_453b744a712deb16, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_83c27933058e46cc, m) {
     m.def("k0_recurrence(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_453b744a712deb16, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_83c27933058e46cc, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_453b744a712deb16"
+_fusegen_NAMESPACE = "fusegen_83c27933058e46cc"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

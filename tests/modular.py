@@ -6,6 +6,7 @@ arithmetic, so it can contradict both torch and the windows.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -204,6 +205,11 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return normalize(args, op)
         case ReduceOp(fn="max", axes=axes, keepdim=keepdim):
             return args[0].amax(list(axes), keepdim=keepdim)
+        case ReduceOp(fn="min", axes=axes, keepdim=keepdim):
+            return args[0].amin(list(axes), keepdim=keepdim)
+        case ReduceOp(fn="prod", axes=(axis,), keepdim=keepdim):
+            product = functools.reduce(lambda a, b: a * b % PRIME, args[0].split(1, axis))
+            return product if keepdim else product.squeeze(axis)
         case ConvOp() as op:
             return conv(args[0], args[1], op) + (args[2].reshape(-1, *(1,) * op.rank) if len(args) > 2 else 0)
         case MatmulOp(transposed=transposed, left_transposed=left_transposed):

@@ -473,6 +473,15 @@ def _functions_of_a_part(draw: Draw) -> Node:
     return draw.reduce(y, (*draw.axes(axis), axis) if draw.rng.random() < 0.5 else (axis,))
 
 
+def _stacked_parts(draw: Draw) -> Node:
+    shape = draw.shape()
+    axis = draw.rng.randint(0, len(shape))
+    parts = [draw.leaf(*shape[:axis], 1, *shape[axis:]) for _ in range(draw.rng.randint(2, 4))]
+    return draw.reduce(
+        draw.add(CatOp(axis=axis), *parts), (axis,), draw.rng.choice(["sum", "mean", "max", "min", "prod"])
+    )
+
+
 def _one_tap_after_another(draw: Draw) -> Node:
     first = draw.conv()
     ones, zeros = (1,) * (first.type.rank - 2), (0,) * (first.type.rank - 2)
@@ -1101,6 +1110,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
     "sum(slice(x)) = slice(sum(x)) over other axes,  mean likewise,  above a product that stays whole": _sums_of_a_part,
     "sum(f(slice(x))) = sum(slice(f(x))),  f elementwise,  where most of x is summed": _functions_of_a_part,
+    "sum(stack(x, y)) = x + y over that axis,  mean, max, min, prod likewise": _stacked_parts,
     "mean(conv(x, w)) over all spatial axes = matmul(mean(x), w),  one tap,  x a product,  sum likewise": (
         _one_tap_after_another
     ),

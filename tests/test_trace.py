@@ -12,7 +12,7 @@ import torch
 from fusegen import dims, guards, interpret
 from fusegen.compiler import compile_file
 from fusegen.errors import FusegenError, ModelFileError, TraceError, UnsupportedOpError
-from fusegen.ir import CatOp, EagerOp, FillOp, Graph, RecurrentOp, ReduceOp
+from fusegen.ir import CatOp, DType, EagerOp, FillOp, Graph, RecurrentOp, ReduceOp
 from fusegen.trace import load_model_file
 from tests.models import HEADER, traced, write
 from tests.variants import ROOT
@@ -689,3 +689,26 @@ def test_which_layers_behave_by_mode(init: str, by_mode: bool, tmp_path: Path) -
 def test_a_condition_stays_where_the_other_answer_returns_otherwise(results: str, tmp_path: Path) -> None:
     body = f"y, z = x.relu(), x.exp()\nreturn {results.format('x.shape[2] > 4')}"
     assert "x0_2 > 4" in traced(write(tmp_path, body)).graph.constraints
+
+
+@pytest.mark.parametrize(
+    ("body", "floats"),
+    [
+        ("return (x * (x > 0.5)).sum(1) / (x > 0.5).sum(1)", True),
+        ("return x.sum() / (x > 0.5).sum().clamp(min=1)", True),
+        ("n = (x > 0.5).sum(1, keepdim=True) * 2 + 1\nreturn x * n + n.sqrt()", True),
+        ("return (x > 0.5).sum(1)", False),  # what the caller gets is an integer
+        ("n = (x > 0.5).sum(1)\nreturn n / 2.0, n", False),
+        ("return x[(x > 0.5).sum(1).clamp(max=3)]", False),
+        ("return (x > 0.5).sum(1) // 2 * 1.5", False),
+    ],
+)
+def test_counts_that_end_in_floats_are_floats(body: str, floats: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, body, inputs="torch.rand(6, 40)")
+    graph = traced(path).graph
+    assert all(node.type.dtype is not DType.INT64 for node in graph.nodes) == floats
+    model, x = load_model_file(path).model_class(), torch.rand(6, 40)
+    expected = model(x)
+    (found, *_) = interpret.run(graph, [x], {})
+    assert found.dtype == (expected[0] if isinstance(expected, tuple) else expected).dtype
+    torch.testing.assert_close(found, expected[0] if isinstance(expected, tuple) else expected)

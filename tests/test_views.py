@@ -59,6 +59,22 @@ def test_one_kernel_for_each_result(body: str, tmp_path: Path) -> None:
     assert len(found.program.steps) == len(found.program.after.outputs)
 
 
+@pytest.mark.parametrize(
+    ("body", "kernels"),
+    [
+        ("x.diff().abs().mean()", ["reduce_views"]),
+        ("(x[:, :, 1:] - x[:, :, :-1]).square().sum((1, 2, 3)).sqrt()", ["reduce_views"]),
+        ("(x[:, :, None] - x[:, :, :, None]).abs().amax(-1)", ["reduce_views"]),
+        ("torch.cat([x, x * 2], 1).exp().sum(1)", ["reduce_views"]),
+        ("torch.stack([x, x * 2], 1).amax(1).sum(-1)", ["row_stream"]),  # the larger one of both, element by element
+        ("(x[..., 1:] - x[..., :-1]).softmax(-1)", ["pointwise", "row_stream"]),  # read twice: written once between
+        ("(x[..., 1:] - x[..., :-1]).logsumexp(-1)", ["pointwise", "row_stream"]),
+    ],
+)
+def test_reductions_read_from_behind_views(body: str, kernels: list[str], tmp_path: Path) -> None:
+    assert kinds(compiled(tmp_path, f"return {body}", "torch.rand(4, 6, 10, 8)")) == kernels
+
+
 def test_what_is_viewed_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that read the product from behind its views and torch's own read the same tensor."""
     monkeypatch.setattr(contractions, "refusal", lambda *_: "the library's")

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen import ops
-from fusegen.costs import before_products, contractions, direct, viewproduct
 from fusegen.ir import (
     ArgReduceOp,
     AttentionOp,
     ConvOp,
-    DType,
     GetItemOp,
     Graph,
     InputOp,
@@ -37,26 +35,17 @@ from fusegen.ir import (
 )
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.attention_groups import attended
-from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, unreadable, with_statistics
+from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
+from fusegen.passes.left_out import before_windows, computed_once, cut_out, left_behind, read_where_it_lies
+from fusegen.passes.refusals import OTHER, refusal
 from fusegen.passes.rewrite import Outcome
 from fusegen.passes.templates import AXIS_SUMS, POOLS, template_of
-from fusegen.spaces import (
-    convpool,
-    poolrows,
-    poolspace,
-    prologue,
-    scanspace,
-    viewspace,
-)
-from fusegen.spaces.rowspace import NotFusable, analyze
+from fusegen.spaces import poolrows, viewspace
 
 _JOINABLE = (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *viewspace.VIEWS, *POOLS)
 _SMALL = (PointwiseOp, ReduceOp, ArgReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
-_SHARED = "it is read outside the kernel too"
-_OTHER = "what it reduces over positions is no elementwise work after the convolution alone"
-"""Where a convolution has not been taken by a kernel that reduces it, and nothing says why."""
 
 
 def _unit(node: Node, by_name: Mapping[str, Node]) -> set[str] | None:
@@ -70,55 +59,6 @@ def _unit(node: Node, by_name: Mapping[str, Node]) -> set[str] | None:
     return None
 
 
-def _refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
-    body, _ = grouping.body(group)
-    if any(0 in node.type.shape for node in body.nodes):
-        return "it is empty"
-    try:
-        if viewspace.takes(body):
-            return viewspace.refusal(body)
-        if any(isinstance(body.node(name).op, viewspace.STRIDED) for name in body.outputs):
-            return "a kernel stores its results in its own order"
-        template = template_of(body)
-        rows = template.startswith("row") or template == "scan"
-        if template != "row_stream" and any(isinstance(node.op, ArgReduceOp) for node in body.nodes):
-            return "kernels of rows alone find where an extreme is"
-        if template == "gemm_views":
-            return viewproduct.refusal(body, machine)
-        if template != "pointwise" and not rows and (reason := unreadable(body)):
-            return reason
-        if template == "pool":
-            poolspace.split(body)
-            return None if len(body.outputs) == 1 else _SHARED
-        if template == "conv_direct":
-            return direct.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
-        if template == "conv_pool":
-            return convpool.refusal(body, machine) if len(body.outputs) == 1 else _SHARED
-        if template in ("conv_boxes", "conv_sweep", "conv_reduce"):
-            return _OTHER
-        if template == "scan":
-            scanspace.check(body)
-        before = None
-        if template == "contraction":
-            before, body = prologue.split(body)
-        pooled = rows and poolrows.takes(body)
-        space = poolrows.rows(body) if pooled else analyze(body)
-        if before and (reason := before_products.refusal(before, body, space, machine)):
-            return reason
-    except NotFusable as error:
-        return str(error)
-    if rows and (reason := unreadable(body, "" if pooled else space.source)):
-        return reason
-    results = [body.node(name) for name in body.outputs if not isinstance(body.node(name).op, ArgReduceOp)]
-    if rows and any(result.type.dtype is not DType.FLOAT32 for result in results):
-        return "its result is no float32 tensor"
-    if pooled and (reason := poolrows.refusal(body, machine)):
-        return reason
-    if template == "contraction" and (reason := contractions.refusal(body, space, machine)):
-        return reason
-    return _SHARED if template in ("contraction", "window_sum") and len(body.outputs) > 1 else None
-
-
 def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str], machine: Machine) -> Group | None:
     """The largest region that ends in ``sink``, or None when the sink itself is no kernel."""
     graph, by_name, users = grouping.graph, grouping.by_name, grouping.users
@@ -126,12 +66,12 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
     if unit is None or not unit <= free:
         return None
     group = Group(frozenset(unit))
-    reason = _refusal(grouping, group, machine)
-    if (behind := _behind_views(grouping, group, free)) and _refusal(grouping, behind, machine) is None:
+    reason = refusal(grouping, group, machine)
+    if (behind := _behind_views(grouping, group, free)) and refusal(grouping, behind, machine) is None:
         group, reason = behind, None
     if reason and isinstance(sink.op, ReshapeOp) and isinstance(by_name[sink.inputs[0]].op, PermuteOp):
         copied = group.plus(sink.inputs, copied=True)  # both are one copy in torch
-        if sink.inputs[0] in free and _refusal(grouping, copied, machine) is None:
+        if sink.inputs[0] in free and refusal(grouping, copied, machine) is None:
             group, reason = copied, None
     if reason:
         known = refused.get(sink.name)  # why it joined no kernel of a reader says more
@@ -147,7 +87,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             continue
         rows = any(isinstance(by_name[member].op, (ReduceOp, SoftmaxOp)) for member in group.members)
         if windows := rows and isinstance(node.op, PoolOp):
-            taken, left = _before_windows(grouping, node, free, machine)
+            taken, left = before_windows(grouping, node, free, machine)
             unit, decided = unit | taken, decided | left
         alone = name not in grouping.results and set(users[name]) <= group.owned
         views = all(isinstance(by_name[member].op, ReshapeOp) for member in group.members)
@@ -158,13 +98,15 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             candidates.insert(0, group.plus(unit, copied=True))
         if behind := _behind_views(grouping, group.plus(unit), free):
             candidates.insert(0, behind)
+        if rows and (cut := cut_out(grouping, node, group.members, free)):
+            candidates.append(group.plus(unit | cut, copied=True))
         more = unit if windows else _up_to_data(grouping, unit, free)
         if more != unit:
             candidates.append(group.plus(more))
         for candidate in candidates:
-            reason = _refusal(grouping, candidate, machine) or _left_behind(grouping, candidate, unit, free, machine)
-            reason = reason or _computed_once(grouping, candidate, node, free, machine)
-            reason = reason or _read_where_it_lies(grouping, candidate, node, free)
+            reason = refusal(grouping, candidate, machine) or left_behind(grouping, candidate, unit, free, machine)
+            reason = reason or computed_once(grouping, candidate, node, free, machine)
+            reason = reason or read_where_it_lies(grouping, candidate, node, free)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:
@@ -172,7 +114,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
                 break
             if candidate.members <= group.members | unit:  # what comes before it is no part of the reason
                 why = f"with {sink.name}: {reason}"
-                refused[name] = refused.get(name, why) if reason == _OTHER else why
+                refused[name] = refused.get(name, why) if reason == OTHER else why
     body, _ = grouping.body(group)
     if viewspace.takes(body) and not viewspace.pays(body):
         return None
@@ -200,99 +142,6 @@ def _is_better_viewed(grouping: Grouping, sink: Node, group: Group, free: set[st
         return False
     before = _grow(grouping, grouping.by_name[sink.inputs[0]], free, {}, machine)
     return before is not None and group.members - {sink.name} < before.members
-
-
-def _left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine) -> str | None:
-    """Why elementwise work before a view stays out of the kernel behind it, or None: its data's kernel takes it.
-
-    The library adds a bias to a convolution in a pass of its own, and so takes none; to a product it does at once.
-    """
-    heads = (ConvOp, MatmulOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *POOLS)
-    if not viewspace.takes(grouping.body(group)[0]):
-        return None
-    pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
-    while pending:
-        for name in grouping.by_name[pending.pop()].inputs:
-            if name not in free or name in seen or not set(grouping.users[name]) <= seen:
-                continue
-            if isinstance(grouping.by_name[name].op, ConvOp):
-                if _refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
-                    return f"the kernel of {name} takes it"
-            elif isinstance(grouping.by_name[name].op, heads) and not grouping.is_spread(name):
-                return f"the kernel of {name} takes it"
-            if isinstance(grouping.by_name[name].op, (PointwiseOp, ReshapeOp)):
-                seen.add(name)
-                pending.append(name)
-    return None
-
-
-def _computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
-    """Why elementwise work stays out of a kernel beside which others need it too, or whose rows are read several
-    times, or None: the kernel of the product before it computes it once, and knows a channel without dividing.
-
-    Further data of every element is read where it is needed.
-    """
-    if not isinstance(node.op, PointwiseOp):
-        return None
-    chain, pending, head = {node.name}, [node], None
-    while pending:
-        for name in pending.pop().inputs:
-            source = grouping.by_name[name]
-            if name in chain or name == head or source.type.shape != node.type.shape:
-                continue
-            if isinstance(source.op, (ConvOp, MatmulOp)) and head is None and name in free:
-                head = name
-            elif isinstance(source.op, PointwiseOp) and name in free and set(grouping.users[name]) <= chain:
-                chain.add(name)
-                pending.append(source)
-            else:
-                return None
-    if head is None or not set(grouping.users[head]) <= chain:
-        return None
-    if set(grouping.users[node.name]) <= group.owned:
-        body, _ = grouping.body(group)
-        space = poolrows.rows(body) if template_of(body) == "row_stream" else None
-        if space is None or not any(space.is_element(name) for name in body.outputs):
-            return None
-    taken = _refusal(grouping, Group(frozenset(chain | {head})), machine) is None
-    return f"the kernel of {head} computes it once" if taken else None
-
-
-def _read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[str]) -> str | None:
-    """Why elementwise work of cut-out parts stays out of a kernel of rows, or None: that kernel would need copies of
-    them, which take as long as the work itself where the parts lie.
-    """
-    if not isinstance(node.op, PointwiseOp) or not template_of(grouping.body(group)[0]).startswith("row"):
-        return None
-    for name in node.inputs:
-        part = grouping.by_name[name]
-        cut = isinstance(part.op, SliceOp) and part.type.shape == node.type.shape and name in free - group.members
-        if cut and not viewspace.lies_in_one_piece(part):
-            return f"{name} is cut out, and would be copied"
-    return None
-
-
-def _before_windows(grouping: Grouping, pool: Node, free: set[str], machine: Machine) -> tuple[set[str], set[str]]:
-    """Elementwise work on the elements of windows of ``pool``: what a row's kernel takes, and what another one has for
-    free. With a convolution that takes the pooling too: then it is no part of the rows.
-    """
-    chain: set[str] = set()
-    for node in reversed(grouping.graph.nodes):
-        readers = set(grouping.users[node.name])
-        if node.name not in free or not readers or not readers <= chain | {pool.name}:
-            continue
-        if isinstance(node.op, (PointwiseOp, ReshapeOp)):
-            chain.add(node.name)
-        elif isinstance(node.op, SoftmaxOp):
-            return set(), chain
-        elif isinstance(node.op, ConvOp):
-            pooled = Group(frozenset({node.name, pool.name} | chain))
-            return chain | {node.name} if _refusal(grouping, pooled, machine) is None else chain, set()
-        elif isinstance(node.op, MatmulOp):
-            bias = [grouping.by_name[name].op for name in chain] == [PointwiseOp(fn="add")]
-            taken = bias or _refusal(grouping, Group(frozenset({node.name} | chain)), machine) is None
-            return (set(), chain) if taken else (chain, set())
-    return chain, set()
 
 
 def _up_to_data(grouping: Grouping, unit: set[str], free: set[str]) -> set[str]:
@@ -333,7 +182,7 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
             reduces = isinstance(node.op, (ReduceOp, ArgReduceOp))
             related = any(name in group.members for name in node.inputs) or reduces
             candidate = group.plus(unit)
-            if related and _refusal(grouping, candidate, machine) is None and not grouping.is_cyclic(candidate):
+            if related and refusal(grouping, candidate, machine) is None and not grouping.is_cyclic(candidate):
                 space = poolrows.rows(grouping.body(candidate)[0])
                 if space.row_axes and node.name in space.axes and not space.is_element(node.name):
                     group = candidate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusegen import dims
 from fusegen.costs import boxes, direct
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -16,8 +17,21 @@ from fusegen.ir import (
     Template,
     WindowSumOp,
 )
-from fusegen.spaces import attention, channels, convreduce, convsweep, poolrows, scanspace, viewproduct, viewspace
+from fusegen.spaces import (
+    attention,
+    channels,
+    convreduce,
+    convsweep,
+    poolrows,
+    scanspace,
+    viewproduct,
+    viewreduce,
+    viewspace,
+)
+from fusegen.spaces.rowspace import RowSpace
 
+MAX_STRIDED_ROW_OF_SEVERAL = 96
+"""Elements of a strided row of several tensors, up to which registers hold it."""
 POOLS = (PoolOp, AdaptivePoolOp)
 AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
 
@@ -54,6 +68,8 @@ def template_of(body: Graph) -> Template:
         return "contraction"
     if pools and not poolrows.takes(body):
         return "pool"
+    if viewreduce.takes(body):
+        return "reduce_views"
     if viewspace.takes(body):
         return "pointwise"
     space = poolrows.rows(body)
@@ -61,4 +77,15 @@ def template_of(body: Graph) -> Template:
         return "pointwise"
     many = sum(space.is_element(name) for name in body.outputs) > 1
     indices = any(isinstance(node.op, ArgReduceOp) for node in body.nodes)
-    return "row_reduce" if space.on_chip and not many and not indices else "row_stream"
+    return "row_reduce" if _is_held(body, space) and not many and not indices else "row_stream"
+
+
+def _is_held(body: Graph, space: RowSpace) -> bool:
+    """Whether registers hold a row. They hold one tensor: of several, long strided rows are better read again.
+
+    (Two tensors, held and read again, us on an H100: rows of 64 elements 33 and 39, 128 50 and 35, 512 57 and 36.)
+    """
+    strided = any(space.shape[axis] != 1 for axis in space.inner_axes)
+    size = dims.product(space.shape)
+    several = sum(dims.product(node.type.shape) == size for node in body.inputs) > 1
+    return space.on_chip and not (strided and several and space.length > MAX_STRIDED_ROW_OF_SEVERAL)

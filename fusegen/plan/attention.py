@@ -18,7 +18,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     found = attention.check(region.body)
     body = found.body
     result = body.node(body.outputs[0])
-    epilogue = element_lowering(region, body, result, found.result, found.head.name)
+    epilogue = element_lowering(region, body, {result.name: found.result}, {found.head.name: "v"})
     shapes = [*(node.type.shape for node in body.inputs), result.type.shape]
     detail = AttentionPlan(
         matrices=region.sizes.product(found.matrices),

@@ -28,6 +28,7 @@ from fusegen.plan import (
     scan,
     stream,
     viewproduct,
+    viewreduce,
     views,
 )
 from fusegen.plan.axis_sum import window_axis
@@ -233,6 +234,7 @@ _BUILDERS: dict[str, Callable[[Region, str], KernelPlan]] = {
     "conv_pool": conv_pool.plan,
     "conv_reduce": contraction.plan,
     "gemm_views": viewproduct.plan,
+    "reduce_views": viewreduce.plan,
     "attention": attention.plan,
     "recurrence": recurrence.plan,
     "pool": pool.plan,

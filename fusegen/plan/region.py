@@ -31,7 +31,7 @@ from fusegen.printer import format_node
 from fusegen.spaces import channels, convreduce, poolrows, prologue
 from fusegen.spaces.rowspace import RowSpace, analyze
 
-_KEEPS_SIZES = ("attention", "contraction", "gemm_views", "pointwise", "row_reduce", "row_stream")
+_KEEPS_SIZES = ("attention", "contraction", "gemm_views", "pointwise", "reduce_views", "row_reduce", "row_stream")
 """Templates all of whose sizes are those of their operands, or of views of these."""
 
 

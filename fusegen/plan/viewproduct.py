@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fusegen import dims
@@ -22,23 +23,25 @@ from fusegen.tuning import choose
 
 
 @dataclass
-class _ElementLowering(ViewLowering):
-    """Statements for one element, at ``places`` of the node ``wanted``; ``head`` is the product, where it is read."""
+class ElementLowering(ViewLowering):
+    """Statements for an element of each node of ``wanted``, at its places, over C++ of the nodes that are ``given``."""
 
-    wanted: str = ""
-    places: Places = ()
-    head: str = ""
+    wanted: Mapping[str, Places] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
 
     def lower(self) -> None:
-        self.values[self.wanted] = self.element(self.wanted, self.places, "")
+        for name, places in self.wanted.items():
+            self.values[name] = self.element(name, places, "")
 
     def compute(self, node: Node, places: Places, guard: str) -> Value:
-        return Value("v", True, 0, literal="v") if node.name == self.head else super().compute(node, places, guard)
+        if (text := self.given.get(node.name)) is not None:
+            return Value(text, True, 0, literal=text)
+        return super().compute(node, places, guard)
 
     def store(self, output: OutputArg) -> Store:
-        strides = viewspace.row_major(self.body.node(self.wanted).type.shape)
-        index = self.offset(self.joined(zip(self.places, strides, strict=True))) or "0"
-        value = self.reference(self.values[self.wanted])
+        strides = viewspace.row_major(self.body.node(output.node).type.shape)
+        index = self.offset(self.joined(zip(self.wanted[output.node], strides, strict=True))) or "0"
+        value = self.reference(self.values[output.node])
         return Store(output=output.name, value=value, index=index, per_element=True)
 
     def lanes(self, side: str) -> Literal["k", "side"]:
@@ -68,11 +71,14 @@ class _ElementLowering(ViewLowering):
         return sum(digit.of == number for digit, _ in joined) + sum(self.mentions(own, number) for own in inside)
 
 
-def element_lowering(region: Region, body: Graph, wanted: Node, places: Places, head: str) -> _ElementLowering:
-    """Statements for the element of ``wanted`` at ``places``, over ``v``, the result of the product ``head``."""
-    space = RowSpace(wanted.type.shape, wanted.name, (), {})
-    lowering = _ElementLowering(body, space, region.args, region.sizes, Style("{}", "{}"), "v")
-    lowering.wanted, lowering.places, lowering.head = wanted.name, places, head
+def element_lowering(
+    region: Region, body: Graph, wanted: Mapping[str, Places], given: Mapping[str, str]
+) -> ElementLowering:
+    """Statements for the elements of ``wanted`` at these places, over C++ of the nodes that are ``given``."""
+    first = body.node(next(iter(wanted)))
+    space = RowSpace(first.type.shape, first.name, (), {})
+    lowering = ElementLowering(body, space, region.args, region.sizes, Style("{}", "{}"), "v")
+    lowering.wanted, lowering.given = wanted, given
     return lowering
 
 
@@ -80,7 +86,7 @@ def factor_element(
     region: Region, body: Graph, factor: Node, places: Places, side: str, head: str = ""
 ) -> FactorElement:
     """An element of ``factor``, computed as it is read; ``v`` is the result of the product ``head``, if it needs it."""
-    lowering = element_lowering(region, body, factor, places, head)
+    lowering = element_lowering(region, body, {factor.name: places}, {head: "v"})
     rows = lowering.program((region.outputs[0].replace(node=factor.name),))
     return FactorElement(
         rows=rows.replace(stores=()), value=rows.stores[0].value, lanes=lowering.lanes(side), near=lowering.near()
@@ -91,7 +97,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One launch for a product, what its factors are made of, and what follows it."""
     found = viewproduct.check(region.body)
     result = region.body.node(region.body.outputs[0])
-    epilogue = element_lowering(region, region.body, result, found.result, found.head.name)
+    epilogue = element_lowering(region, region.body, {result.name: found.result}, {found.head.name: "v"})
     shapes = [*(node.type.shape for node in region.body.inputs), result.type.shape]
     detail = ViewProductPlan(
         matrices=region.sizes.product(found.matrices),

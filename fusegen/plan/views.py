@@ -45,6 +45,8 @@ class ViewLowering(RowLowering):
     """Digits of the result's number that have names."""
     tested: list[Joined] = field(default_factory=list)
     """Digits of the places that conditions compare."""
+    along: str = viewspace.NUMBER
+    """The number that neighbours of a run differ in."""
 
     # --- positions as text ----------------------------------------------------------------------
 
@@ -175,17 +177,21 @@ class ViewLowering(RowLowering):
 
     # --- runs -----------------------------------------------------------------------------------
 
+    def runs(self, digit: Digit) -> bool:
+        """True for the digit that goes from one element to the next."""
+        return digit.of == self.along and digit.stride == 1
+
     def run(self) -> Dim | None:
         """The length of runs of the result whose elements differ in how far along the run they are, and in no more."""
-        last = [digit.size for joined in self.digits.values() for digit, _ in joined if _runs(digit)]
-        fixed = [digit for joined in self.digits.values() for digit, _ in joined if not _runs(digit)]
+        last = [digit.size for joined in self.digits.values() for digit, _ in joined if self.runs(digit)]
+        fixed = [digit for joined in self.digits.values() for digit, _ in joined if not self.runs(digit)]
         fixed += [digit for joined in self.tested for digit, _ in joined]
         strides = set[Dim]()
         while fixed:
             digit = fixed.pop()
-            if isinstance(digit.of, str):
+            if digit.of == self.along:
                 strides.add(digit.stride)
-            else:
+            elif not isinstance(digit.of, str):
                 fixed += [own for own, _ in self.joined([(digit.of.place, 1)])]
         lengths = {*last, *strides}
         run = min(lengths, key=lambda size: dims.numel((size,), self.body.sizes), default=1)
@@ -194,7 +200,7 @@ class ViewLowering(RowLowering):
 
     def steps(self) -> dict[str, str]:
         """By operand, C++ of the distance of neighbours in a run."""
-        along = {name: [stride for digit, stride in joined if _runs(digit)] for name, joined in self.digits.items()}
+        along = {name: [stride for digit, stride in joined if self.runs(digit)] for name, joined in self.digits.items()}
         return {name: " + ".join(map(self.text, strides)) or "0" for name, strides in along.items()}
 
     def line(self) -> Dim | None:
@@ -234,9 +240,9 @@ class ViewLowering(RowLowering):
             node = next(node for node, arg in self.args.items() if arg.name == operand.arg)
             moving = self.moving(self.digits[operand.name])
             digit = next((digit for digit, stride in moving if stride == 1), None)
-            near = [digit for digit, _ in moving if _runs(digit)]
+            near = [digit for digit, _ in moving if self.runs(digit)]
             shape, dtype = self.body.node(node).type.shape, self.body.node(node).type.dtype
-            if digit is None or _runs(digit) or len(near) != 1 or dims.numel(shape, sizes) < least:
+            if digit is None or self.runs(digit) or len(near) != 1 or dims.numel(shape, sizes) < least:
                 continue
             if dtype is DType.BOOL or dims.exact_quotient(digit.stride, near[0].size) is None:
                 continue
@@ -290,11 +296,6 @@ class ViewLowering(RowLowering):
             positions=tuple(p.replace(expr=texts.get(p.name) or p.expr) for p in rows.positions),
             operands=operands,
         )
-
-
-def _runs(digit: Digit) -> bool:
-    """True for the digit that goes from one element of the result to the next."""
-    return isinstance(digit.of, str) and digit.stride == 1
 
 
 def plan(region: Region, name: str) -> KernelPlan:

@@ -131,7 +131,7 @@ def split(body: Graph) -> Attention:
     *lead, rows, keys = scores.type.shape
     of_matrices = viewspace.whole(tuple(lead), MATRIX)
     row, column = viewspace.position(ROW, rows), viewspace.position(COLUMN, keys)
-    known = following(body, scores, (*of_matrices, row, column), until=head, kept=(SoftmaxOp,))
+    known = following(body, {scores.name: (*of_matrices, row, column)}, until=head, kept=(SoftmaxOp,))
     softmax = _softmax(body, known, column)
 
     left, right, left_last, right_last = _sides(body, head)
@@ -161,7 +161,8 @@ def split(body: Graph) -> Attention:
             f"scores of {inputs} terms, results of {outputs} columns: up to {MOST_WIDE} of each are on chip"
         )
     feature = viewspace.position(COLUMN, outputs)
-    after = following(body, head, (*of_head, feature, row) if flipped else (*of_head, row, feature))
+    result = (*of_head, feature, row) if flipped else (*of_head, row, feature)
+    after = following(body, {head.name: result})
     if body.outputs[0] not in after:
         raise NotFusable("its result does not follow from both products")
     weighed = body.node(softmax.inputs[0]) if softmax else weights

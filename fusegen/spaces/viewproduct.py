@@ -6,6 +6,7 @@ where a result goes, follows from the numbers of its matrix, row, term and colum
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusegen.dims import Dim, Dims
@@ -89,7 +90,7 @@ def split(body: Graph) -> ViewProduct:
         of_rows = (*of_matrices, row)
         left_places = (*of_matrices, k, row) if head.op.left_transposed else (*of_rows, k)
         right_places = right_places if right.type.rank == 2 else (*of_matrices, *right_places)
-    known = following(body, head, (*of_rows, column))
+    known = following(body, {head.name: (*of_rows, column)})
     if body.outputs[0] not in known or any(name in known for name in head.inputs):
         raise NotFusable("its result does not follow from the product")
     return ViewProduct(
@@ -113,11 +114,11 @@ def digits(places: Places, body: Graph) -> list[Joined]:
 
 
 def following(
-    body: Graph, head: Node, places: Places, until: Node | None = None, kept: tuple[type[Op], ...] = ()
+    body: Graph, heads: Mapping[str, Places], until: Node | None = None, kept: tuple[type[Op], ...] = ()
 ) -> dict[str, Places]:
-    """Where each value that follows from ``head``, and not from ``until``, has the element which is made of that at
-    ``places``. ``kept``: ops whose elements are made of several, and lie where these do. Raises ``NotFusable``."""
-    known = {head.name: places}
+    """Where each value that follows from ``heads``, and not from ``until``, has the element which is made of theirs at
+    these places. ``kept``: ops whose elements are made of several, and lie where these do. Raises ``NotFusable``."""
+    known = dict(heads)
     for node in body.nodes:
         if node is until or isinstance(node.op, FillOp):
             continue
@@ -129,7 +130,7 @@ def following(
             case PointwiseOp():
                 alike = all(body.node(name).type.shape == node.type.shape for name in sources)
                 if not alike or any(digits(known[name], body) != digits(found, body) for name in sources[1:]):
-                    raise NotFusable(f"{node.name} pairs elements of the product with others")
+                    raise NotFusable(f"{node.name} pairs results with others")
                 known[node.name] = found
             case ReshapeOp(shape=shape):
                 known[node.name] = viewspace.regrouped(found, shape)

@@ -29,6 +29,7 @@ from fusegen.ir import (
     PadOp,
     PermuteOp,
     PointwiseOp,
+    ReduceOp,
     ResampleOp,
     ReshapeOp,
     SliceOp,
@@ -244,8 +245,8 @@ def takes(body: Graph) -> bool:
     Raises ``NotFusable`` where other nodes are among such views.
     """
     work = [node.op for node in body.nodes if not isinstance(node.op, (InputOp, ConstOp))]
-    if any(isinstance(op, MatmulOp) for op in work):
-        return False  # see viewproduct
+    if any(isinstance(op, (MatmulOp, ReduceOp)) for op in work):
+        return False  # see viewproduct and viewreduce
     elementwise = all(isinstance(op, (PointwiseOp, *VIEWS)) for op in work)
     if any(isinstance(op, ELSEWHERE) for op in work):
         if not elementwise:

@@ -38,6 +38,7 @@ from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
 from fusegen.trace.asked import SizeArithmeticError, conditions, name_sizes, unsaid
 from fusegen.trace.aten import IMPORTERS, Call, Imported, Value, pointwise
+from fusegen.trace.counts import kept_as_floats
 from fusegen.trace.whole import aten_name
 from fusegen.verify import verify
 
@@ -74,6 +75,7 @@ class _Converter:
         self.sizes: dict[str, int] = {}
         self.inputs: list[Value] = []
         self.conditions: dict[str, None] = {}
+        self.counts = kept_as_floats(program.graph)
         self.current: fx.Node | None = None
         self.fresh = 0
 
@@ -117,6 +119,11 @@ class _Converter:
                 f"element type {name} is not supported", node=where, source=self.source()
             ) from error
         return TensorType(dtype=dtype, shape=tuple(self.dim(size) for size in value.shape))
+
+    def result(self, value: torch.Tensor, node: fx.Node) -> TensorType:
+        """The type of a result of ``node``; counts that end in floats are floats."""
+        found = self.type_of(value, node.name)
+        return found.replace(dtype=DType.FLOAT32) if node in self.counts else found
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -223,7 +230,7 @@ class _Converter:
         parts += [f"{name}={text(self.argument(value))}" for name, value in node.kwargs.items()]
         found = node.meta["val"]
         many = isinstance(found, (list, tuple))
-        results = tuple(self.type_of(v, node.name) for v in (found if many else [found]) if v is not None)
+        results = tuple(self.result(v, node) for v in (found if many else [found]) if v is not None)
         target = aten_name(str(node.target))
         op = EagerOp(target=target, arguments=", ".join(parts), results=results, tuple_result=many)
         return self.emit(node.name, op, tuple(operands), results[0])
@@ -265,7 +272,7 @@ class _Converter:
         many = isinstance(found, (list, tuple))
         if many and overload not in IMPORTERS:
             return None
-        results = tuple(self.type_of(v, node.name) for v in (found if many else [found]))
+        results = tuple(self.result(v, node) for v in (found if many else [found]))
         read = {int(str(user.args[1])) for user in node.users} if many else {0}
         named = self.arguments(node)
         named["fn"] = overload.split(".")[0]

@@ -52,6 +52,7 @@ from fusegen.plan.details.rows import (
     RowStreamPlan,
     ScanPlan,
     TurnedTile,
+    ViewReducePlan,
     WindowAxis,
     WindowBounds,
     WindowSumPlan,
@@ -74,6 +75,7 @@ Detail: TypeAlias = Annotated[
     | SimtGemmPlan
     | AttentionPlan
     | ViewProductPlan
+    | ViewReducePlan
     | RecurrencePlan
     | RowReducePlan
     | RowStreamPlan
@@ -121,6 +123,7 @@ __all__ = [
     "TapStep",
     "TurnedTile",
     "ViewProductPlan",
+    "ViewReducePlan",
     "WindowAxis",
     "WindowBounds",
     "WindowPlan",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import Frozen
-from fusegen.plan.rowprogram import Position, RowProgram
+from fusegen.plan.rowprogram import Divider, Operand, Position, Reduction, RowProgram
 
 
 class TurnedTile(Frozen):
@@ -145,6 +145,47 @@ class AxisSumPlan(Frozen):
     taps: AxisTapSums | None
 
 
+class ViewReducePlan(Frozen):
+    """Reductions of what is computed as it is read: an element over ``row`` and ``k``, its number in the row.
+
+    What follows from a row is over ``row`` and the reductions' names.
+    """
+
+    template: Literal["reduce_views"] = "reduce_views"
+    lines: Dim
+    """Rows, over binding names."""
+    length: Dim
+    """Elements of a row."""
+    run: Dim | None
+    """Elements of a row, from every multiple of it on, that differ in ``k`` alone: operands lie ``step`` apart."""
+    strided: bool
+    """Neighbouring rows lie side by side in memory, not neighbouring elements of one."""
+    elements: RowProgram
+    reductions: tuple[Reduction, ...]
+    rows: RowProgram
+    dividers: tuple[Divider, ...]
+    """What positions are divided by."""
+    counts: tuple[tuple[str, Dim], ...]
+    """Elements of operands that not every element is read from, over binding names."""
+    reach: tuple[Dim, ...]
+    """Elements of operands, rows and result, over binding names: indices of 32 bits serve where these do."""
+
+    @property
+    def counters(self) -> int:
+        """Groups of rows that several blocks share, at most."""
+        return 2048
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Bindings that any of the statements mentions."""
+        return tuple(sorted({*self.elements.sizes, *self.rows.sizes}))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Of the elements and of what follows from a row."""
+        return (*self.elements.operands, *self.rows.operands)
+
+
 class RowReducePlan(Frozen):
     """Pointwise and reductions along one axis of [outer, length, inner], read once, written once."""
 
@@ -267,3 +308,8 @@ class PoolPlan(Frozen):
     """along a row of it,"""
     of_column: tuple[str, ...]
     """and, operands only, at a place of any row: where a thread reads rows in whole."""
+
+    @property
+    def apart(self) -> bool:
+        """True when no two windows share an element, but for those at the ends of adaptive ones."""
+        return self.adaptive or all(a.dilation * (a.kernel - 1) < a.stride for a in self.axes)

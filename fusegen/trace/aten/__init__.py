@@ -22,7 +22,7 @@ from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
     resampling,
     shapes,
 )
-from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, pointwise, register, spread
+from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, numbers, pointwise, register, spread
 
 __all__ = ["IMPORTERS", "Call", "Imported", "Value", "pointwise"]
 
@@ -74,7 +74,9 @@ def _keeps_dtype(call: Call) -> bool:
 
 def _reduce(call: Call, fn: _Reduction) -> Value | None:
     x = call["self"]
-    if not _keeps_dtype(call) or x.type.dtype != call.result.dtype or x.type.rank == 0:
+    if fn == "sum" and x.type.dtype is DType.BOOL and call.result.dtype is DType.FLOAT32 and x.type.rank:
+        x = numbers(call, x, Value("", call.result))  # a count
+    elif not _keeps_dtype(call) or x.type.dtype != call.result.dtype or x.type.rank == 0:
         return None
     axes, keepdim = axes_of(call.args.get("dim"), x.type.rank), bool(call.args.get("keepdim"))
     return call.build.add(ReduceOp(fn=fn, axes=axes, keepdim=keepdim), x)

@@ -89,6 +89,11 @@ def spread(value: Any, rank: int) -> tuple[int, ...]:
     return tuple(values * rank if len(values) == 1 else values)
 
 
+def numbers(call: Call, flags: Value, like: Value) -> Value:
+    """Truth values as ones and zeros of the element type of ``like``."""
+    return call.build.add(PointwiseOp(fn="where"), flags, call.build.scalar(1.0, like), call.build.scalar(0.0, like))
+
+
 def pointwise(call: Call, fn: str, *operands: Any) -> Value:
     """An elementwise node; numbers and truth values among the operands take the type of the others."""
     values = [o for o in operands if isinstance(o, Value)]
@@ -100,7 +105,6 @@ def pointwise(call: Call, fn: str, *operands: Any) -> Value:
         chooses = fn == "where" and position == 0
         if value.type.dtype is not DType.BOOL or like.type.dtype is DType.BOOL or chooses:
             return value
-        one, zero = call.build.scalar(1.0, like), call.build.scalar(0.0, like)
-        return call.build.add(PointwiseOp(fn="where"), value, one, zero)
+        return numbers(call, value, like)
 
     return call.build.add(PointwiseOp(fn=fn), *(promoted(i, o) for i, o in enumerate(operands)))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from fusegen.ir import DType, FillOp, ReshapeOp
-from fusegen.trace.aten.call import IMPORTERS, Call, Value, pointwise, register
+from fusegen.trace.aten.call import IMPORTERS, Call, Value, numbers, pointwise, register
 
 # --- arithmetic ---------------------------------------------------------------------------------
 
@@ -281,8 +281,7 @@ def _to_copy(call: Call) -> Value | None:
     if call.result.dtype is DType.BOOL:
         return _truth(call, x)
     if x.type.dtype is DType.BOOL and call.result.dtype is DType.FLOAT32:
-        like = Value("", call.result)
-        return pointwise(call, "where", x, call.build.scalar(1.0, like), call.build.scalar(0.0, like))
+        return numbers(call, x, Value("", call.result))
     return None
 
 

@@ -1,0 +1,121 @@
+"""Why elementwise work stays out of a kernel that could take it: another one has it for less."""
+
+from __future__ import annotations
+
+from fusegen.ir import (
+    ArgReduceOp,
+    ConvOp,
+    MatmulOp,
+    Node,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    ScanOp,
+    SliceOp,
+    SoftmaxOp,
+)
+from fusegen.machines import Machine
+from fusegen.passes.groups import Group, Grouping
+from fusegen.passes.refusals import refusal
+from fusegen.passes.templates import POOLS, template_of
+from fusegen.spaces import poolrows, viewspace
+
+
+def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine) -> str | None:
+    """Why elementwise work before a view stays out of the kernel behind it, or None: its data's kernel takes it.
+
+    The library adds a bias to a convolution in a pass of its own, and so takes none; to a product it does at once.
+    """
+    heads = (ConvOp, MatmulOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *POOLS)
+    if not viewspace.takes(grouping.body(group)[0]):
+        return None
+    pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
+    while pending:
+        for name in grouping.by_name[pending.pop()].inputs:
+            if name not in free or name in seen or not set(grouping.users[name]) <= seen:
+                continue
+            if isinstance(grouping.by_name[name].op, ConvOp):
+                if refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
+                    return f"the kernel of {name} takes it"
+            elif isinstance(grouping.by_name[name].op, heads) and not grouping.is_spread(name):
+                return f"the kernel of {name} takes it"
+            if isinstance(grouping.by_name[name].op, (PointwiseOp, ReshapeOp)):
+                seen.add(name)
+                pending.append(name)
+    return None
+
+
+def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
+    """Why elementwise work stays out of a kernel beside which others need it too, or whose rows are read several
+    times, or None: the kernel of the product before it computes it once, and knows a channel without dividing.
+
+    Further data of every element is read where it is needed.
+    """
+    if not isinstance(node.op, PointwiseOp):
+        return None
+    chain, pending, head = {node.name}, [node], None
+    while pending:
+        for name in pending.pop().inputs:
+            source = grouping.by_name[name]
+            if name in chain or name == head or source.type.shape != node.type.shape:
+                continue
+            if isinstance(source.op, (ConvOp, MatmulOp)) and head is None and name in free:
+                head = name
+            elif isinstance(source.op, PointwiseOp) and name in free and set(grouping.users[name]) <= chain:
+                chain.add(name)
+                pending.append(source)
+            else:
+                return None
+    if head is None or not set(grouping.users[head]) <= chain:
+        return None
+    if set(grouping.users[node.name]) <= group.owned:
+        body, _ = grouping.body(group)
+        space = poolrows.rows(body) if template_of(body) == "row_stream" else None
+        if space is None or space.on_chip or not any(space.is_element(name) for name in body.outputs):
+            return None
+    taken = refusal(grouping, Group(frozenset(chain | {head})), machine) is None
+    return f"the kernel of {head} computes it once" if taken else None
+
+
+def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[str]) -> str | None:
+    """Why elementwise work of cut-out parts stays out of a kernel of rows, or None: that kernel would need copies of
+    them, which take as long as the work itself where the parts lie.
+    """
+    if not isinstance(node.op, PointwiseOp) or not template_of(grouping.body(group)[0]).startswith("row"):
+        return None
+    cut = cut_out(grouping, node, group.members, free)
+    return f"{min(cut)} is cut out, and would be copied" if cut else None
+
+
+def cut_out(grouping: Grouping, node: Node, members: frozenset[str], free: set[str]) -> set[str]:
+    """Parts that elementwise work ``node`` is done on, and that would be copied for a kernel of rows."""
+    found = set()
+    for name in node.inputs if isinstance(node.op, PointwiseOp) else ():
+        part = grouping.by_name[name]
+        cut = isinstance(part.op, SliceOp) and part.type.shape == node.type.shape and name in free - members
+        if cut and not viewspace.lies_in_one_piece(part):
+            found.add(name)
+    return found
+
+
+def before_windows(grouping: Grouping, pool: Node, free: set[str], machine: Machine) -> tuple[set[str], set[str]]:
+    """Elementwise work on the elements of windows of ``pool``: what a row's kernel takes, and what another one has for
+    free. With a convolution that takes the pooling too: then it is no part of the rows.
+    """
+    chain: set[str] = set()
+    for node in reversed(grouping.graph.nodes):
+        readers = set(grouping.users[node.name])
+        if node.name not in free or not readers or not readers <= chain | {pool.name}:
+            continue
+        if isinstance(node.op, (PointwiseOp, ReshapeOp)):
+            chain.add(node.name)
+        elif isinstance(node.op, SoftmaxOp):
+            return set(), chain
+        elif isinstance(node.op, ConvOp):
+            pooled = Group(frozenset({node.name, pool.name} | chain))
+            return chain | {node.name} if refusal(grouping, pooled, machine) is None else chain, set()
+        elif isinstance(node.op, MatmulOp):
+            bias = [grouping.by_name[name].op for name in chain] == [PointwiseOp(fn="add")]
+            taken = bias or refusal(grouping, Group(frozenset({node.name} | chain)), machine) is None
+            return (set(), chain) if taken else (chain, set())
+    return chain, set()

@@ -1,0 +1,85 @@
+"""Plans reductions of what is computed as it is read, from behind views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fusegen import dims
+from fusegen.dims import Dim
+from fusegen.plan.details import ViewReducePlan
+from fusegen.plan.region import Region
+from fusegen.plan.rowdraft import Style, factor
+from fusegen.plan.rowprogram import Divider, Reduction
+from fusegen.plan.types import KernelPlan
+from fusegen.plan.viewproduct import ElementLowering
+from fusegen.printer import format_node
+from fusegen.spaces import viewreduce
+from fusegen.spaces.rowspace import RowSpace
+from fusegen.spaces.viewproduct import ROW, TERM
+from fusegen.spaces.viewspace import Places
+
+
+@dataclass
+class _Lowering(ElementLowering):
+    """Divides by sizes of the call without a division, which costs more than an element."""
+
+    dividers: dict[str, Divider] = field(default_factory=dict)
+
+    def quotient(self, whole: str, divisor: Dim) -> str:
+        """C++ of ``whole / divisor``, over binding names."""
+        if divisor == 1 or isinstance(divisor, int):
+            return whole if divisor == 1 else f"{whole} / {divisor}"
+        found = self.dividers.setdefault(str(divisor), Divider(name=f"q{len(self.dividers)}", divisor=divisor))
+        return f"args.by_{found.name}.of({whole})"
+
+    def portion(self, whole: str, stride: Dim, size: Dim, total: Dim) -> str:
+        text = self.quotient(whole, self.sizes.local(stride))
+        if dims.mul(stride, size) == total:
+            return text
+        if isinstance(size, int):
+            return f"{text} % {size}"
+        return f"{text} - {self.quotient(whole, self.sizes.product((stride, size)))} * {factor(self.text(size))}"
+
+
+def plan(region: Region, name: str) -> KernelPlan:
+    """One launch for what is reduced, the reductions, and what follows from a row."""
+    body, sizes = region.body, region.sizes
+    found = viewreduce.check(body)
+    result = body.node(body.outputs[0])
+    dividers: dict[str, Divider] = {}
+
+    def lowering(wanted: dict[str, Places], given: dict[str, str]) -> _Lowering:
+        space = RowSpace(result.type.shape, result.name, (), {})
+        started = _Lowering(body, space, region.args, sizes, Style("{}", "{}"), "v")
+        started.wanted, started.given, started.dividers, started.along = wanted, given, dividers, TERM
+        return started
+
+    wanted = {head.inputs[0]: found.places for head in found.heads}
+    before = lowering(wanted, {})
+    elements = before.program(tuple(region.outputs[0].replace(node=node) for node in wanted))
+    values = {node: store.value for node, store in zip(wanted, elements.stores, strict=True)}
+    reductions, given = list[Reduction](), dict[str, str]()
+    for i, head in enumerate(found.heads):
+        fn = viewreduce.op_of(head).fn
+        given[head.name] = f"(r{i} / static_cast<float>(args.length))" if fn == "mean" else f"r{i}"
+        value, comment = values[head.inputs[0]], format_node(head)
+        reductions.append(Reduction(name=f"r{i}", fn="sum" if fn == "mean" else fn, value=value, comment=comment))
+    run = before.run()
+    if run is not None:
+        steps = before.steps()
+        elements = elements.replace(operands=tuple(o.replace(step=steps[o.name]) for o in elements.operands))
+    counts = {arg.name: sizes.product(arg.type.shape) for arg in region.args.values()}
+    shapes = [node.type.shape for node in (*body.inputs, result)]
+    detail = ViewReducePlan(
+        lines=sizes.product(found.rows),
+        length=sizes.product(found.length),
+        run=None if run is None else sizes.local(run),
+        strided=before.lanes(ROW) == "side",
+        elements=elements.replace(stores=()),
+        reductions=tuple(reductions),
+        rows=lowering({result.name: found.result}, given).program(region.outputs),
+        dividers=tuple(dividers.values()),
+        counts=tuple(dict.fromkeys((o.arg, counts[o.arg]) for o in elements.operands if o.guard)),
+        reach=tuple(dict.fromkeys(map(sizes.product, (*shapes, (*found.rows, *found.length))))),
+    )
+    return region.plan(f"{name}_reduce_views", detail, counters=detail.counters, workspace=True)

@@ -1,0 +1,62 @@
+"""Reductions of what is computed as it is read, from behind views, run on the CPU thread by thread, against float64."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import interpret
+from fusegen.compiler import compile_file
+from fusegen.plan.details import ViewReducePlan
+from fusegen.trace import load_model_file
+from tests.emulated import Kernel, operands_of, steps
+from tests.models import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
+
+Shapes = list[tuple[int, ...]]
+INIT = """self.w = nn.Parameter(torch.randn(24))"""
+MODELS: dict[str, tuple[str, list[Shapes]]] = {
+    "differences": ("x.diff().abs().mean()", [[(9, 33)], [(40, 1201)]]),
+    "of_rows": ("(x[:, 1:] - x[:, :-1]).pow(2).sum(1)", [[(7, 9, 12)], [(2, 300, 8)], [(1, 40, 1)]]),
+    "largest": ("(x[1:] * x[:-1]).amax((0, 2), keepdim=True) + self.w.view(4, 6, 1)[:1]", [[(9, 6, 5)], [(40, 6, 70)]]),
+    "pairs": ("((x[:, None] - y[None]) ** 2).sum(-1).sqrt()", [[(9, 8), (7, 8)], [(5, 30), (3, 30)]]),
+    "rolled": ("(x - x.roll(1, 1)).abs().amin(1) * 2", [[(3, 20000)], [(1, 20000)]]),
+    "padded": ("F.pad(x, (1, 2), value=-1.0).exp().mean((0, 2))", [[(5, 6, 7)]]),
+    "joined": ("torch.cat([x, y * 2], dim=1).relu().sum(1)", [[(6, 8), (6, 12)], [(2, 600), (2, 400)]]),
+    "parts_of_columns": ("(x[..., :4] / (y[..., 2:6].abs() + 1)).sum(0)", [[(33, 3, 8), (33, 3, 8)]]),
+    "both": ("(lambda d: d.mean(1) / (d.amax(1) + 1))((x[:, ::2] - x[:, 1::2]).abs())", [[(6, 40)], [(2, 40)]]),
+    "windows": ("x.unfold(1, 4, 4).prod(-1)", [[(6, 40)]]),
+    "mirrored": ("(F.pad(x, (2, 2), mode='reflect') * 3).mean(-1)", [[(6, 5, 9)]]),
+    "flipped": ("(x - x.flip(1)).abs().sum((0, 1))", [[(20, 9, 4)]]),
+    "one_number": ("(x[:, None] - y).abs().mean()", [[(150,), (200,)]]),
+}
+"""By name: what the forward returns, and shapes of its inputs: the first are the file's."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
+    body, calls = MODELS[name]
+    drawn = ", ".join(f"torch.randn{shape}" for shape in calls[0])
+    path = write(tmp_path, f"return {body}", INIT, drawn, ", ".join(("x", "y")[: len(calls[0])]))
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, ViewReducePlan)
+    kernel = Kernel(compiled, plan, tmp_path)
+    torch.manual_seed(0)
+    parameters = operands_of(compiled, plan, dict(load_model_file(path).model_class().named_parameters()))
+    for shapes in calls:
+        data = [torch.randn(shape) for shape in shapes]
+        for special in (None, torch.inf, torch.nan):
+            if special is not None:
+                data[0].view(-1)[min(5, data[0].numel() - 1)] = special
+            inputs = dict(zip("xy", data, strict=False))
+            operands = [parameters[arg.name] if arg.name in parameters else inputs[arg.node] for arg in plan.args]
+            (y,), (r,) = kernel(operands), interpret.run(kernel.body, [value.double() for value in operands], {})
+            assert y.shape == r.shape
+            assert torch.equal(y.isnan(), r.isnan()), shapes
+            assert torch.equal(y.isinf(), r.isinf()), shapes
+            both = r.isfinite()
+            assert not both.any() or (y.double() - r)[both].abs().max() <= 1e-6 * r[both].abs().max(), shapes
