@@ -184,18 +184,6 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
-// As load_once, for data that is not read again, in kernels that write little: past L1. What others wrote stays in L2 for longer.
-template <int VEC>
-__device__ __forceinline__ void load_streaming(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v[0]), "=f"(v[stride]), "=f"(v[2 * stride]), "=f"(v[3 * stride]) : "l"(p));
-    else if constexpr (VEC == 2)
-        asm volatile("ld.global.nc.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[stride]) : "l"(p));
-    else
-        v[0] = __ldg(p);
-}
-
 // COUNT (1, 2 or 4) neighbouring floats that the kernel does not write.
 template <int COUNT>
 __device__ __forceinline__ void load_run(float* v, const float* p) {
@@ -2682,7 +2670,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
             for (int g = 0; g < T::SPAN; g += VEC) {
                 const int only = T::only(g);
                 if (only == T::NONE || !inside || !inside_row(left + g)) continue;
-                if (VEC == 1 || only == T::SEVERAL) load_streaming<VEC>(&lines[i][g], p + g);
+                if (VEC == 1 || only == T::SEVERAL) load_run<VEC>(&lines[i][g], p + g);
                 else load_run<1>(&lines[i][g + only], p + g + only);
             }
         }
@@ -2954,16 +2942,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_77b1ee978790437c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_53d1f6ef8861a469, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_77b1ee978790437c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_53d1f6ef8861a469, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_77b1ee978790437c"
+_fusegen_NAMESPACE = "fusegen_53d1f6ef8861a469"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

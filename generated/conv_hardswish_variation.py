@@ -3030,7 +3030,7 @@ namespace k1_reduce_views_kernel {
 // all of them have, in fixed order: bitwise the same at every run.
 constexpr bool STRIDED = false;   // threads side by side take neighbouring rows
 constexpr int THREADS = 256, WARP = 32;
-constexpr int SHORT_ROW = 16, WARP_ROW = 256;   // slots that a few threads, and a warp, are enough for
+constexpr int THREAD_ROW = 4, SHORT_ROW = 16, WARP_ROW = 256;   // slots that a thread, a few, and a warp are enough for
 constexpr int FEW = 4;             // threads of a short row
 template <int WIDTH>
 constexpr int AT_ONCE = WIDTH == 1 ? 8 : 4;   // slots that a thread reads together
@@ -3114,7 +3114,6 @@ __device__ __forceinline__ void finish(const Args& args, [[maybe_unused]] const 
 // The first of the threads of a row gets what all of them have.
 template <int SHARE>
 __device__ __forceinline__ void across_threads(State& s, const int lane, const int part) {
-    if constexpr (SHARE == 1) return;
     if constexpr (STRIDED) {
         __shared__ State others[SHARE][THREADS / SHARE];
         others[part][lane] = s;
@@ -3135,6 +3134,29 @@ __device__ __forceinline__ void across_threads(State& s, const int lane, const i
             __syncthreads();
         }
     }
+}
+
+// A thread has EACH rows to itself.
+constexpr int EACH = 4;
+template <typename Index, int WIDTH>
+__global__ void __launch_bounds__(THREADS) run_short(const __grid_constant__ Args args) {
+    await_previous();
+    constexpr int AHEAD = 2;   // slots of a row on their way together
+    const Index first = static_cast<Index>(blockIdx.x) * (EACH * THREADS) + threadIdx.x, lines = static_cast<Index>(args.lines), slots = static_cast<Index>(args.slots);
+    State s[EACH];
+#pragma unroll 1
+    for (Index slot = 0; slot < slots; slot += AHEAD)
+#pragma unroll
+        for (int b = 0; b < AHEAD; ++b)
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {   // beyond the end, the last one: nothing waits for a condition
+                const Index row = first + i * THREADS;
+                const State more = of_slot<Index, WIDTH>(args, row < lines ? row : lines - 1, slot + b < slots ? slot + b : slots - 1);
+                if (slot + b < slots) s[i].join(more);
+            }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+        if (first + i * THREADS < lines) finish<Index>(args, first + i * THREADS, s[i]);
 }
 
 template <typename Index, int SHARE, int WIDTH>
@@ -3194,9 +3216,10 @@ Schedule schedule(int64_t lines, int64_t length) {
     int share = THREADS;
     if (slots <= WARP_ROW && lines * WARP >= threads / 4) share = WARP;
     if (slots <= SHORT_ROW && lines * FEW >= threads / 4) share = FEW;
-    const int64_t rows = THREADS / share, groups = (lines - 1) / rows + 1, blocks = threads / THREADS;
+    if (slots <= THREAD_ROW && lines >= threads) share = 1;
+    const int64_t rows = share == 1 ? EACH * THREADS : THREADS / share, groups = (lines - 1) / rows + 1, blocks = threads / THREADS;
     const int64_t batch = int64_t(share) * AT_ONCE<WIDTH>, most = slots / (batch * TURNS) + 1;
-    int64_t splits = groups <= blocks / 2 && groups <= MAX_GROUPS ? blocks / groups : 1;
+    int64_t splits = share > 1 && groups <= blocks / 2 && groups <= MAX_GROUPS ? blocks / groups : 1;
     if (splits > most) splits = most;
     if (splits == 1) return {share, 1, slots, slots, groups};
     const int64_t chunk = (slots / splits / batch + 1) * batch;   // whole batches
@@ -3220,7 +3243,8 @@ extern "C" int64_t k1_reduce_views_workspace(int64_t batch, int64_t height, int6
 template <int WIDTH>
 int launch(const Args& args, const Schedule& plan, bool short_indices, cudaStream_t stream) {
     const auto blocks = static_cast<unsigned int>(plan.groups * plan.splits);
-    if (plan.share == FEW) enqueue(short_indices ? run<int32_t, FEW, WIDTH> : run<int64_t, FEW, WIDTH>, blocks, THREADS, 0, stream, args);
+    if (plan.share == 1) enqueue(short_indices ? run_short<int32_t, WIDTH> : run_short<int64_t, WIDTH>, blocks, THREADS, 0, stream, args);
+    else if (plan.share == FEW) enqueue(short_indices ? run<int32_t, FEW, WIDTH> : run<int64_t, FEW, WIDTH>, blocks, THREADS, 0, stream, args);
     else if (plan.share == WARP) enqueue(short_indices ? run<int32_t, WARP, WIDTH> : run<int64_t, WARP, WIDTH>, blocks, THREADS, 0, stream, args);
     else enqueue(short_indices ? run<int32_t, THREADS, WIDTH> : run<int64_t, THREADS, WIDTH>, blocks, THREADS, 0, stream, args);
     return cudaGetLastError();
@@ -3429,18 +3453,18 @@ Tensor call_k1_reduce_views(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a1a23294b643e314, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0ce0e1cd54f1f49e, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_reduce_views(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a1a23294b643e314, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0ce0e1cd54f1f49e, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_reduce_views", TORCH_BOX(&call_k1_reduce_views));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a1a23294b643e314"
+_fusegen_NAMESPACE = "fusegen_0ce0e1cd54f1f49e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -2781,7 +2781,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
             for (int g = 0; g < T::SPAN; g += VEC) {
                 const int only = T::only(g);
                 if (only == T::NONE || !inside || !inside_row(left + g)) continue;
-                if (VEC == 1 || only == T::SEVERAL) load_streaming<VEC>(&lines[i][g], p + g);
+                if (VEC == 1 || only == T::SEVERAL) load_run<VEC>(&lines[i][g], p + g);
                 else load_run<1>(&lines[i][g + only], p + g + only);
             }
         }
@@ -3089,20 +3089,20 @@ Tensor call_k2_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_46f1944bbca7d72f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8e7adb6fdc58d15b, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_pool(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_46f1944bbca7d72f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_8e7adb6fdc58d15b, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_46f1944bbca7d72f"
+_fusegen_NAMESPACE = "fusegen_8e7adb6fdc58d15b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -3186,7 +3186,7 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
             for (int g = 0; g < T::SPAN; g += VEC) {
                 const int only = T::only(g);
                 if (only == T::NONE || !inside || !inside_row(left + g)) continue;
-                if (VEC == 1 || only == T::SEVERAL) load_streaming<VEC>(&lines[i][g], p + g);
+                if (VEC == 1 || only == T::SEVERAL) load_run<VEC>(&lines[i][g], p + g);
                 else load_run<1>(&lines[i][g + only], p + g + only);
             }
         }
@@ -4006,18 +4006,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8630294f3cee18c0, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dddc621b21986c58, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8630294f3cee18c0, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_dddc621b21986c58, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8630294f3cee18c0"
+_fusegen_NAMESPACE = "fusegen_dddc621b21986c58"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -482,6 +482,44 @@ def _stacked_parts(draw: Draw) -> Node:
     )
 
 
+def _few_of_spread_data(draw: Draw) -> Node:
+    """Of every pair of two tensors' rows."""
+    rows, columns, few = draw.rng.randint(17, 24), draw.rng.randint(17, 24), draw.rng.randint(2, 4)
+    axis = draw.rng.randint(0, 2)
+    shapes = [[rows, 1], [1, columns]]
+    a, b = (draw.leaf(*shape[:axis], few, *shape[axis:]) for shape in shapes)
+    x = draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul"])), a, b)
+    x = draw.add(PointwiseOp(fn="square"), x) if draw.rng.random() < 0.5 else x
+    return draw.reduce(x, (axis,), draw.rng.choice(["sum", "mean", "max", "min", "prod"]))
+
+
+def _patches(draw: Draw) -> Node:
+    rank = draw.rng.randint(1, 3)
+    before = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
+    counts, sides = ([draw.rng.randint(least, 3) for _ in range(rank)] for least in (2, 1))
+    sides[-1] = draw.rng.randint(2, 4)
+    x = draw.leaf(*before, *(n * k for n, k in zip(counts, sides, strict=True)))
+    split = [size for n, k in zip(counts, sides, strict=True) for size in ((n, k) if k > 1 else (n,))]
+    ends = itertools.accumulate(2 if k > 1 else 1 for k in sides)
+    axes = [len(before) + end - 1 for end, k in zip(ends, sides, strict=True) if k > 1]
+    view = draw.add(ReshapeOp(shape=(*before, *split)), x)
+    return draw.reduce(view, tuple(axes), draw.rng.choice(["sum", "mean", "max"]))
+
+
+def _reduced_twice(draw: Draw) -> Node:
+    x = draw.leaf(*(draw.rng.randint(2, 4) for _ in range(draw.rng.randint(2, 4))))
+    axes = list(range(x.type.rank))
+    draw.rng.shuffle(axes)
+    more = draw.rng.randint(2, len(axes))
+    fewer = draw.rng.randint(1, more - 1)
+    fn = draw.rng.choice(["sum", "mean", "max", "min"])
+    own = [
+        draw.add(ReduceOp(fn=fn, axes=tuple(sorted(axes[:count])), keepdim=True), x)  # type: ignore[arg-type]
+        for count in (fewer, more)
+    ]
+    return draw.add(PointwiseOp(fn="add"), *own[:: draw.rng.choice([1, -1])])
+
+
 def _one_tap_after_another(draw: Draw) -> Node:
     first = draw.conv()
     ones, zeros = (1,) * (first.type.rank - 2), (0,) * (first.type.rank - 2)
@@ -1111,6 +1149,11 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "sum(slice(x)) = slice(sum(x)) over other axes,  mean likewise,  above a product that stays whole": _sums_of_a_part,
     "sum(f(slice(x))) = sum(slice(f(x))),  f elementwise,  where most of x is summed": _functions_of_a_part,
     "sum(stack(x, y)) = x + y over that axis,  mean, max, min, prod likewise": _stacked_parts,
+    "sum(x) = x[0] + x[1] + ... of a few elements that follow from less data,  mean, max, min, prod likewise": (
+        _few_of_spread_data
+    ),
+    "reduce(reshape(x)) = pool(x) of patches,  mean, sum and max": _patches,
+    "reduce(x) = reduce(reduce(x)) where that over fewer axes is read, too,  sum, mean, max and min": _reduced_twice,
     "mean(conv(x, w)) over all spatial axes = matmul(mean(x), w),  one tap,  x a product,  sum likewise": (
         _one_tap_after_another
     ),

@@ -308,7 +308,11 @@ def pays(body: Graph) -> bool:
     """False where torch itself writes the result of one view at once, whole rows of it; padding it writes twice."""
     writer = _writer(body)
     turned = isinstance(writer.op, PermuteOp) and writer.op.order[-1] != writer.type.rank - 1
-    written = sum(copies(node, body) or isinstance(node.op, FillOp) for node in body.nodes)
+    spread = {name for node in body.nodes if isinstance(node.op, CatOp) for name in node.inputs}  # joined by elements
+    written = sum(
+        copies(node, body) or isinstance(node.op, FillOp) or (isinstance(node.op, ExpandOp) and node.name in spread)
+        for node in body.nodes
+    )
     return turned or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp)) or written > 1
 
 

@@ -166,28 +166,6 @@ def _before_join(m: Match) -> Node:
     return m.add(ReshapeOp(shape=m.root.type.shape), m.add(join, *parts))
 
 
-_FOLDS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
-_MOST_FOLDED = 16
-"""Parts that one element may be read from."""
-
-
-def _stacked(m: Match) -> str | None:
-    join, reduce = m["view"].op, reduction(m)
-    assert isinstance(join, CatOp)
-    ones = all(part.type.shape[join.axis] == 1 for part in _parts(m))
-    alone = reduce.axes == (join.axis,) and reduce.fn in _FOLDS and m.only_user("view")
-    return None if ones and alone and len(_parts(m)) <= _MOST_FOLDED else ""
-
-
-def _folded(m: Match) -> Node:
-    first, *others = (m.add(ReshapeOp(shape=m.root.type.shape), part) for part in _parts(m))
-    for other in others:
-        first = m.add(PointwiseOp(fn=_FOLDS[reduction(m).fn]), first, other)
-    if reduction(m).fn != "mean":
-        return first
-    return m.add(PointwiseOp(fn="div"), first, m.const(len(_parts(m))))
-
-
 def _views_planes(m: Match) -> str | None:
     """The views change the axes before those that are pooled, and change them back."""
     x, pool = m["x"].type, m["pool"]
@@ -246,12 +224,5 @@ RULES = (
         _before_join,
         Numerics.REASSOCIATES,
         _joined,
-    ),
-    Rule(
-        "sum(stack(x, y)) = x + y over that axis,  mean, max, min, prod likewise",
-        op(ReduceOp, op(CatOp, name="view")),
-        _folded,
-        Numerics.REASSOCIATES,
-        _stacked,
     ),
 )

@@ -308,8 +308,5 @@ class PoolPlan(Frozen):
     """along a row of it,"""
     of_column: tuple[str, ...]
     """and, operands only, at a place of any row: where a thread reads rows in whole."""
-
-    @property
-    def apart(self) -> bool:
-        """True when no two windows share an element, but for those at the ends of adaptive ones."""
-        return self.adaptive or all(a.dilation * (a.kernel - 1) < a.stride for a in self.axes)
+    apart: bool
+    """No two windows share an element, or an access of 16 bytes (at the traced sizes, if adaptive)."""
