@@ -131,14 +131,13 @@ def _pool(m: Match) -> Node:
 
 
 def _over_fewer_axes(m: Match) -> Node | None:
-    """The reduction of the same data over most of these axes that is read anyway, if there is one."""
-    own, users = reduction(m), m.graph.users()[m["x"].name]
-    others = [m.graph.node(name) for name in dict.fromkeys(users) if name != m.root.name]
-    fitting = [
-        node
-        for node in others
-        if isinstance(node.op, ReduceOp) and node.op.fn == own.fn and set(node.op.axes) < set(own.axes)
-    ]
+    """The reduction of the same data over most of these axes that comes before, and is read anyway, if there is one."""
+    own, fitting = reduction(m), list[Node]()
+    for node in m.graph.nodes:
+        if node.name == m.root.name:
+            break
+        if isinstance(node.op, ReduceOp) and node.inputs == m.root.inputs and node.op.fn == own.fn:
+            fitting += [node] if set(node.op.axes) < set(own.axes) else []
     return min(fitting, key=lambda node: dims.numel(node.type.shape, m.graph.sizes), default=None)
 
 
