@@ -264,7 +264,7 @@ def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
     if not isinstance(node.op, ConvOp) or not machine.wgmma or hopper_refusal(body, node):
         return inf
     precise = not library.allows_tf32(body, node)
-    prepared = hopper.conv_seconds(body, node, machine, precise)
+    prepared = hopper.conv_seconds(body, node, machine, precise, plain=not reduces(body))
     return prepared if precise else min(prepared, hopper.in_place_seconds(body, node, machine))
 
 

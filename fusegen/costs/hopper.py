@@ -20,6 +20,9 @@ _SCATTERED = 5.0
 _NARROW = 0.11
 """Loss of a product of 64 columns, which waits for its operand from shared memory, against one of 128."""
 _COLUMNS = 128
+_SHAPES = ((3, 128, 1.0), (2, 128, 1.15), (3, 64, 1.3), (2, 64, 1.5))
+"""Warpgroups and columns of a block, and times over that a result takes: fewer hide less, and share less (the 3x3
+convolutions of ResNets with 32 samples, H100: within a quarter)."""
 _LAUNCHES = 3.5
 _MAX_PARTS = 32
 _FILL = 24
@@ -167,6 +170,36 @@ def blocks(body: Graph, node: Node) -> int:
     return -(-slots // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * conv.groups
 
 
+def block_shape(slots: int, columns: int, groups: int, machine: Machine) -> tuple[int, int, float]:
+    """(Warpgroups and columns of a block, how long the tiles of the busiest multiprocessor take), the fastest.
+
+    ``slots``: base slots of all samples; ``columns``: results of each, of a group.
+    """
+
+    def busiest(shape: tuple[int, int, float]) -> float:
+        warpgroups, width, loss = shape
+        tiles = -(-slots // (64 * warpgroups)) * -(-columns // width) * groups
+        return -(-tiles // machine.multiprocessors) * warpgroups * width * loss
+
+    best = min(_SHAPES, key=busiest)
+    return best[0], best[1], busiest(best)
+
+
+def _of_any_shape(body: Graph, node: Node, machine: Machine) -> float:
+    """As ``_last_turn``, with the blocks that suit the number of tiles."""
+    conv = node.op
+    assert isinstance(conv, ConvOp)
+    x, w = (body.node(name) for name in node.inputs[:2])
+    _, outputs = inference.group_channels(conv, x.type, w.type)
+    taps, lengths = _axes(body, node)
+    if any(axis.phases > 1 for axis in taps):
+        return _last_turn(body, node, machine)
+    slots = body.shape(x.name)[0] * prod(_pitches(taps, lengths))
+    _, _, busiest = block_shape(slots, -(-outputs // 8) * 8, conv.groups, machine)
+    warpgroups, width, _ = _SHAPES[0]
+    return busiest * machine.multiprocessors / (warpgroups * width * max(1, blocks(body, node)))
+
+
 def _last_turn(body: Graph, node: Node, machine: Machine) -> float:
     """Times over that the tiles take since those of the last turn leave multiprocessors idle."""
     count = max(1, blocks(body, node))
@@ -178,8 +211,11 @@ def _pitches(taps: list[Taps], lengths: Lengths) -> list[int]:
     return [axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True)]
 
 
-def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> float:
-    """Seconds at the traced sizes: the input is written once as a grid, then the products and what follows them."""
+def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool, plain: bool = False) -> float:
+    """Seconds at the traced sizes: the input is written once as a grid, then the products and what follows them.
+
+    ``plain``: results are stored one by one, so that blocks may be of any shape.
+    """
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
@@ -203,7 +239,7 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool) -> fl
         tiles = _tile_seconds(slots * conv.groups, each, machine)
         tiles += slots * conv.groups / 64 * _rows_apart(taps, pitches) * _TILE_ROW / machine.multiprocessors
         return max(tensor, tiles, stored) + _scaled_seconds(body, x, grid, machine)
-    tensor *= _last_turn(body, node, machine)
+    tensor *= (_of_any_shape if plain else _last_turn)(body, node, machine)
     return tensor + _GRID * grid / machine.bandwidth + stored + _LAUNCHES * machine.launch
 
 

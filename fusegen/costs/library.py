@@ -34,6 +34,10 @@ _UNALIGNED = 1.6
 _SMALL_PLANE = (300, 1.6)
 """Positions below which the products of a convolution of 1x1 take longer, and how many times over (15 convolutions of
 networks, h200-one-tap.json: 1.5 and 1.8 times with 196 positions, 0.9 to 1.1 with 784)."""
+_WEIGHTS = 6
+"""Times over that cuDNN moves the weights of a convolution in TF32: it transposes them (512x512x3x3: 14.9 us, H100)."""
+_LEAST_PLANE = (100, 1.6)
+"""As ``_SMALL_PLANE``, of several taps in TF32: planes of 7x7, 32 samples, 256 and 512 channels to 512 (H100)."""
 _LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 
@@ -71,6 +75,10 @@ def seconds(body: Graph, node: Node, machine: Machine) -> float:
         positions, (few, times) = prod(body.shape(node.name)[2:]), _SMALL_PLANE
         products *= times if positions < few else 1.0
         return products + (_UNALIGNED if positions % 4 else 1.0) * moved + 2 * machine.launch
+    if tf32 and not node.op.transposed and not one_tap:
+        few, times = _LEAST_PLANE
+        products *= times if prod(body.shape(node.name)[2:]) < few else 1.0
+        products += _WEIGHTS * 4 * dims.numel(w.shape, body.sizes) / machine.bandwidth
     seconds = products + _PASSES[tf32 or one_tap] * moved + _LAUNCHES * machine.launch
     if node.op.transposed and node.op.groups == 1:
         return _PHASES[min(max(node.op.stride), len(_PHASES)) - 1] * seconds

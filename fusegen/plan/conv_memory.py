@@ -20,8 +20,8 @@ MAX_SLOTS = 1024
 _UNDER_WAY = 32 << 10
 """Bytes of x in stages below which weights that leave no room for more are streamed: 128 channels to 96, 2x2, took 84
 us with 19 KB, 75 with 25, 49 with streamed weights."""
-_FEWER = 1.03
-"""Times over that three warpgroups' tiles take of four's: less latency is hidden (17 convolutions, H200)."""
+_FEWER = {4: 1.0, 3: 1.03, 2: 1.18}
+"""Times over that a tile takes with so many warpgroups: fewer hide less latency (17 convolutions, H200; five, H100)."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Memory:
     slice: int
     buffers: int
     all_rows: bool
+
+    @property
+    def way(self) -> tuple[bool, bool, bool, int]:
+        """Weights are streamed, all warpgroups have one ring, a stage has all tap rows; its channels."""
+        return self.stream, self.rings == 1, self.all_rows, self.chunk
 
     @property
     def label(self) -> str:
@@ -67,6 +72,8 @@ class Geometry:
     """At the traced sizes."""
     kinds: int = field(kw_only=True)
     """Tiles of the same base slots."""
+    plain: bool = field(default=False, kw_only=True)
+    """Results are stored one by one, in TF32."""
     streamed: int = field(default=0, kw_only=True)
     """Operands that are copied ahead, as results are stored."""
 
@@ -123,8 +130,8 @@ class Geometry:
 
     @property
     def warpgroups(self) -> tuple[int, ...]:
-        """A fourth one hides more latency, where its accumulators leave registers for the epilogue."""
-        return (4, 3) if self.width <= 96 else (3,)
+        """A fourth hides more latency, where its accumulators leave registers for the epilogue; two make more tiles."""
+        return (*((4, 3) if self.width <= 96 else (3,)), *((2,) if self.plain else ()))
 
     @property
     def slices(self) -> tuple[int, ...]:
@@ -152,7 +159,7 @@ class Geometry:
         cluster = cluster_of(self.split, memory.stream)
         items = self.kinds * -(-self.base_slots // (64 * memory.warpgroups * cluster // self.split))
         clusters = machine("sm_90").multiprocessors // cluster
-        return -(-items // clusters) * memory.warpgroups * (_FEWER if memory.warpgroups < 4 else 1.0)
+        return -(-items // clusters) * memory.warpgroups * _FEWER[memory.warpgroups]
 
     def memories(self) -> dict[str, Memory]:
         """What fits, by label, best first: of those that bring data in alike, what leaves the busiest block least."""
@@ -163,6 +170,8 @@ class Geometry:
             depth, rings = round_up(self.depth, chunk), 1 if together else count
             if stream and rings > 3:
                 continue  # the fourth of the producers' warps brings the weights
+            if count == 2 and not any(m.way == (stream, together, not one_row, chunk) for m in found.values()):
+                continue  # two are for more tiles, not for another way
             tiles = [len(residue.tiles(chunk)) for residue in self.residues]
             taps = sum(residue.rows * count for residue, count in zip(self.residues, tiles, strict=True))
             kept = RING * max(tiles) * chunk if stream else taps * depth

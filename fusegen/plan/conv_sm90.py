@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 from fusegen import dims
@@ -11,6 +12,7 @@ from fusegen.costs import hopper
 from fusegen.costs.hopper_taps import Taps
 from fusegen.dims import Dim
 from fusegen.ir import ConvOp
+from fusegen.machines import machine
 from fusegen.plan import conv_in_place
 from fusegen.plan.conv_limits import REGISTERS, Triple, cluster_of, round_up, triple
 from fusegen.plan.conv_memory import AHEAD, RING, Geometry
@@ -125,7 +127,15 @@ def plan(
     # Running results of all of a thread's values need half of its registers.
     share = 2 if pooling and parts != (1, 1, 1) and pooling.windows.within[0] == 1 else phases[0] * phases[1]
     halves = 2 if precise else 1
-    tile = _tile(outputs, MAX_COLUMNS // share // halves, reduces)
+    lengths = [*[(1, 1)] * (3 - len(axes)), *traced]
+    bases = [(size, output // count) for (size, output), count in zip(lengths, parts, strict=True)]
+    pitches = tuple(axis.pitch(*own) for axis, own in zip(taps, bases, strict=True))
+    plain = not (precise or reduces or pooling or statistics or reduced) and all(axis.phases == 1 for axis in taps)
+    most = MAX_COLUMNS
+    if plain and not in_place:  # narrower blocks, where there are few
+        slots = operands.samples * prod(pitches)
+        _, most, _ = hopper.block_shape(slots, round_up(outputs, 8), conv.groups, machine("sm_90"))
+    tile = _tile(outputs, most // share // halves, reduces)
     if isinstance(tile, str):
         return tile
     block, tiles, split = tile
@@ -135,12 +145,10 @@ def plan(
     by_channel = (statistics and statistics.squares) or has_moments(functions) or has_exponentials(functions)
     averaged = reduced and (not folds(functions) or "sum" in folds(functions))
     loaded = [*rows.operands, *(pooling.before.operands if pooling else ())]
-    lengths = [*[(1, 1)] * (3 - len(axes)), *traced]
-    bases = [(size, output // count) for (size, output), count in zip(lengths, parts, strict=True)]
     geometry = Geometry(
         residues,
         tap_rows,
-        tuple(axis.pitch(*own) for axis, own in zip(taps, bases, strict=True)),
+        pitches,
         phases,
         inputs,
         phases[0] * phases[1] * block,
@@ -151,6 +159,7 @@ def plan(
         precise,
         samples=operands.samples,
         kinds=conv.groups * tiles // split * len(outer_phases),
+        plain=plain,
         streamed=streamed,
     )
     patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None
