@@ -20,6 +20,8 @@ _SCATTERED = 5.0
 _NARROW = 0.11
 """Loss of a product of 64 columns, which waits for its operand from shared memory, against one of 128."""
 _COLUMNS = 128
+LEAST_WIDE = 96
+"""Channels of a group from which on blocks may be of another shape; fewer leave registers for a fourth warpgroup."""
 _SHAPES = ((3, 128, 1.0), (2, 128, 1.15), (3, 64, 1.3), (2, 64, 1.5))
 """Warpgroups and columns of a block, and times over that a result takes: fewer hide less, and share less (the 3x3
 convolutions of ResNets with 32 samples, H100: within a quarter)."""
@@ -179,7 +181,7 @@ def block_shape(slots: int, columns: int, groups: int, machine: Machine) -> tupl
     def busiest(shape: tuple[int, int, float]) -> float:
         warpgroups, width, loss = shape
         tiles = -(-slots // (64 * warpgroups)) * -(-columns // width) * groups
-        return -(-tiles // machine.multiprocessors) * warpgroups * width * loss
+        return -(-tiles // machine.multiprocessors) * warpgroups * min(width, columns) * loss
 
     best = min(_SHAPES, key=busiest)
     return best[0], best[1], busiest(best)
@@ -192,12 +194,16 @@ def _of_any_shape(body: Graph, node: Node, machine: Machine) -> float:
     x, w = (body.node(name) for name in node.inputs[:2])
     _, outputs = inference.group_channels(conv, x.type, w.type)
     taps, lengths = _axes(body, node)
-    if any(axis.phases > 1 for axis in taps):
+    if any(axis.phases > 1 for axis in taps) or outputs <= LEAST_WIDE:
         return _last_turn(body, node, machine)
     slots = body.shape(x.name)[0] * prod(_pitches(taps, lengths))
-    _, _, busiest = block_shape(slots, -(-outputs // 8) * 8, conv.groups, machine)
+    columns = -(-outputs // 8) * 8
+    _, _, busiest = block_shape(slots, columns, conv.groups, machine)
     warpgroups, width, _ = _SHAPES[0]
-    return busiest * machine.multiprocessors / (warpgroups * width * max(1, blocks(body, node)))
+    found = busiest * machine.multiprocessors / (warpgroups * min(width, columns) * max(1, blocks(body, node)))
+    if any(axis.in_step > 1 for axis in taps):  # what is read for every residue of the stride takes as long
+        return (found + _last_turn(body, node, machine)) / 2
+    return found
 
 
 def _last_turn(body: Graph, node: Node, machine: Machine) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, product
 from math import prod
 
-from fusegen.costs.hopper import SHARED_BYTES
+from fusegen.costs.hopper import LEAST_WIDE, SHARED_BYTES
 from fusegen.machines import machine
 from fusegen.plan.conv_limits import BARRIER_BYTES, cluster_of, round_up
 from fusegen.plan.details import TapResidue
@@ -73,7 +73,7 @@ class Geometry:
     kinds: int = field(kw_only=True)
     """Tiles of the same base slots."""
     plain: bool = field(default=False, kw_only=True)
-    """Results are stored one by one, in TF32."""
+    """Results of many channels are stored one by one, in TF32."""
     streamed: int = field(default=0, kw_only=True)
     """Operands that are copied ahead, as results are stored."""
 
@@ -131,7 +131,7 @@ class Geometry:
     @property
     def warpgroups(self) -> tuple[int, ...]:
         """A fourth hides more latency, where its accumulators leave registers for the epilogue; two make more tiles."""
-        return (*((4, 3) if self.width <= 96 else (3,)), *((2,) if self.plain else ()))
+        return (3, 2) if self.plain else (4, 3) if self.width <= LEAST_WIDE else (3,)
 
     @property
     def slices(self) -> tuple[int, ...]:

@@ -130,7 +130,8 @@ def plan(
     lengths = [*[(1, 1)] * (3 - len(axes)), *traced]
     bases = [(size, output // count) for (size, output), count in zip(lengths, parts, strict=True)]
     pitches = tuple(axis.pitch(*own) for axis, own in zip(taps, bases, strict=True))
-    plain = not (precise or reduces or pooling or statistics or reduced) and all(axis.phases == 1 for axis in taps)
+    plain = not (precise or reduces or pooling or statistics or reduced) and outputs > hopper.LEAST_WIDE
+    plain = plain and all(axis.phases == 1 for axis in taps)
     most = MAX_COLUMNS
     if plain and not in_place:  # narrower blocks, where there are few
         slots = operands.samples * prod(pitches)
