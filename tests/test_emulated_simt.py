@@ -6,15 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
-from fusegen import interpret
-from fusegen.compiler import compile_file
 from fusegen.costs import simt
 from fusegen.plan.details import SimtGemmPlan
-from fusegen.trace import load_model_file
-from tests.emulated import Kernel, operands_of, steps
-from tests.models import write
+from tests.emulated import agrees_with_float64
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
 
@@ -41,24 +36,4 @@ self.w, self.v = nn.Parameter(torch.randn(300, 45)), nn.Parameter(torch.randn(77
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simt, "seconds", lambda *_: -1.0)
-    body, calls = MODELS[name]
-    names = ", ".join(("x", "y")[: len(calls[0])])
-    drawn = ", ".join(f"torch.randn{shape}" for shape in calls[0])
-    path = write(tmp_path, f"return {body}", INIT, drawn, names)
-    compiled = compile_file(path)
-    (plan,) = steps(compiled, SimtGemmPlan)
-    kernel = Kernel(compiled, plan, tmp_path)
-    torch.manual_seed(0)
-    parameters = operands_of(compiled, plan, dict(load_model_file(path).model_class().named_parameters()))
-    for shapes in calls:
-        data = [torch.randn(shape) for shape in shapes]
-        for special in (None, torch.inf, torch.nan):
-            if special is not None:
-                data[0].view(-1)[5] = special
-            inputs = dict(zip("xy", data, strict=False))
-            operands = [parameters[arg.name] if arg.name in parameters else inputs[arg.node] for arg in plan.args]
-            (y,), (r,) = kernel(operands), interpret.run(kernel.body, [value.double() for value in operands], {})
-            assert torch.equal(y.isnan(), r.isnan()), shapes
-            assert torch.equal(y.isinf(), r.isinf()), shapes
-            both = r.isfinite()
-            assert not both.any() or (y.double() - r)[both].abs().max() <= 1e-6 * r[both].abs().max(), shapes
+    agrees_with_float64(MODELS[name][0], INIT, MODELS[name][1], SimtGemmPlan, tmp_path)

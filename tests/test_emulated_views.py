@@ -6,15 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
-from fusegen import interpret
-from fusegen.compiler import compile_file
 from fusegen.costs import viewproduct
 from fusegen.plan.details import ViewProductPlan
-from fusegen.trace import load_model_file
-from tests.emulated import Kernel, operands_of, steps
-from tests.models import write
+from tests.emulated import agrees_with_float64
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
 
@@ -51,23 +46,4 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
 def test_agrees_with_float64(name: str, tile: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewproduct, "seconds", lambda *_: -1.0)
     monkeypatch.setattr(viewproduct, "_TILES", (tile,))
-    body, calls = MODELS[name]
-    drawn = ", ".join(f"torch.randn{shape}" for shape in calls[0])
-    path = write(tmp_path, f"return {body}", INIT, drawn, ", ".join(("x", "y")[: len(calls[0])]))
-    compiled = compile_file(path)
-    (plan,) = steps(compiled, ViewProductPlan)
-    kernel = Kernel(compiled, plan, tmp_path)
-    torch.manual_seed(0)
-    parameters = operands_of(compiled, plan, dict(load_model_file(path).model_class().named_parameters()))
-    for shapes in calls:
-        data = [torch.randn(shape) for shape in shapes]
-        for special in (None, torch.inf, torch.nan):
-            if special is not None:
-                data[0].view(-1)[5] = special
-            inputs = dict(zip("xy", data, strict=False))
-            operands = [parameters[arg.name] if arg.name in parameters else inputs[arg.node] for arg in plan.args]
-            (y,), (r,) = kernel(operands), interpret.run(kernel.body, [value.double() for value in operands], {})
-            assert torch.equal(y.isnan(), r.isnan()), shapes
-            assert torch.equal(y.isinf(), r.isinf()), shapes
-            both = r.isfinite()
-            assert not both.any() or (y.double() - r)[both].abs().max() <= 1e-6 * r[both].abs().max(), shapes
+    agrees_with_float64(MODELS[name][0], INIT, MODELS[name][1], ViewProductPlan, tmp_path)

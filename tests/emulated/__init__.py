@@ -15,6 +15,7 @@ from fusegen.compiler import Compiled, compile_file
 from fusegen.ir import Frozen, ParamOp, RegionOp
 from fusegen.plan.details import ContractionPlan, ConvBoxesPlan, DirectConvPlan
 from fusegen.plan.types import KernelPlan, KernelStep
+from fusegen.trace import load_model_file
 from tests.emitted import region_of
 from tests.models import write
 
@@ -128,6 +129,33 @@ def operands_of(compiled: Compiled, plan: KernelPlan, parameters: dict[str, torc
         for arg in plan.args
         if isinstance(op := graph.node(arg.node).op, ParamOp)
     }
+
+
+def agrees_with_float64(
+    body: str, init: str, calls: Sequence[Sequence[tuple[int, ...]]], kind: type[Frozen], folder: Path
+) -> None:
+    """The one kernel of ``kind`` in a model that returns ``body``, of inputs ``x`` and ``y`` with these shapes, the
+    first of which are the file's: NaN and Inf where they are in float64, and else within 1e-6 of the largest result."""
+    drawn = ", ".join(f"torch.randn{shape}" for shape in calls[0])
+    path = write(folder, f"return {body}", init, drawn, ", ".join(("x", "y")[: len(calls[0])]))
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, kind)
+    kernel = Kernel(compiled, plan, folder)
+    torch.manual_seed(0)
+    parameters = operands_of(compiled, plan, dict(load_model_file(path).model_class().named_parameters()))
+    for shapes in calls:
+        data = [torch.randn(shape) for shape in shapes]
+        for special in (None, torch.inf, torch.nan):
+            if special is not None:
+                data[0].view(-1)[min(5, data[0].numel() - 1)] = special
+            inputs = dict(zip("xy", data, strict=False))
+            operands = [parameters[arg.name] if arg.name in parameters else inputs[arg.node] for arg in plan.args]
+            (y,), (r,) = kernel(operands), interpret.run(kernel.body, [value.double() for value in operands], {})
+            assert y.shape == r.shape
+            assert torch.equal(y.isnan(), r.isnan()), shapes
+            assert torch.equal(y.isinf(), r.isinf()), shapes
+            both = r.isfinite()
+            assert not both.any() or (y.double() - r)[both].abs().max() <= 1e-6 * r[both].abs().max(), shapes
 
 
 _CONVOLUTIONS = (ContractionPlan, ConvBoxesPlan, DirectConvPlan)
