@@ -3041,7 +3041,7 @@ constexpr int MAX_GROUPS = 2048;   // of rows that several blocks share
 struct Quotient {
     int64_t divisor;
     FastDivide fast;
-    explicit Quotient(int64_t by) : divisor(by), fast(fast_divide(static_cast<unsigned int>(by <= INT32_MAX ? by : 1))) {}
+    explicit Quotient(int64_t by) : divisor(by), fast(fast_divide(static_cast<unsigned int>(by > 0 && by <= INT32_MAX ? by : 1))) {}
     Quotient() = default;
     template <typename Index>
     __device__ __forceinline__ Index of(Index number) const {
@@ -3067,7 +3067,7 @@ struct Args {
 struct State {
     float r0 = 0.0f;   // %mean: float32[x0_0] = reduce.mean(%square, axes=(1, 2, 3), keepdim=False)
     __device__ __forceinline__ void join(const State& o) {
-        r0 = [](auto a, auto b) { return a + b; }(r0, o.r0);
+        r0 += o.r0;
     }
 };
 constexpr int FLOATS = sizeof(State) / sizeof(float);
@@ -3113,26 +3113,16 @@ __device__ __forceinline__ void finish(const Args& args, [[maybe_unused]] const 
 
 // The first of the threads of a row gets what all of them have.
 template <int SHARE>
-__device__ __forceinline__ void across_threads(State& s, const int lane, const int part) {
-    if constexpr (STRIDED) {
-        __shared__ State others[SHARE][THREADS / SHARE];
-        others[part][lane] = s;
+__device__ __forceinline__ void across_threads(State& s, [[maybe_unused]] const int lane, const int part) {
+#pragma unroll
+    for (int d = (SHARE < WARP ? SHARE : WARP) / 2; d; d /= 2) s.join(moved(s, [&](const float* v) { return __shfl_down_sync(~0u, *v, d); }));
+    if constexpr (SHARE > WARP) {
+        __shared__ State others[THREADS / WARP];
+        if (part % WARP == 0) others[threadIdx.x / WARP] = s;
         __syncthreads();
         if (part == 0)
-            for (int p = 1; p < SHARE; ++p) s.join(others[p][lane]);
+            for (int w = 1; w < SHARE / WARP; ++w) s.join(others[threadIdx.x / WARP + w]);
         __syncthreads();
-    } else {
-#pragma unroll
-        for (int d = (SHARE < WARP ? SHARE : WARP) / 2; d; d /= 2) s.join(moved(s, [&](const float* v) { return __shfl_down_sync(~0u, *v, d); }));
-        if constexpr (SHARE > WARP) {
-            constexpr int WARPS = SHARE / WARP;
-            __shared__ State others[THREADS / WARP];
-            if (part % WARP == 0) others[threadIdx.x / WARP] = s;
-            __syncthreads();
-            if (part == 0)
-                for (int w = 1; w < WARPS; ++w) s.join(others[threadIdx.x / WARP + w]);
-            __syncthreads();
-        }
     }
 }
 
@@ -3236,8 +3226,7 @@ int64_t partial_bytes(int64_t lines, int64_t length) {
 extern "C" int64_t k1_reduce_views_workspace(int64_t batch, int64_t height, int64_t width) {
     const int64_t lines = batch, length = (-48)*height + 48*height*width;
     if (lines == 0) return 0;
-    const int64_t narrow = partial_bytes<1>(lines, length);
-    return narrow;
+    return partial_bytes<1>(lines, length);
 }
 
 template <int WIDTH>
@@ -3453,18 +3442,18 @@ Tensor call_k1_reduce_views(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0ce0e1cd54f1f49e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_05c198e26f0a9e20, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_reduce_views(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0ce0e1cd54f1f49e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_05c198e26f0a9e20, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_reduce_views", TORCH_BOX(&call_k1_reduce_views));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0ce0e1cd54f1f49e"
+_fusegen_NAMESPACE = "fusegen_05c198e26f0a9e20"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

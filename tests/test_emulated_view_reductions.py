@@ -23,6 +23,7 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
     "padded": ("F.pad(x, (1, 2), value=-1.0).exp().mean((0, 2))", [[(5, 6, 7)]]),
     "joined": ("torch.cat([x, y * 2], dim=1).relu().sum(1)", [[(6, 8), (6, 12)], [(2, 600), (2, 400)]]),
     "parts_of_columns": ("(x[..., :4] / (y[..., 2:6].abs() + 1)).sum(0)", [[(33, 3, 8), (33, 3, 8)]]),
+    "nothing": ("x.diff().abs().sum(0) + 1", [[(9, 33)], [(9, 2)], [(1, 1)]]),
     "both": ("(lambda d: d.mean(1) / (d.amax(1) + 1))((x[:, ::2] - x[:, 1::2]).abs())", [[(6, 40)], [(2, 40)]]),
     "windows": ("x.unfold(1, 4, 4).prod(-1)", [[(6, 40)]]),
     "mirrored": ("(F.pad(x, (2, 2), mode='reflect') * 3).mean(-1)", [[(6, 5, 9)]]),
