@@ -494,10 +494,10 @@ def _few_of_spread_data(draw: Draw) -> Node:
 
 
 def _patches(draw: Draw) -> Node:
-    rank = draw.rng.randint(1, 3)
+    rank = draw.rng.randint(2, 3)
     before = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
     counts, sides = ([draw.rng.randint(least, 3) for _ in range(rank)] for least in (2, 1))
-    sides[-1] = draw.rng.randint(2, 4)
+    sides[0], sides[-1] = draw.rng.randint(2, 3), draw.rng.randint(2, 4)
     x = draw.leaf(*before, *(n * k for n, k in zip(counts, sides, strict=True)))
     split = [size for n, k in zip(counts, sides, strict=True) for size in ((n, k) if k > 1 else (n,))]
     ends = itertools.accumulate(2 if k > 1 else 1 for k in sides)

@@ -308,9 +308,9 @@ inline float quick_reciprocal(float a) { return 1.0f / a; }
 template <typename T>
 void advance(T*& p, int64_t bytes) { p = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + bytes); }
 template <int VEC>
-void load_streaming(float* v, const float* p) {
+void load_streaming(float* v, const float* p, int stride = 1) {
     if (reinterpret_cast<uintptr_t>(p) % (4 * VEC)) abort();
-    for (int i = 0; i < VEC; ++i) v[i] = p[i];
+    for (int i = 0; i < VEC; ++i) v[i * stride] = p[i];
 }
 template <int VEC>
 void load_once(float* v, const float* p, int stride = 1) {

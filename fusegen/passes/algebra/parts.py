@@ -106,8 +106,10 @@ def _pooled(m: Match) -> tuple[tuple[int, ...], dims.Dims] | None:
         if kernel or side > 1:
             kernel.append(side)
             size.append(count)
-    rows = bool(kernel) and kernel[-1] > 1  # else a kernel of rows has neighbours side by side
-    return (tuple(kernel), tuple(size)) if rows and len(kernel) < len(before) and len(kernel) <= _MOST_POOLED else None
+    along = [side for side in kernel if side > 1]  # one axis alone is a row, of neighbours or side by side with others
+    if len(along) < 2 or kernel[-1] == 1 or len(kernel) == len(before) or len(kernel) > _MOST_POOLED:
+        return None
+    return tuple(kernel), tuple(size)
 
 
 def _of_patches(m: Match) -> str | None:
