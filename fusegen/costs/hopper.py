@@ -160,16 +160,21 @@ def _product_seconds(products: int, columns: int, machine: Machine) -> float:
     return products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
 
 
-def blocks(body: Graph, node: Node) -> int:
-    """Blocks' tiles of a convolution in TF32 whose input is prepared."""
+def _tiled(body: Graph, node: Node) -> tuple[int, int, int]:
+    """What a convolution whose input is prepared is cut into: base slots of all samples, columns of a group, groups."""
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
     _, outputs = inference.group_channels(conv, x.type, w.type)
     taps, lengths = _axes(body, node)
     columns = -(-outputs // 8) * 8 * prod(axis.phases for axis in taps)
-    slots = body.shape(x.name)[0] * prod(_pitches(taps, lengths))
-    return -(-slots // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * conv.groups
+    return body.shape(x.name)[0] * prod(_pitches(taps, lengths)), columns, conv.groups
+
+
+def blocks(body: Graph, node: Node) -> int:
+    """Blocks' tiles of a convolution in TF32 whose input is prepared."""
+    slots, columns, groups = _tiled(body, node)
+    return -(-slots // _BLOCK_SLOTS) * -(-columns // _COLUMNS) * groups
 
 
 def block_shape(slots: int, columns: int, groups: int, machine: Machine) -> tuple[int, int, float]:
@@ -193,12 +198,11 @@ def _of_any_shape(body: Graph, node: Node, machine: Machine) -> float:
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
     _, outputs = inference.group_channels(conv, x.type, w.type)
-    taps, lengths = _axes(body, node)
+    taps, _ = _axes(body, node)
     if any(axis.phases > 1 for axis in taps) or outputs <= LEAST_WIDE:
         return _last_turn(body, node, machine)
-    slots = body.shape(x.name)[0] * prod(_pitches(taps, lengths))
-    columns = -(-outputs // 8) * 8
-    _, _, busiest = block_shape(slots, columns, conv.groups, machine)
+    slots, columns, groups = _tiled(body, node)
+    _, _, busiest = block_shape(slots, columns, groups, machine)
     warpgroups, width, _ = _SHAPES[0]
     found = busiest * machine.multiprocessors / (warpgroups * min(width, columns) * max(1, blocks(body, node)))
     if any(axis.in_step > 1 for axis in taps):  # what is read for every residue of the stride takes as long

@@ -7,7 +7,7 @@ from fusegen.machines import MACHINES
 from fusegen.plan.details import AttentionPlan
 from fusegen.plan.region import Region
 from fusegen.plan.types import KernelPlan
-from fusegen.plan.viewproduct import element_lowering, factor_element
+from fusegen.plan.viewproduct import ElementLowering, factor_element
 from fusegen.spaces import attention
 from fusegen.spaces.viewproduct import COLUMN, ROW
 from fusegen.tuning import choose
@@ -18,7 +18,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     found = attention.check(region.body)
     body = found.body
     result = body.node(body.outputs[0])
-    epilogue = element_lowering(region, body, {result.name: found.result}, {found.head.name: "v"})
+    epilogue = ElementLowering.of(region, body, {result.name: found.result}, {found.head.name: "v"})
     shapes = [*(node.type.shape for node in body.inputs), result.type.shape]
     detail = AttentionPlan(
         matrices=region.sizes.product(found.matrices),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from fusegen import dims
 from fusegen.costs import viewproduct as costs
@@ -28,6 +28,15 @@ class ElementLowering(ViewLowering):
 
     wanted: Mapping[str, Places] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, region: Region, body: Graph, wanted: Mapping[str, Places], given: Mapping[str, str]) -> Self:
+        """For a kernel of ``region``."""
+        first = body.node(next(iter(wanted)))
+        space = RowSpace(first.type.shape, first.name, (), {})
+        lowering = cls(body, space, region.args, region.sizes, Style("{}", "{}"), "v")
+        lowering.wanted, lowering.given = wanted, given
+        return lowering
 
     def lower(self) -> None:
         for name, places in self.wanted.items():
@@ -71,22 +80,11 @@ class ElementLowering(ViewLowering):
         return sum(digit.of == number for digit, _ in joined) + sum(self.mentions(own, number) for own in inside)
 
 
-def element_lowering(
-    region: Region, body: Graph, wanted: Mapping[str, Places], given: Mapping[str, str]
-) -> ElementLowering:
-    """Statements for the elements of ``wanted`` at these places, over C++ of the nodes that are ``given``."""
-    first = body.node(next(iter(wanted)))
-    space = RowSpace(first.type.shape, first.name, (), {})
-    lowering = ElementLowering(body, space, region.args, region.sizes, Style("{}", "{}"), "v")
-    lowering.wanted, lowering.given = wanted, given
-    return lowering
-
-
 def factor_element(
     region: Region, body: Graph, factor: Node, places: Places, side: str, head: str = ""
 ) -> FactorElement:
     """An element of ``factor``, computed as it is read; ``v`` is the result of the product ``head``, if it needs it."""
-    lowering = element_lowering(region, body, {factor.name: places}, {head: "v"})
+    lowering = ElementLowering.of(region, body, {factor.name: places}, {head: "v"})
     rows = lowering.program((region.outputs[0].replace(node=factor.name),))
     return FactorElement(
         rows=rows.replace(stores=()), value=rows.stores[0].value, lanes=lowering.lanes(side), near=lowering.near()
@@ -97,7 +95,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One launch for a product, what its factors are made of, and what follows it."""
     found = viewproduct.check(region.body)
     result = region.body.node(region.body.outputs[0])
-    epilogue = element_lowering(region, region.body, {result.name: found.result}, {found.head.name: "v"})
+    epilogue = ElementLowering.of(region, region.body, {result.name: found.result}, {found.head.name: "v"})
     shapes = [*(node.type.shape for node in region.body.inputs), result.type.shape]
     detail = ViewProductPlan(
         matrices=region.sizes.product(found.matrices),

@@ -8,13 +8,12 @@ from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.plan.details import ViewReducePlan
 from fusegen.plan.region import Region
-from fusegen.plan.rowdraft import Style, factor
+from fusegen.plan.rowdraft import factor
 from fusegen.plan.rowprogram import Divider, Reduction
 from fusegen.plan.types import KernelPlan
 from fusegen.plan.viewproduct import ElementLowering
 from fusegen.printer import format_node
 from fusegen.spaces import viewreduce
-from fusegen.spaces.rowspace import RowSpace
 from fusegen.spaces.viewproduct import ROW, TERM
 from fusegen.spaces.viewspace import Places
 
@@ -27,7 +26,7 @@ class _Lowering(ElementLowering):
 
     def quotient(self, whole: str, divisor: Dim) -> str:
         """C++ of ``whole / divisor``, over binding names."""
-        if divisor == 1 or isinstance(divisor, int):
+        if isinstance(divisor, int):
             return whole if divisor == 1 else f"{whole} / {divisor}"
         found = self.dividers.setdefault(str(divisor), Divider(name=f"q{len(self.dividers)}", divisor=divisor))
         return f"args.by_{found.name}.of({whole})"
@@ -49,9 +48,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     dividers: dict[str, Divider] = {}
 
     def lowering(wanted: dict[str, Places], given: dict[str, str]) -> _Lowering:
-        space = RowSpace(result.type.shape, result.name, (), {})
-        started = _Lowering(body, space, region.args, sizes, Style("{}", "{}"), "v")
-        started.wanted, started.given, started.dividers, started.along = wanted, given, dividers, TERM
+        started = _Lowering.of(region, body, wanted, given)
+        started.dividers, started.along = dividers, TERM
         return started
 
     wanted = {head.inputs[0]: found.places for head in found.heads}
