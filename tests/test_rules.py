@@ -43,6 +43,7 @@ from fusegen.ir import (
     ReshapeOp,
     ScanOp,
     SliceOp,
+    SoftmaxOp,
     TensorType,
 )
 from fusegen.passes import algebra, columns, decompose, layouts, losses, moments, positions, simplify, statistics
@@ -206,6 +207,23 @@ def _part_of_joined(draw: Draw) -> Node:
 def _filled(draw: Draw) -> Node:
     fill = draw.add(FillOp(value=float(draw.rng.randint(2, 50)), shape=()), draw.leaf(*draw.shape()))
     return draw.add(ExpandOp(shape=tuple(draw.shape())), fill)
+
+
+def _fills(draw: Draw) -> Node:
+    fill = draw.add(FillOp(value=float(draw.rng.randint(2, 50)), shape=tuple(draw.shape())), draw.leaf(2))
+    operands = [fill, draw.rng.choice([draw.const(), fill])]
+    fn = draw.rng.choice(["add", "sub", "mul"])
+    return draw.add(PointwiseOp(fn=fn), *operands[:: draw.rng.choice([1, -1])])  # type: ignore[arg-type]
+
+
+def _moved_ones(draw: Draw) -> Node:
+    """Axes of more than one element in their order, those of one anywhere among them."""
+    sizes = [*(draw.rng.randint(2, 4) for _ in range(draw.rng.randint(1, 3))), *[1] * draw.rng.randint(1, 3)]
+    draw.rng.shuffle(sizes)
+    rank = len(sizes)
+    orders = [order for order in itertools.permutations(range(rank)) if order != tuple(range(rank))]
+    kept = [order for order in orders if (moved := [axis for axis in order if sizes[axis] > 1]) == sorted(moved)]
+    return draw.add(PointwiseOp(fn="relu"), draw.add(PermuteOp(order=draw.rng.choice(kept)), draw.leaf(*sizes)))
 
 
 def _norm(draw: Draw, shape: list[int], whole: int) -> Node:
@@ -1073,6 +1091,8 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "f(x, expand(c)) = f(x, c)": _spread,
     "slice(cat(x, y)) = slice(x),  where it lies in x": _part_of_joined,
     "expand(fill) = fill": _filled,
+    "f(fill, fill) = fill,  numbers likewise": _fills,
+    "permute(x) = reshape(x),  where only axes of one element change places": _moved_ones,
     "sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise": _features_summed,
     "sum over rows of matmul(x, w) = matmul(sum over rows of x, w),  mean likewise": _rows_summed,
     "sum over features and other axes = sum over the others of the sum over features,  mean likewise": _product_summed,
@@ -1199,6 +1219,7 @@ MONOTONE = {
 }
 TRANSCENDENTAL = {
     "softmax(x) over a size-1 axis = x - x + 1",
+    "softmax(fill) = fill of one over its length",
     "normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b",
     "x tanh(softplus(x)) = mish(x)",
     "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
@@ -1492,14 +1513,30 @@ def test_other_functions_stay_before_a_maximum(chain: str) -> None:
 @pytest.mark.parametrize("value", [0.5, float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("log", [False, True])
 def test_softmax_of_one_keeps_nan(value: float, log: bool) -> None:
-    from fusegen.ir import SoftmaxOp
-
     draw = Draw(0)
     before = draw.graph(draw.add(SoftmaxOp(axis=1, log=log), draw.leaf(2, 1, 3)))
     outcome = rewrite(before, simplify.RULES)
     assert [event.identity for event in outcome.applied] == ["softmax(x) over a size-1 axis = x - x + 1"]
     x = torch.full((2, 1, 3), value)
     torch.testing.assert_close(run(outcome.graph, [x], {})[0], run(before, [x], {})[0], equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_softmax_of_a_constant_is_what_torch_makes_of_it(size: int) -> None:
+    draw = Draw(0)
+    fill = draw.add(FillOp(value=-2.5, shape=(2, size)), draw.leaf(2))
+    outcome = rewrite(draw.graph(draw.add(SoftmaxOp(axis=1, log=False), fill)), simplify.RULES[-6:])
+    assert [event.identity for event in outcome.applied] == ["softmax(fill) = fill of one over its length"]
+    assert torch.equal(run(outcome.graph, [torch.ones(2)], {})[0], torch.full((2, size), -2.5).softmax(1))
+
+
+def test_numbers_beside_integers_stay_integers(tmp_path: Path) -> None:
+    """As a float, the number would make floats of what an embedding takes for places."""
+    body = "n = torch.floor(x).to(torch.int64)\nn = torch.min(n, torch.full_like(n, 3))\nreturn self.e(n)"
+    compiled = compile_file(write(tmp_path, body, "self.e = nn.Embedding(4, 8)", "torch.rand(6, 5) * 9"))
+    for node in compiled.program.after.nodes:
+        if node.type.dtype is DType.INT64 and isinstance(node.op, PointwiseOp):
+            assert not any(isinstance(compiled.program.after.node(name).op, ConstOp) for name in node.inputs), node
 
 
 def test_modular_convolution_agrees_with_torch() -> None:

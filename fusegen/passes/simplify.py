@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import operator
+
 from fusegen import dims, inference
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     CatOp,
     ConstOp,
+    DType,
     ExpandOp,
     FillOp,
     Graph,
@@ -105,8 +110,9 @@ def _spread_operand(m: Match) -> tuple[int, Node] | None:
     for place, operand in enumerate(operands):
         others = operands[:place] + operands[place + 1 :]
         source = m.graph.node(operand.inputs[0]) if isinstance(operand.op, ExpandOp) else operand
-        if isinstance(operand.op, FillOp):
+        if isinstance(operand.op, FillOp):  # numbers are floats: beside integers they would make floats of these
             data = any(not isinstance(other.op, (FillOp, ConstOp)) for other in others)
+            data = data and operand.type.dtype is DType.FLOAT32
             shape: Dims = ()
         else:
             data, shape = isinstance(operand.op, ExpandOp), source.type.shape
@@ -123,6 +129,69 @@ def _drop_spread(m: Match) -> Node:
     operands = [m.graph.node(name) for name in m.root.inputs]
     operands[place] = m.const(source.op.value) if isinstance(source.op, FillOp) else source
     return m.add(m.root.op, *operands)
+
+
+_OF_NUMBERS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+"""Functions of float32 numbers that are right when computed as doubles and rounded."""
+
+
+def _float32(value: float) -> float:
+    return ctypes.c_float(value).value
+
+
+def _of_fills(m: Match) -> tuple[Node, float] | None:
+    """One of the constant tensors that the root is made of, with numbers alone, and what it is everywhere."""
+    assert isinstance(m.root.op, PointwiseOp)
+    operands = [m.graph.node(name) for name in m.root.inputs]
+    fills = [node for node in operands if isinstance(node.op, FillOp)]
+    values = [node.op.value for node in operands if isinstance(node.op, (FillOp, ConstOp))]
+    function = _OF_NUMBERS.get(m.root.op.fn)
+    alike = all(node.type.dtype is DType.FLOAT32 for node in (m.root, *operands))
+    numbers = [_float32(value) for value in values if isinstance(value, float)]
+    plain = all(node.op.times == 1.0 for node in operands if isinstance(node.op, ConstOp))
+    if not fills or function is None or not alike or not plain or len(numbers) < len(operands):
+        return None
+    return fills[0], _float32(function(*numbers))
+
+
+def _fill_of_fills(m: Match) -> Node:
+    found = _of_fills(m)
+    assert found is not None
+    return _filled(m, *found)
+
+
+def _filled(m: Match, fill: Node, value: float) -> Node:
+    """The root, which has this value everywhere, by way of ``fill``, which says on what device it is."""
+    assert isinstance(fill.op, FillOp)
+    operands = map(m.graph.node, fill.inputs)
+    return m.add(fill.op.replace(value=value, shape=m.root.type.shape), *operands)
+
+
+def _softmax_of_fill(m: Match) -> str | None:
+    softmax, fill = m.root.op, m["x"].op
+    assert isinstance(softmax, SoftmaxOp)
+    assert isinstance(fill, FillOp)
+    size = m.root.type.shape[softmax.axis]
+    finite = isinstance(size, int) and 0 < size <= 2**24 and math.isfinite(_float32(fill.value))
+    return None if finite and not softmax.log and m.root.type.dtype is DType.FLOAT32 else ""
+
+
+def _equal_shares(m: Match) -> Node:
+    softmax = m.root.op
+    assert isinstance(softmax, SoftmaxOp)
+    size = m.root.type.shape[softmax.axis]
+    assert isinstance(size, int)
+    return _filled(m, m["x"], _float32(1.0 / size))
+
+
+def _moves_only_ones(m: Match) -> str | None:
+    """A product takes a transpose as it is, and eager's result is a view."""
+    permute = m.root.op
+    assert isinstance(permute, PermuteOp)
+    moved = [axis for axis in permute.order if m["x"].type.shape[axis] != 1]
+    readers = map(m.graph.node, m.graph.users()[m.root.name])
+    plain = not any(isinstance(reader.op, MatmulOp) for reader in readers) and m.root.name not in m.graph.results
+    return None if plain and moved == sorted(moved) else ""
 
 
 def _own_part(m: Match) -> tuple[Node, Dim] | None:
@@ -220,6 +289,27 @@ RULES = (
         op(ExpandOp, op(FillOp, name="x")),
         lambda m: m.add(m["x"].op.replace(shape=m.root.type.shape), *map(m.graph.node, m["x"].inputs)),
         Numerics.EXACT,
+    ),
+    Rule(
+        "f(fill, fill) = fill,  numbers likewise",
+        op(PointwiseOp),
+        _fill_of_fills,
+        Numerics.EXACT,
+        lambda m: None if _of_fills(m) else "",
+    ),
+    Rule(
+        "softmax(fill) = fill of one over its length",
+        op(SoftmaxOp, op(FillOp, name="x")),
+        _equal_shares,
+        Numerics.EXACT,  # ones over their exact sum
+        _softmax_of_fill,
+    ),
+    Rule(
+        "permute(x) = reshape(x),  where only axes of one element change places",
+        op(PermuteOp, anything("x")),
+        lambda m: m.add(ReshapeOp(shape=m.root.type.shape), m["x"]),
+        Numerics.EXACT,
+        _moves_only_ones,
     ),
     Rule(
         "x * 1 = x",

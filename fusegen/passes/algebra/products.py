@@ -22,6 +22,7 @@ from fusegen.passes.algebra.collapse import (
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
 _MATMUL = op(MatmulOp, anything("x"), anything("w"), name="matmul")
+_READ_ELSEWHERE = "the product is read elsewhere too, so it must be computed anyway"
 _ROWS_IN_PLACE = op(MatmulOp, anything("x"), anything("w"), name="matmul", left_transposed=False)
 
 
@@ -31,7 +32,7 @@ _ROWS_IN_PLACE = op(MatmulOp, anything("x"), anything("w"), name="matmul", left_
 def _features_only(m: Match) -> str | None:
     if reduction(m).axes != (m["matmul"].type.rank - 1,):
         return ""
-    return None if m.only_user("matmul") else "the product is read elsewhere too, so it must be computed anyway"
+    return None if m.only_user("matmul") else _READ_ELSEWHERE
 
 
 def _feature_axis(matmul: Node, w: Node) -> int:
@@ -51,7 +52,7 @@ def _rows_only(m: Match) -> str | None:
     rank, axes = m["matmul"].type.rank, reduction(m).axes
     if rank - 1 in axes or (m["w"].type.rank != 2 and axes != (rank - 2,)):
         return ""
-    return None if m.only_user("matmul") else "the product is read elsewhere too, so it must be computed anyway"
+    return None if m.only_user("matmul") else _READ_ELSEWHERE
 
 
 def _sum_rows(m: Match) -> Node:
@@ -124,7 +125,9 @@ def _feature_factor(m: Match) -> str | None:
     features, c = m["matmul"].type.shape[-1], m["c"]
     per_feature = c.type.rank >= 1 and c.type.shape == (*(1,) * (c.type.rank - 1), features) and features != 1
     last = reduction(m).axes == (m["matmul"].type.rank - 1,)
-    return None if per_feature and last and m["w"].type.rank == 2 and m.only_user("inner") else ""
+    if not (per_feature and last and m["w"].type.rank == 2 and m.only_user("inner")):
+        return ""
+    return None if m.only_user("matmul") else _READ_ELSEWHERE
 
 
 def _scale_weights(m: Match) -> Node:
