@@ -216,6 +216,33 @@ def _fills(draw: Draw) -> Node:
     return draw.add(PointwiseOp(fn=fn), *operands[:: draw.rng.choice([1, -1])])  # type: ignore[arg-type]
 
 
+def _whole_image(draw: Draw) -> Node:
+    """A kernel as large as the image; transposed, an image of one position."""
+    batch, inputs, outputs, *kernel = (draw.rng.randint(1, 4) for _ in range(draw.rng.randint(4, 6)))
+    rank, transposed = len(kernel), draw.rng.random() < 0.5
+    channels = (inputs, outputs) if transposed else (outputs, inputs)
+    x = draw.leaf(batch, inputs, *([1] * rank if transposed else kernel))
+    strides = tuple(draw.rng.randint(1, 3) for _ in kernel)
+    op = ConvOp(
+        transposed=transposed,
+        stride=strides,
+        padding=(0,) * rank,
+        dilation=tuple(1 if size > 1 else draw.rng.randint(1, 2) for size in kernel),
+        output_padding=(0,) * rank,
+    )
+    return draw.add(op, x, draw.leaf(*channels, *kernel, parameter=True))
+
+
+def _product_of_one_position(draw: Draw) -> Node:
+    rows, terms, columns = (draw.rng.randint(1, 4) for _ in range(3))
+    product = draw.add(MatmulOp(), draw.leaf(rows, terms), draw.leaf(terms, columns, parameter=True))
+    y = draw.add(ReshapeOp(shape=(rows, columns, *[1] * draw.rng.randint(1, 3))), product)
+    ones = (1,) * (y.type.rank - 2)
+    c = draw.rng.choice([draw.const(), draw.leaf(columns, *ones), draw.leaf(rows, columns, *ones)])
+    fn = draw.rng.choice(["add", "mul", "sub"])
+    return draw.add(PointwiseOp(fn=fn), *[y, c][:: draw.rng.choice([1, -1])])  # type: ignore[arg-type]
+
+
 def _moved_ones(draw: Draw) -> Node:
     """Axes of more than one element in their order, those of one anywhere among them."""
     sizes = [*(draw.rng.randint(2, 4) for _ in range(draw.rng.randint(1, 3))), *[1] * draw.rng.randint(1, 3)]
@@ -1092,6 +1119,8 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "slice(cat(x, y)) = slice(x),  where it lies in x": _part_of_joined,
     "expand(fill) = fill": _filled,
     "f(fill, fill) = fill,  numbers likewise": _fills,
+    "conv(x, w) = matmul(x, w),  w as large as x;  transposed, of one position, likewise": _whole_image,
+    "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product": _product_of_one_position,
     "permute(x) = reshape(x),  where only axes of one element change places": _moved_ones,
     "sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise": _features_summed,
     "sum over rows of matmul(x, w) = matmul(sum over rows of x, w),  mean likewise": _rows_summed,

@@ -200,10 +200,14 @@ def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
     return [region, *(n.replace(op=GetItemOp(index=i), inputs=(name,)) for i, n in enumerate(outputs))]
 
 
-def _is_part_of_parameter(graph: Graph, node: Node) -> bool:
-    """True for a view that lies like a parameter of its own."""
+def _lies_like_a_parameter(grouping: Grouping, node: Node) -> bool:
+    """True for a view of a parameter that is as good as one: its first rows, and a matrix of a product."""
+    if not node.inputs or not isinstance(grouping.by_name[node.inputs[0]].op, ParamOp):
+        return False
     first = isinstance(node.op, SliceOp) and (node.op.axis, node.op.step) == (0, 1)
-    return first and isinstance(graph.node(node.inputs[0]).op, ParamOp)
+    readers = [grouping.by_name[name].op for name in grouping.users[node.name]]
+    matrix = isinstance(node.op, ReshapeOp) and all(isinstance(reader, MatmulOp) for reader in readers)
+    return first or (matrix and bool(readers))
 
 
 def _layer(grouping: Grouping, node: Node) -> Group:
@@ -216,8 +220,8 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
     """%m = reduce.max(%x); %e = exp(%m)  ->  %e = region(%x) { the same nodes }."""
     if any(isinstance(node.op, RegionOp) for node in graph.nodes):
         return Outcome(graph)
-    free = {node.name for node in graph.nodes if not ops.is_leaf(node.op) and not _is_part_of_parameter(graph, node)}
     grouping = Grouping(graph)
+    free = {n.name for n in graph.nodes if not ops.is_leaf(n.op) and not _lies_like_a_parameter(grouping, n)}
     refused: dict[str, str] = {}
     for kind in AXIS_SUMS:
         for node in graph.nodes:

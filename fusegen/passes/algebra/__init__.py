@@ -25,6 +25,7 @@ from fusegen.passes.algebra import (
     slices,
     transposed_pools,
     views,
+    whole,
 )
 from fusegen.passes.rewrite import Outcome, rewrite
 
@@ -47,6 +48,7 @@ RULES = (
     *channels.RULES,
     *axes.RULES,
     *collapse.RULES,
+    *whole.RULES,
 )
 
 
