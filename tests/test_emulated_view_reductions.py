@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.compiler import compile_file
 from fusegen.plan.details import ViewReducePlan
-from tests.emulated import agrees_with_float64
+from tests.emulated import agrees_with_float64, steps
+from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
 
@@ -28,9 +30,19 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
     "windows": ("x.unfold(1, 4, 4).prod(-1)", [[(6, 40)]]),
     "mirrored": ("(F.pad(x, (2, 2), mode='reflect') * 3).mean(-1)", [[(6, 5, 9)]]),
     "flipped": ("(x - x.flip(1)).abs().sum((0, 1))", [[(20, 9, 4)]]),
+    "rows_across": ("(x.permute(3, 1, 0, 2) * (y * y[..., :1]).unsqueeze(2)).sum(-1) + 1", [[(6, 3, 16, 33), (33, 3, 16)]]),
     "one_number": ("(x[:, None] - y).abs().mean()", [[(150,), (200,)]]),
 }
 """By name: what the forward returns, and shapes of its inputs: the first are the file's."""
+
+
+def test_neighbouring_rows_are_those_that_lie_side_by_side(tmp_path: Path) -> None:
+    body, calls = MODELS["rows_across"]
+    drawn = ", ".join(f"torch.randn{shape}" for shape in calls[0])
+    compiled = compile_file(write(tmp_path, f"return {body}", INIT, drawn, "x, y"))
+    (plan,) = steps(compiled, ViewReducePlan)
+    assert isinstance(plan.detail, ViewReducePlan)
+    assert plan.detail.strided
 
 
 @pytest.mark.parametrize("name", MODELS)

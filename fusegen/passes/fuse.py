@@ -14,6 +14,7 @@ from fusegen.ir import (
     ArgReduceOp,
     AttentionOp,
     ConvOp,
+    DType,
     GetItemOp,
     Graph,
     InputOp,
@@ -103,10 +104,12 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         more = unit if windows else _up_to_data(grouping, unit, free)
         if more != unit:
             candidates.append(group.plus(more))
+        if compared := _comparisons(grouping, group.members | unit, free):
+            candidates.append(group.plus(unit).plus(compared, copied=True))
         for candidate in candidates:
             reason = refusal(grouping, candidate, machine) or left_behind(grouping, candidate, unit, free, machine)
             reason = reason or computed_once(grouping, candidate, node, free, machine)
-            reason = reason or read_where_it_lies(grouping, candidate, node, free)
+            reason = reason or read_where_it_lies(grouping, candidate, node, free, machine)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:
@@ -154,6 +157,13 @@ def _up_to_data(grouping: Grouping, unit: set[str], free: set[str]) -> set[str]:
                 found.add(name)
                 pending += [] if isinstance(producer.op, ReduceOp) else [name]
     return found
+
+
+def _comparisons(grouping: Grouping, members: frozenset[str] | set[str], free: set[str]) -> set[str]:
+    """Comparisons that ``members`` read, and others too: what is compared may be the only data of the kernel."""
+    read = {name for member in members for name in grouping.by_name[member].inputs} - members
+    nodes = (grouping.by_name[name] for name in read & free)
+    return {node.name for node in nodes if node.type.dtype is DType.BOOL and grouping.can_copy(node)}
 
 
 def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) -> Group:

@@ -7,12 +7,14 @@ from fusegen.ir import (
     ConvOp,
     MatmulOp,
     Node,
+    PermuteOp,
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
     ScanOp,
     SliceOp,
     SoftmaxOp,
+    TriangleOp,
 )
 from fusegen.machines import Machine
 from fusegen.passes.groups import Group, Grouping
@@ -77,14 +79,27 @@ def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], 
     return f"the kernel of {head} computes it once" if taken else None
 
 
-def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[str]) -> str | None:
-    """Why elementwise work of cut-out parts stays out of a kernel of rows, or None: that kernel would need copies of
-    them, which take as long as the work itself where the parts lie.
+def read_where_it_lies(
+    grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine
+) -> str | None:
+    """Why elementwise work of cut-out or turned data stays out of a kernel of rows, or None: that kernel would need
+    copies of it, which take as long as the work itself where the data lies.
     """
     if not isinstance(node.op, PointwiseOp) or not template_of(grouping.body(group)[0]).startswith("row"):
         return None
-    cut = cut_out(grouping, node, group.members, free)
-    return f"{min(cut)} is cut out, and would be copied" if cut else None
+    if cut := cut_out(grouping, node, group.members, free):
+        return f"{min(cut)} is cut out, and would be copied"
+    viewed = {name for name in set(node.inputs) & free - group.members if _is_viewed(grouping, name, node)}
+    if viewed and refusal(grouping, group.plus(viewed, copied=True), machine) is not None:
+        return f"{min(viewed)} is no data of its own, and would be written"
+    return None
+
+
+def _is_viewed(grouping: Grouping, name: str, reader: Node) -> bool:
+    """True for as many elements as ``reader`` has, in another order of axes than they lie in, or a triangle of them."""
+    view = grouping.by_name[name]
+    all_of_it = view.type.shape == reader.type.shape and name not in grouping.results
+    return isinstance(view.op, (PermuteOp, TriangleOp)) and all_of_it
 
 
 def cut_out(grouping: Grouping, node: Node, members: frozenset[str], free: set[str]) -> set[str]:

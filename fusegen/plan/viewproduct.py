@@ -55,13 +55,18 @@ class ElementLowering(ViewLowering):
 
     def lanes(self, side: str) -> Literal["k", "side"]:
         """Along which numbers most operands have neighbours: those of terms, or of rows or columns."""
+        along = self.neighbours(side)
+        return "side" if along[side] > along[viewproduct.TERM] else "k"
+
+    def neighbours(self, side: str) -> dict[str, int]:
+        """Elements of operands that are neighbours where numbers of terms are, or of rows or columns."""
         along = {viewproduct.TERM: 0, side: 0}
         for operand in self.operands.values():
             node = next(node for node, arg in self.args.items() if arg.name == operand.arg)
             for digit, stride in self.moving(self.digits[operand.name]):
                 if stride == digit.stride == 1 and isinstance(digit.of, str) and digit.of in along:
                     along[digit.of] += dims.numel(self.body.node(node).type.shape, self.body.sizes)
-        return "side" if along[side] > along[viewproduct.TERM] else "k"
+        return along
 
     def near(self) -> tuple[str, ...]:
         """Operands whose neighbours are those of the column, whatever column it is."""

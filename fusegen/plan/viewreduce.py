@@ -15,6 +15,7 @@ from fusegen.plan.viewproduct import ElementLowering
 from fusegen.printer import format_node
 from fusegen.spaces import viewreduce
 from fusegen.spaces.viewproduct import ROW, TERM
+from fusegen.spaces.viewreduce import ViewReduction
 from fusegen.spaces.viewspace import Places
 
 
@@ -40,10 +41,39 @@ class _Lowering(ElementLowering):
         return f"{text} - {self.quotient(whole, self.sizes.product((stride, size)))} * {factor(self.text(size))}"
 
 
+_WORTH = 4
+"""Elements side by side for each result that is stored by itself."""
+
+
+def _arranged(region: Region) -> ViewReduction:
+    """The reductions, of rows in the order in which most of their elements are neighbours."""
+    body = region.body
+    found = plain = viewreduce.check(body)
+    head = plain.heads[0]
+    wanted = dict.fromkeys((head.inputs[0] for head in plain.heads), plain.places)
+    most = _WORTH * dims.numel(head.type.shape, body.sizes)
+
+    def beside(arranged: ViewReduction) -> tuple[int, int]:
+        lowering = _Lowering.of(region, body, dict.fromkeys(wanted, arranged.places), {})
+        lowering.along = TERM
+        lowering.program(tuple(region.outputs[0].replace(node=node) for node in wanted))
+        along = lowering.neighbours(ROW)
+        return along[ROW], along[TERM]
+
+    rows, terms = beside(plain)
+    most += max(rows, terms)
+    for axis in range(body.node(head.inputs[0]).type.rank):
+        if axis not in viewreduce.op_of(head).axes:
+            arranged = viewreduce.check(body, axis)
+            if (beside_it := beside(arranged)[0]) > most:
+                found, most = arranged, beside_it
+    return found
+
+
 def plan(region: Region, name: str) -> KernelPlan:
     """One launch for what is reduced, the reductions, and what follows from a row."""
     body, sizes = region.body, region.sizes
-    found = viewreduce.check(body)
+    found = _arranged(region)
     result = body.node(body.outputs[0])
     dividers: dict[str, Divider] = {}
 

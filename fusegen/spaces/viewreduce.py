@@ -57,8 +57,11 @@ def _left(head: Node, places: Places) -> Places:
     return tuple(place for axis, place in enumerate(kept) if op.keepdim or axis not in op.axes)
 
 
-def split(body: Graph) -> ViewReduction:
-    """The reductions of ``body``, with the places of their elements and of its result. Raises ``NotFusable``."""
+def split(body: Graph, last: int | None = None) -> ViewReduction:
+    """The reductions of ``body``, with the places of their elements and of its result. Raises ``NotFusable``.
+
+    ``last``: of the axes that are left, the one along which neighbouring rows lie; None: the last.
+    """
     heads = tuple(node for node in body.nodes if isinstance(node.op, ReduceOp))
     ops = [op_of(head) for head in heads]
     shapes = [body.node(head.inputs[0]).type.shape for head in heads]
@@ -67,20 +70,21 @@ def split(body: Graph) -> ViewReduction:
     if any(op.fn not in REDUCED for op in ops):
         raise NotFusable(f"{ops[0].fn} of what lies behind views takes more than a pass over it")
     shape, axes = shapes[0], ops[0].axes
-    rows = tuple(size for axis, size in enumerate(shape) if axis not in axes)
-    length = tuple(shape[axis] for axis in axes)
-    of_rows, of_elements = iter(viewspace.whole(rows, ROW)), iter(viewspace.whole(length, TERM))
-    places = tuple(next(of_elements if axis in axes else of_rows) for axis in range(len(shape)))
+    left = sorted((axis for axis in range(len(shape)) if axis not in axes), key=lambda axis: axis == last)
+    rows, length = tuple(shape[axis] for axis in left), tuple(shape[axis] for axis in axes)
+    found = dict(zip(left, viewspace.whole(rows, ROW), strict=True))
+    found |= dict(zip(axes, viewspace.whole(length, TERM), strict=True))
+    places = tuple(found[axis] for axis in range(len(shape)))
     known = following(body, {head.name: _left(head, places) for head in heads})
     if body.outputs[0] not in known:
         raise NotFusable("its result does not follow from the reduction")
     return ViewReduction(heads=heads, places=places, result=known[body.outputs[0]], rows=rows, length=length)
 
 
-def check(body: Graph) -> ViewReduction:
-    """The reductions of ``body``. Raises ``NotFusable`` where no kernel has all of it."""
+def check(body: Graph, last: int | None = None) -> ViewReduction:
+    """The reductions of ``body`` (``last``: see ``split``). Raises ``NotFusable`` where no kernel has all of it."""
     check_types(body)
-    found = split(body)
+    found = split(body, last)
     for head in found.heads:
         loads = viewspace.loads(body, head.inputs[0], found.places)
         if loads > viewspace.MOST_READS:

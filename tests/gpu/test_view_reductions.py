@@ -31,6 +31,10 @@ CASES: dict[str, tuple[str, list[Shapes]]] = {
     "no_part": ("torch.cat([x, y * 2], dim=0).relu().sum(0)", [[(6, 8), (3, 8)], [(0, 8), (3, 8)]]),
     "columns": ("(x[:, 0:2] * y[:, 1:3]).sum(0)", [[(33, 3, 8), (33, 3, 8)], [(50000, 3, 8), (50000, 3, 8)]]),
     "both": ("(lambda d: d.mean(1) / (d.amax(1) + 1))((x[:, 1:] - x[:, :-1]).abs())", [[(6, 40)], [(2, 70000)]]),
+    "rows_across": (
+        "(x.permute(3, 1, 0, 2) * (y * y[..., :1]).unsqueeze(2)).sum(-1) + 1",
+        [[(6, 3, 16, 33), (33, 3, 16)], [(1152, 10, 16, 64), (64, 10, 16)]],
+    ),
     "one_number": ("(x[:, None] - y).abs().mean()", [[(150,), (200,)], [(1500,), (2000,)]]),
 }
 """By name: what the forward returns, and shapes of its inputs: the first are the file's."""

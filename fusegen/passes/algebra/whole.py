@@ -10,7 +10,7 @@ from __future__ import annotations
 from fusegen import dims, inference, ops
 from fusegen.costs import library
 from fusegen.dims import Dim
-from fusegen.ir import ConvOp, MatmulOp, Node, PointwiseOp, ReshapeOp
+from fusegen.ir import ConvOp, MatmulOp, Node, PointwiseOp, ReshapeOp, TapSumOp, WindowSumOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra.collapse import product_below
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
@@ -23,6 +23,8 @@ def _whole(m: Match) -> str | None:
     kernel, image = inference.kernel_size(m["w"].type), x.type.shape[2:]
     met = kernel if not conv.transposed else (1,) * conv.rank
     dense = all(step == 1 or size == 1 for step, size in zip(conv.dilation, kernel, strict=True))
+    if isinstance(x.op, WindowSumOp) or isinstance(m["w"].op, TapSumOp):
+        return ""  # a kernel has those sums and their product
     if conv.groups != 1 or any(conv.padding) or any(conv.output_padding) or not dense or image != tuple(met):
         return ""
     graph, rates = m.graph, machine(DEFAULT_TARGET)

@@ -9,7 +9,7 @@ import math
 from functools import partial
 from typing import Any
 
-from fusegen.ir import DType, FillOp, ReshapeOp
+from fusegen.ir import DType, FillOp, ReshapeOp, TriangleOp
 from fusegen.trace.aten.call import IMPORTERS, Call, Value, numbers, pointwise, register
 
 # --- arithmetic ---------------------------------------------------------------------------------
@@ -308,3 +308,11 @@ for _name, _value in (("zeros", 0.0), ("empty", 0.0), ("ones", 1.0), ("full", No
 for _overload in ("fill.Scalar", "scalar_tensor.default"):
     IMPORTERS[_overload] = _fill
 IMPORTERS["zero.default"] = partial(_fill, value=0.0)
+
+
+@register("eye.default", "eye.m")
+def _eye(call: Call) -> Value | None:
+    """Ones, and of those the diagonal."""
+    if (ones := _fill(call, 1.0)) is None:
+        return None
+    return call.build.add(TriangleOp(upper=True), call.build.add(TriangleOp(upper=False), ones))
