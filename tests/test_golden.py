@@ -41,10 +41,13 @@ def test_no_golden_without_a_spec() -> None:
 
 def cuda_source(spec: str) -> str:
     """The CUDA text of a golden file."""
-    found = re.search(
-        r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', (ROOT / "generated" / f"{spec}.py").read_text(), re.S | re.M
-    )
-    assert found, f"{spec} has no kernel"
+    return cuda_text((ROOT / "generated" / f"{spec}.py").read_text())
+
+
+def cuda_text(generated: str) -> str:
+    """The CUDA text of a generated file."""
+    found = re.search(r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', generated, re.S | re.M)
+    assert found, "it has no kernel"
     return found[1]
 
 

@@ -66,6 +66,8 @@ MODELS = {
     "over_channels": ("nn.Conv2d(20, 3, 3, padding=1)", "F.log_softmax(self.m(x) * 2, 1) + 1", (20, 190, 192)),
     "over_channels_mean": ("nn.Conv2d(5, 4, 3, padding=1)", "F.leaky_relu(self.m(x)).mean(1, True) * 2", (5, 19, 28)),
     "over_channels_far": ("nn.ConvTranspose2d(32, 3, 2, 3)", "self.m(x).amax(1).tanh()", (32, 31, 44)),
+    "one_input": ("nn.Conv2d(1, 32, 3, padding=1, bias=False)", "self.m(x)", (1, 32, 100)),
+    "three_inputs": ("nn.Conv2d(3, 16, 3, 2, 1, bias=False)", "self.m(x)", (3, 32, 64)),
     "few_outputs_volume": ("nn.Conv3d(24, 4, 3, (1, 2, 1), 1)", "self.m(x).abs()", (24, 7, 12, 16)),
 }  # fmt: skip
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
