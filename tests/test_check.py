@@ -278,6 +278,24 @@ def test_what_forward_makes_is_as_precise_as_the_oracle() -> None:
     assert torch.get_default_dtype() is torch.float32
 
 
+class Asking(nn.Linear):
+    """Asks for float32, as models that also run in 16 bits do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(torch.float32)
+        rows = torch.softmax(x, dim=-1, dtype=torch.float32) + torch.arange(3, dtype=torch.float32)
+        return super().forward(rows.float() @ x.type(torch.float32).t()[:, :1].expand(3, 3))
+
+
+def test_what_forward_asks_for_in_float32_is_float64_in_the_oracle() -> None:
+    x = torch.rand(3, 3, dtype=torch.float64)
+    model = Asking(3, 3).double()
+    (r,) = oracle(model, (x,))
+    rows = x.softmax(-1) + torch.arange(3, dtype=torch.float64)
+    assert r.dtype is torch.float64
+    torch.testing.assert_close(r, nn.functional.linear((rows @ x[:1].t()).expand(3, 3), model.weight, model.bias))
+
+
 def test_convolutions_are_also_checked_with_tf32_off() -> None:
     def reference() -> nn.Module:
         return nn.Conv1d(2, 3, 3)

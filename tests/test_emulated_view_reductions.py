@@ -30,7 +30,10 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
     "windows": ("x.unfold(1, 4, 4).prod(-1)", [[(6, 40)]]),
     "mirrored": ("(F.pad(x, (2, 2), mode='reflect') * 3).mean(-1)", [[(6, 5, 9)]]),
     "flipped": ("(x - x.flip(1)).abs().sum((0, 1))", [[(20, 9, 4)]]),
-    "rows_across": ("(x.permute(3, 1, 0, 2) * (y * y[..., :1]).unsqueeze(2)).sum(-1) + 1", [[(6, 3, 16, 33), (33, 3, 16)]]),
+    "rows_across": (
+        "(x.permute(3, 1, 0, 2) * (y * y[..., :1]).unsqueeze(2)).sum(-1) + 1",
+        [[(6, 3, 16, 33), (33, 3, 16)]],
+    ),
     "one_number": ("(x[:, None] - y).abs().mean()", [[(150,), (200,)]]),
 }
 """By name: what the forward returns, and shapes of its inputs: the first are the file's."""

@@ -79,9 +79,7 @@ def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], 
     return f"the kernel of {head} computes it once" if taken else None
 
 
-def read_where_it_lies(
-    grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine
-) -> str | None:
+def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
     """Why elementwise work of cut-out or turned data stays out of a kernel of rows, or None: that kernel would need
     copies of it, which take as long as the work itself where the data lies.
     """

@@ -118,12 +118,14 @@ RULES = (
 
 
 _ONE_EACH = (InputOp, EagerOp, GetItemOp, TapSumOp, WindowSumOp)
+_NUMBERED = ("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
+"""Of torch's ops those that are the same at every call."""
 
 
 def merge(graph: Graph) -> Graph:
     """``graph`` with each value computed once: nodes of the same op and operands are one node.
 
-    Eager nodes stay: an op may draw random numbers. Sums of windows and of taps stay, too: a kernel computes both
+    Other ops of torch stay: one may draw random numbers. Sums of windows and of taps stay, too: a kernel computes both
     and their product, and none of them is written.
     """
     names: dict[str, str] = {}
@@ -133,7 +135,8 @@ def merge(graph: Graph) -> Graph:
         inputs = tuple(names.get(name, name) for name in node.inputs)
         node = node.replace(inputs=inputs) if inputs != node.inputs else node
         key = f"{node.op!r} {inputs} {node.type!r}"
-        if isinstance(node.op, _ONE_EACH) or key not in known:
+        own = isinstance(node.op, _ONE_EACH) and not (isinstance(node.op, EagerOp) and node.op.target in _NUMBERED)
+        if own or key not in known:
             known.setdefault(key, node.name)
             nodes.append(node)
         else:

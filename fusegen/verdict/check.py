@@ -12,8 +12,7 @@ from __future__ import annotations
 import copy
 import gc
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, FunctionType
@@ -27,6 +26,7 @@ from fusegen.compiler import Compiled, compile_graph
 from fusegen.emit import write_atomic
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import ConvOp, Frozen, Graph, RegionOp
+from fusegen.verdict.doubles import double, made_in_double
 from fusegen.verdict.subject import Subject, call, call_generated, open_subject, part_subject, strict
 from fusegen.verdict.tf32 import tf32_convolutions, tf32_results
 from fusegen.verdict.truncate import before_flattening
@@ -225,18 +225,7 @@ def _separable(module: nn.Module, inputs: tuple[Any, ...]) -> bool:
     )
 
 
-@contextmanager
-def _made_in_double() -> Iterator[None]:
-    """Within it, tensors that forward makes without naming an element type are float64, as its parameters are."""
-    saved = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(saved)
-
-
-@_made_in_double()
+@made_in_double()
 def oracle(module: nn.Module, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
     """The outputs of ``module`` (already float64); by slices of the batch where memory runs out."""
     try:
@@ -253,11 +242,6 @@ def oracle(module: nn.Module, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
     raise ToolchainError("the GPU's memory does not hold one row of the float64 reference", hint="use smaller sizes")
-
-
-def _double(value: Any) -> Any:
-    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.double() if floating else value
 
 
 def _offset(value: Any) -> Any:
@@ -286,7 +270,7 @@ def _release() -> None:
 def run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ...]) -> SetResult:
     """Hold the (reference, generated) ``pair`` to the tolerance on ``inputs``."""
     reference, generated = pair
-    r = _results(copied(reference).double(), lambda m: oracle(m, tuple(map(_double, inputs))))
+    r = _results(copied(reference).double(), lambda m: oracle(m, tuple(map(double, inputs))))
     _release()
     e = _results(reference, lambda m: call(m, inputs))
     tf32 = tf32_results(lambda: _results(reference, lambda m: call(m, inputs))) or {}
@@ -315,7 +299,7 @@ def _repeatable(generated: nn.Module, inputs: tuple[Any, ...]) -> bool:
 
 
 def _eager_class(reference: nn.Module, inputs: tuple[Any, ...]) -> EagerClass:
-    r = oracle(copied(reference).double(), tuple(map(_double, inputs)))
+    r = oracle(copied(reference).double(), tuple(map(double, inputs)))
     scale = max(float(t.abs().max()) for t in r) or 1.0
     worst = []
     for allowed in (True, False):
