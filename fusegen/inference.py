@@ -22,6 +22,7 @@ from fusegen.ir import (
     ExpandOp,
     FlipOp,
     GetItemOp,
+    InterpolateOp,
     MatmulOp,
     NormalizeOp,
     PadOp,
@@ -108,6 +109,17 @@ def infer_resample(op: ResampleOp, types: Types, declared: TensorType) -> Tensor
     _check_axes((op.axis,), types[0].rank)
     if op.step < 1 or op.divisor < 1 or (op.divisor > 1 and op.edge != "hold"):
         raise GraphError(f"a step of {op.step} / {op.divisor} with edges that {op.edge}")
+    shape = list(types[0].shape)
+    shape[op.axis] = op.length
+    return types[0].replace(shape=tuple(shape))
+
+
+def infer_interpolate(op: InterpolateOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes((op.axis,), types[0].rank)
+    if op.align_corners and (op.mode == "nearest" or op.scale is not None):
+        raise GraphError("corners are aligned by the sizes alone, and of linear interpolation")
+    if op.scale is not None and not op.scale > 0:
+        raise GraphError(f"a scale of {op.scale}")
     shape = list(types[0].shape)
     shape[op.axis] = op.length
     return types[0].replace(shape=tuple(shape))

@@ -301,6 +301,23 @@ class ResampleOp(Frozen):
     edge: Edge = "hold"
 
 
+class InterpolateOp(Frozen):
+    """``length`` elements along one axis at places between the operand's, as ``torch.nn.functional.interpolate`` has
+    them, in float32: ``linear`` has shares of both neighbours, ``nearest`` the one that the place is rounded down to.
+
+    Element i lies at r i (``nearest``, or ``align_corners``) or at r (i + 1/2) - 1/2, not before the first element.
+    With ``align_corners`` the last element stays the last one; else r is 1 / ``scale`` or, without it, the quotient of
+    the axis' size and ``length``. Where these are equal, every element stays.
+    """
+
+    kind: Literal["interpolate"] = "interpolate"
+    axis: int
+    length: Dim
+    mode: Literal["linear", "nearest"]
+    align_corners: bool = False
+    scale: float | None = None
+
+
 class ExpandOp(Frozen):
     """Broadcast to ``shape``."""
 
@@ -513,6 +530,7 @@ Op: TypeAlias = Annotated[
     | PermuteOp
     | FlipOp
     | ResampleOp
+    | InterpolateOp
     | ExpandOp
     | SliceOp
     | CatOp

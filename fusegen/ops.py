@@ -18,6 +18,7 @@ from fusegen.ir import (
     FillOp,
     Graph,
     InputOp,
+    InterpolateOp,
     MatmulOp,
     Node,
     NormalizeOp,
@@ -71,6 +72,15 @@ def _torch_resample(op: ResampleOp, args: Sequence[str]) -> str:
         "wrap": f"({index}) % ({last} + 1)",
     }
     return f"{x}.index_select({op.axis}, {held[op.edge]})"
+
+
+def _torch_interpolate(op: InterpolateOp, args: Sequence[str]) -> str:
+    """By torch's own places: they are of float32, of float64 in linear interpolation of that."""
+    x = f"torch.movedim({args[0]}, {op.axis}, -1)"
+    options = f"[{op.length}], {f'{op.align_corners}, ' if op.mode == 'linear' else ''}"
+    options += "None" if op.scale is None else python_float(op.scale)
+    text = f"torch.ops.aten.upsample_{op.mode}1d.default({x}.reshape(-1, 1, {args[0]}.shape[{op.axis}]), {options})"
+    return f"torch.movedim({text}.reshape(*{x}.shape[:-1], {op.length}), -1, {op.axis})"
 
 
 def _torch_pad(op: PadOp, args: Sequence[str]) -> str:
@@ -254,6 +264,11 @@ ROWS: dict[str, OpRow] = {
     "permute": OpRow(inference.infer_permute, lambda op, args: f"torch.permute({args[0]}, {list(op.order)})"),
     "expand": OpRow(inference.infer_expand, lambda op, args: f"torch.broadcast_to({args[0]}, {_size_list(op.shape)})"),
     "resample": OpRow(inference.infer_resample, _torch_resample),
+    "interpolate": OpRow(
+        inference.infer_interpolate,
+        _torch_interpolate,
+        lambda op, operands, result: (3 if op.mode == "linear" else 0) * math.prod(result),
+    ),
     "slice": OpRow(inference.infer_slice, _torch_slice),
     "cat": OpRow(inference.infer_cat, lambda op, args: f"torch.cat([{', '.join(args)}], dim={op.axis})"),
     "pad": OpRow(inference.infer_pad, _torch_pad),

@@ -20,6 +20,7 @@ from fusegen.ir import (
     GetItemOp,
     Graph,
     InputOp,
+    InterpolateOp,
     MatmulOp,
     Node,
     NormalizeOp,
@@ -83,6 +84,10 @@ def _call(node: Node) -> tuple[str, list[str]]:
         case ResampleOp() as op:
             names = ("axis", "start", "length", "step", "divisor", "edge")
             return "resample", [f"{name}={getattr(op, name)}" for name in names]
+        case InterpolateOp() as op:
+            given = [f"scale={op.scale:g}"] if op.scale is not None else []
+            corners = ["align_corners"] if op.align_corners else []
+            return f"interpolate.{op.mode}", [f"axis={op.axis}", f"length={op.length}", *corners, *given]
         case SoftmaxOp(axis=axis, log=log):
             return "log_softmax" if log else "softmax", [f"axis={axis}"]
         case NormalizeOp(axes=axes, eps=eps, center=center):

@@ -27,6 +27,7 @@ from fusegen.ir import (
     FlipOp,
     Graph,
     InputOp,
+    InterpolateOp,
     MatmulOp,
     Node,
     NormalizeOp,
@@ -173,6 +174,27 @@ def scan(x: torch.Tensor, op: ScanOp) -> torch.Tensor:
     return y
 
 
+def interpolate(x: torch.Tensor, op: InterpolateOp) -> torch.Tensor:
+    """By the definition, at the places that are rounded by nothing."""
+    size, length = x.shape[op.axis], int(op.length)
+    step = Fraction(size, length) if op.scale is None else 1 / Fraction(op.scale)
+    if op.align_corners:
+        step = Fraction(size - 1, max(length - 1, 1))
+    if size == length:
+        return x
+    half = 0 if op.align_corners or op.mode == "nearest" else Fraction(1, 2)
+    places = [max(step * (i + half) - half, Fraction(0)) for i in range(length)]
+    own = torch.tensor([min(int(place), size - 1) for place in places])
+    first = x.index_select(op.axis, own)
+    if op.mode == "nearest":
+        return first
+    second = x.index_select(op.axis, (own + 1).clamp(max=size - 1))
+    shares = [place - int(at) for place, at in zip(places, own, strict=True)]
+    residues = [share.numerator * inverse(share.denominator) % PRIME for share in shares]
+    share = torch.tensor(residues).reshape(-1, *(1,) * (x.dim() - 1 - op.axis))
+    return (1 - share) % PRIME * first % PRIME + share * second % PRIME
+
+
 def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
     match node.op:
         case ConstOp(value=value):
@@ -235,6 +257,8 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
                 places = torch.where(places < 0, -places, places)
                 places = torch.where(places >= size, 2 * (size - 1) - places, places)
             return args[0].index_select(op.axis, places)
+        case InterpolateOp() as op:
+            return interpolate(args[0], op)
         case ExpandOp(shape=shape):
             return args[0].expand([int(size) for size in shape])
         case FillOp(value=value, shape=shape):

@@ -29,6 +29,7 @@ from fusegen.ir import (
     FlipOp,
     Graph,
     InputOp,
+    InterpolateOp,
     MatmulOp,
     Node,
     NormalizeOp,
@@ -615,6 +616,19 @@ def _unit_norm_axes(draw: Draw) -> Node:
     return draw.nodes[-1]
 
 
+def _interpolated(draw: Draw, same: bool) -> Node:
+    """Along an axis of one element, or to the ``same`` length."""
+    shape = draw.shape()
+    axis = draw.rng.randrange(len(shape))
+    shape[axis] = shape[axis] if same else 1
+    mode = draw.rng.choice(["linear", "nearest"])
+    corners = mode == "linear" and draw.rng.random() < 0.5
+    scale = None if corners else draw.rng.choice([None, 1.0, 0.75, 2.5])
+    length = shape[axis] if same else draw.rng.randint(1, 6)
+    options = {"axis": axis, "length": length, "mode": mode, "align_corners": corners, "scale": scale}
+    return draw.add(InterpolateOp.model_validate(options), draw.leaf(*shape))
+
+
 def _expanded(draw: Draw) -> Node:
     x = draw.leaf(*draw.shape())
     return draw.add(ExpandOp(shape=x.type.shape), x)
@@ -1122,6 +1136,8 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "conv(x, w) = matmul(x, w),  w as large as x;  transposed, of one position, likewise": _whole_image,
     "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product": _product_of_one_position,
     "permute(x) = reshape(x),  where only axes of one element change places": _moved_ones,
+    "interpolate(x, length of x) = x": lambda d: _interpolated(d, same=True),
+    "interpolate(x) along a size-1 axis = expand(x)": lambda d: _interpolated(d, same=False),
     "sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise": _features_summed,
     "sum over rows of matmul(x, w) = matmul(sum over rows of x, w),  mean likewise": _rows_summed,
     "sum over features and other axes = sum over the others of the sum over features,  mean likewise": _product_summed,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusegen import interpret
-from fusegen.ir import EagerOp
+from fusegen.ir import EagerOp, ExpandOp, InterpolateOp
 from fusegen.trace import load_model_file
 from tests.models import traced, write
 
@@ -285,7 +285,16 @@ SPELLINGS = {
         nn.CircularPad2d(2)(x)
         F.interpolate(x, scale_factor=2, mode="bilinear")
         F.interpolate(x, scale_factor=(4, 2), mode="bilinear")
+        F.interpolate(x, scale_factor=(3, 1), mode="bilinear")
+        F.interpolate(x, (x.shape[3], 9), mode="bilinear")
+        F.interpolate(x, x.shape[2:], mode="bilinear")
+        F.interpolate(x, (1, 7), mode="bilinear", align_corners=True)
+        nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)(x)
+        nn.UpsamplingBilinear2d((5, 4))(x)
+        F.interpolate(x, (7, x.shape[2]))
+        F.interpolate(x.flatten(2), 7, mode="linear", align_corners=True)
         F.interpolate(x.flatten(2), scale_factor=4, mode="linear")
+        F.interpolate(x[None], (5, 7, 3), mode="trilinear")
         F.interpolate(x[None], scale_factor=2, mode="trilinear")
         x.unfold(3, 2, 2)
         x.unfold(1, 3, 3) * 2
@@ -356,11 +365,12 @@ def test_every_spelling_is_imported(family: str, tmp_path: Path) -> None:
             torch.testing.assert_close(found, expected, equal_nan=True, msg=lambda m, line=line: f"{line}: {m}")
 
 
-@pytest.mark.parametrize(("size", "eager"), [("4 * x.shape[3]", False), ("25 * x.shape[3]", True), ("9", True)])
-def test_an_element_is_repeated_where_torch_repeats_each_as_often(size: str, eager: bool, tmp_path: Path) -> None:
-    """Elsewhere, and where torch rounds the place of a source element down, the op stays with it."""
+@pytest.mark.parametrize(("size", "spread"), [("4 * x.shape[3]", True), ("25 * x.shape[3]", False), ("9", False)])
+def test_an_element_is_repeated_where_torch_repeats_each_as_often(size: str, spread: bool, tmp_path: Path) -> None:
+    """Elsewhere, and where torch rounds the place of a source element down, every element has a place of its own."""
     path = write(tmp_path, f"return F.interpolate(x, (x.shape[2], {size}))", inputs="torch.rand(3, 4, 5, 6)")
     graph = traced(path).graph
-    assert any(isinstance(node.op, EagerOp) for node in graph.nodes) == eager
+    assert any(isinstance(node.op, ExpandOp) for node in graph.nodes) == spread
+    assert any(isinstance(node.op, InterpolateOp) for node in graph.nodes) != spread
     x = torch.randn(3, 4, 5, 6)
     assert torch.equal(interpret.run(graph, [x], {})[0], load_model_file(path).model_class()(x))

@@ -21,6 +21,7 @@ _ALONE = {
     "cat": "joined by torch",
     "flip": "copied by torch",
     "resample": "copied by torch",
+    "interpolate": "interpolated by torch",
     "triangle": "copied by torch",
     **dict.fromkeys(("reshape", "permute", "slice", "expand"), "a view"),
 }

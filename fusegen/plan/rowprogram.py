@@ -50,10 +50,11 @@ class Count(Frozen):
 
 
 class Position(Frozen):
-    """``name = expr``, an integer that the indices of operands are made of."""
+    """``ctype name = expr``, an integer that the indices of operands are made of, or a float on the way to it."""
 
     name: str
     expr: str
+    ctype: Literal["Index", "float"] = "Index"
 
 
 class Operand(Frozen):

@@ -52,6 +52,7 @@ def strided(graph: Graph, node: Node) -> Strided | None:
         if isinstance(digit.of, str):
             found[digit.of] = dims.add(found[digit.of], stride)
         else:
+            assert isinstance(digit.of, viewspace.Moved)
             offset = dims.add(offset, dims.mul(stride, digit.of.start))
             pending += viewspace.joined([(digit.of.place, dims.mul(stride, digit.of.step))], graph.sizes)
     return Strided(root.name, shape, tuple(found[name] for name in names), offset)

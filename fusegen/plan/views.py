@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import ConstOp, DType, FillOp, InputOp, Node, PadOp, PointwiseOp, TriangleOp
+from fusegen.ir import ConstOp, DType, FillOp, InputOp, InterpolateOp, Node, PadOp, PointwiseOp, TriangleOp
 from fusegen.literals import hex_float
 from fusegen.plan.details import CountedDigit, PointwisePlan, TurnedTile
 from fusegen.plan.region import Region
@@ -17,7 +18,7 @@ from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import viewspace
 from fusegen.spaces.rowspace import RowSpace
-from fusegen.spaces.viewspace import Digit, Joined, Place, Places, Span
+from fusegen.spaces.viewspace import Between, Digit, Joined, Moved, Place, Places, Span
 
 WIDE = 4
 """Elements of the accesses that runs are for, at least."""
@@ -50,12 +51,12 @@ class ViewLowering(RowLowering):
 
     # --- positions as text ----------------------------------------------------------------------
 
-    def named(self, letter: str, text: str) -> str:
+    def named(self, letter: str, text: str, ctype: Literal["Index", "float"] = "Index") -> str:
         """``text`` as a position of its own, if it is more than a word."""
         if text.isidentifier() or text.isdigit():
             return text
         name = f"{letter}{sum(position.name.startswith(letter) for position in self.positions.values())}"
-        return self.positions.setdefault(text, Position(name=name, expr=text)).name
+        return self.positions.setdefault(text, Position(name=name, expr=text, ctype=ctype)).name
 
     def portion(self, whole: str, stride: Dim, size: Dim, total: Dim) -> str:
         """C++ of ``whole / stride % size``, where ``whole`` is below ``total``."""
@@ -64,13 +65,17 @@ class ViewLowering(RowLowering):
 
     def digit(self, digit: Digit) -> str:
         """C++ of one digit."""
-        whole = digit.of if isinstance(digit.of, str) else self.moved(digit.of)
+        whole = digit.of if isinstance(digit.of, str) else self.followed(digit.of)
         name = self.named("i", self.portion(whole, digit.stride, digit.size, digit.total))
         if isinstance(digit.of, str):
             self.of_index[name] = digit
         return name
 
-    def moved(self, moved: viewspace.Moved) -> str:
+    def followed(self, of: Moved | Between) -> str:
+        """A position that follows from others."""
+        return self.neighbour(of) if isinstance(of, Between) else self.moved(of)
+
+    def moved(self, moved: Moved) -> str:
         if not moved.linear:
             return self.held(moved)
         place = self.offset(self.joined([(moved.place, abs(moved.step))]))
@@ -79,7 +84,7 @@ class ViewLowering(RowLowering):
             return self.named("j", f"{start or 0} - {factor(place)}" if place else start or "0")
         return self.named("j", " + ".join(filter(None, (place, start))).replace("+ -", "- ") or "0")
 
-    def held(self, moved: viewspace.Moved) -> str:
+    def held(self, moved: Moved) -> str:
         """A position that is divided, or taken from the edge where it is outside."""
         assert moved.edge
         at, size = self.moved(replace(moved, divisor=1, edge=None)), factor(self.text(moved.size))
@@ -92,6 +97,54 @@ class ViewLowering(RowLowering):
         }
         before, behind = outside[moved.edge]
         return self.named("j", f"{at} < 0 ? {before} : {at} < {size} ? {at} : {behind}")
+
+    def spacing(self, between: Between) -> str:
+        """C++ of how far the places of an interpolation's neighbouring elements lie apart."""
+        op, size, length = between.op, between.size, between.op.length
+        if op.scale is not None:
+            return hex_float(1 / op.scale)
+        if op.align_corners:
+            if length == 1:
+                return hex_float(0.0)
+            size, length = dims.sub(size, 1), dims.sub(length, 1)
+        elif isinstance(ratio := dims.exact_quotient(length, size), int):
+            size, length = 1, ratio
+        if isinstance(size, int) and isinstance(length, int):
+            return hex_float(size / length)
+        text = f"static_cast<float>({self.text(size)}) / static_cast<float>({self.text(length)})"
+        if op.align_corners and not isinstance(length, int):
+            text = f"{self.text(length)} > 0 ? {text} : 0.0f"
+        return self.named("s", text, "float")
+
+    def between(self, between: Between) -> str:
+        """The place in the operand of an interpolation, as ATen rounds it."""
+        spacing, place = self.spacing(between), self.offset(self.joined([(between.place, 1)])) or "0"
+        if between.op.align_corners or between.op.mode == "nearest":
+            return self.named("s", f"{spacing} * static_cast<float>({place})", "float")
+        return self.named("s", f"fmaxf(fmaf({spacing}, static_cast<float>({place}) + 0.5f, -0.5f), 0.0f)", "float")
+
+    def neighbour(self, between: Between) -> str:
+        """The position of an element beside such a place: there always is one, so nothing waits for a condition."""
+        last = self.text(dims.sub(between.size, 1))
+        if between.behind:
+            first = self.neighbour(replace(between, behind=False))
+            return self.named("j", f"{first} < {last} ? {first} + 1 : {last}")
+        at = self.named("j", f"static_cast<Index>({self.between(between)})")
+        at = self.named("j", f"{at} < {last} ? {at} : {last}")
+        if between.op.mode == "nearest" and between.op.scale is not None and between.may_stay:
+            place = self.offset(self.joined([(between.place, 1)])) or "0"
+            at = self.named("j", f"{self.stays(between)} ? {place} : {at}")
+        return at
+
+    def stays(self, between: Between) -> str:
+        return f"{self.text(between.size)} == {self.text(between.op.length)}"
+
+    def shared(self, between: Between) -> str:
+        """C++ of the sum of both neighbours' shares, over those: as ATen adds them up."""
+        first = self.neighbour(between)
+        second = self.named("s", f"{self.between(between)} - static_cast<float>({first})", "float")
+        text = f"{self.named('s', f'1.0f - {second}', 'float')} * {{0}} + {second} * {{1}}"
+        return f"{self.stays(between)} ? {{0}} : {text}" if between.may_stay else text
 
     def joined(self, places: Iterable[tuple[Place, Dim]]) -> Joined:
         return viewspace.joined(places, self.body.sizes)
@@ -157,6 +210,10 @@ class ViewLowering(RowLowering):
             return self.statement(node, node.op.fn, values, True)
         if len(values) == 1 and not tests[0]:
             return values[0]
+        if isinstance(node.op, InterpolateOp):
+            axis = node.op.axis
+            between = Between(places[axis], node.op, self.body.node(node.inputs[0]).type.shape[axis])
+            return self.draft(self.shared(between), *values, element=True, node=node)
         if isinstance(node.op, (PadOp, TriangleOp)):
             text = number(node.op.value if isinstance(node.op, PadOp) else 0.0, node.type.dtype)
         else:  # the last part is what is left
@@ -220,7 +277,7 @@ class ViewLowering(RowLowering):
         for digit, stride in joined:
             if isinstance(digit.of, str):
                 found.append((digit, stride))
-            elif digit.stride == 1 and digit.size == digit.total and digit.of.linear:
+            elif digit.stride == 1 and digit.size == digit.total and isinstance(digit.of, Moved) and digit.of.linear:
                 inner = self.moving(self.joined([(digit.of.place, 1)]))
                 found += [(own, dims.mul(dims.mul(stride, step), digit.of.step)) for own, step in inner]
         return found

@@ -26,6 +26,7 @@ from fusegen.ir import (
     ExpandOp,
     FlipOp,
     Graph,
+    InterpolateOp,
     MatmulOp,
     Node,
     NormalizeOp,
@@ -115,7 +116,7 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
                 others = range(-mask.type.rank, -1)
                 found += [pair(mask, axis, node, axis) for axis in others if mask.type.shape[axis] != 1]
             return iter(found)
-        case SliceOp() | ResampleOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
+        case SliceOp() | ResampleOp() | InterpolateOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
             own = set(_structure(node, operands))
             free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]
             return (pair(operand, axis, node, axis) for operand in operands for axis in free)
@@ -133,7 +134,7 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
     """Axes whose size is a number to the op."""
     own: tuple[int, ...]
     match node.op:
-        case SliceOp(axis=axis) | ResampleOp(axis=axis) | CatOp(axis=axis):
+        case SliceOp(axis=axis) | ResampleOp(axis=axis) | InterpolateOp(axis=axis) | CatOp(axis=axis):
             own = (axis,)
         case PadOp(before=before, after=after):
             own = tuple(axis for axis, around in enumerate(zip(before, after, strict=True)) if any(around))

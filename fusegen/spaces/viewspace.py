@@ -24,6 +24,7 @@ from fusegen.ir import (
     FlipOp,
     Graph,
     InputOp,
+    InterpolateOp,
     MatmulOp,
     Node,
     PadOp,
@@ -37,10 +38,10 @@ from fusegen.ir import (
 )
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
-VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, ResampleOp, TriangleOp, FillOp)
+VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, TriangleOp, FillOp)
 STRIDED = (ExpandOp, PermuteOp, SliceOp)
 """Views whose results torch lays out as their data lies."""
-ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, ExpandOp, TriangleOp, FillOp)
+ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, ExpandOp, TriangleOp, FillOp)
 """Views that no row space has."""
 NUMBER = "index"
 """What kernels call the number of an element of the result."""
@@ -51,9 +52,9 @@ MOST_READS = 32
 @dataclass(frozen=True)
 class Digit:
     """``of / stride % size``, where ``of`` is below ``total``: a number that the kernel has by this name, or a position
-    moved along."""
+    that follows from others."""
 
-    of: Moved | str
+    of: Moved | Between | str
     stride: Dim
     size: Dim
     total: Dim
@@ -83,6 +84,24 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Between:
+    """The element of an axis of ``size`` that ``op``, whose result is wanted at ``place``, finds at or before its own
+    place, or the one ``behind`` that."""
+
+    place: Place
+    op: InterpolateOp
+    size: Dim
+    behind: bool = False
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether the axis may be as long as the result's, where every element stays."""
+        sizes = self.op.length, self.size
+        ratios = dims.exact_quotient(*sizes), dims.exact_quotient(*sizes[::-1])
+        return not isinstance(dims.sub(*sizes), int) and all(ratio is None or ratio == 1 for ratio in ratios)
+
+
+@dataclass(frozen=True)
 class Span:
     """True where ``place``, less another one, is at ``start`` or behind it, and before ``stop``; None: no bound."""
 
@@ -101,7 +120,7 @@ class Read:
     spans: tuple[Span, ...] = ()
 
 
-def position(of: Moved | str, size: Dim) -> Place:
+def position(of: Moved | Between | str, size: Dim) -> Place:
     """All of a number below ``size`` as a position along an axis."""
     return (Digit(of, 1, size, size),) if size != 1 else ()
 
@@ -214,6 +233,12 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
         case ResampleOp(axis=axis, start=start, step=step, divisor=divisor, edge=edge):
             size = first.type.shape[axis]
             return (Read(first.name, at(axis, position(Moved(places[axis], start, step, divisor, edge, size), size))),)
+        case InterpolateOp(axis=axis, mode=mode) as op:
+            size = first.type.shape[axis]
+            if size == op.length:
+                return (Read(first.name, places),)
+            sides = [Between(places[axis], op, size, behind) for behind in (False, True)[: 1 + (mode == "linear")]]
+            return tuple(Read(first.name, at(axis, position(side, size))) for side in sides)
         case PadOp(before=before, after=after):
             spans, inside = list[Span](), list[Place]()
             for axis, (place, size, low, high) in enumerate(zip(places, first.type.shape, before, after, strict=True)):
@@ -266,7 +291,8 @@ def copies(node: Node, body: Graph) -> bool:
     if isinstance(node.op, ReshapeOp):
         source = body.node(node.inputs[0])
         return isinstance(source.op, PermuteOp) or _joins_copies(source, node, body)
-    return isinstance(node.op, (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, TriangleOp)) or is_copied(node, body)
+    written = (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, TriangleOp)
+    return isinstance(node.op, written) or is_copied(node, body)
 
 
 def _joins_copies(spread: Node, reshaped: Node, body: Graph) -> bool:
@@ -313,7 +339,7 @@ def pays(body: Graph) -> bool:
         copies(node, body) or isinstance(node.op, FillOp) or (isinstance(node.op, ExpandOp) and node.name in spread)
         for node in body.nodes
     )
-    return turned or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp)) or written > 1
+    return turned or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
 
 
 def refusal(body: Graph) -> str | None:

@@ -28,6 +28,14 @@ SHAPE = (24, 96, 130)
         "nearest": "return F.interpolate(torch.relu(x)[:, None], scale_factor=2)",
         "bilinear": "return torch.relu(F.interpolate(x[:, None], scale_factor=2, mode='bilinear'))",
         "bilinear by different factors": "return F.interpolate(x[:, None], scale_factor=(4, 2), mode='bilinear')",
+        "bilinear to other sizes": "return F.interpolate(torch.relu(x)[:, None], (57, 200), mode='bilinear')",
+        "bilinear by another factor": "return F.interpolate(x[:, None], scale_factor=(3, 1), mode='bilinear')",
+        "bilinear between corners": (
+            "return F.interpolate(x[:, None], scale_factor=2, mode='bilinear', align_corners=True) + 1"
+        ),
+        "linear to a size of the call": "return F.interpolate(x, x.shape[1], mode='linear')",
+        "nearest to other sizes": "return F.interpolate(x[:, None], (57, 200)) + 1",
+        "nearest to sizes of the call": "return F.interpolate(x[:, None], (x.shape[2], x.shape[1])) + 1",
         "differences": "return x.diff(dim=2).abs().mean(2) + (x[:, 1:] - x[:, :-1]).square().mean()",
     }.values(),
 )
