@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
         "(x.permute(3, 1, 0, 2) * (y * y[..., :1]).unsqueeze(2)).sum(-1) + 1",
         [[(6, 3, 16, 33), (33, 3, 16)]],
     ),
+    "interpolated": ("(F.interpolate(x, y.shape[2], mode='linear') - y).abs().mean((0, 2))", [[(3, 2, 5), (3, 2, 20)]]),
     "one_number": ("(x[:, None] - y).abs().mean()", [[(150,), (200,)]]),
 }
 """By name: what the forward returns, and shapes of its inputs: the first are the file's."""

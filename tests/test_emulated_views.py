@@ -32,6 +32,7 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
         "torch.matmul(x.view(3, -1, 4, 6).transpose(1, 2).reshape(12, -1, 6), y.view(6, 5)).tanh()",
         [[(3, 7, 24), (30,)]],
     ),
+    "interpolated": ("torch.matmul(F.interpolate(x, y.shape[1], mode='linear'), y)", [[(2, 5, 4), (2, 16, 6)]]),
     "columns_first": ("torch.matmul(x.transpose(1, 2) * 2, torch.relu(y))", [[(2, 40, 9), (2, 40, 35)]]),
     "other_order": (
         "(torch.matmul(x, y.unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2)) > 0).float()",
