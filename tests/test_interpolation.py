@@ -106,14 +106,17 @@ def test_what_devices_or_types_make_of_it_stays_torchs(body: str, size: int, ser
 SIZES = [(10, 12, 13, 17), (3, 5, 16, 24), (20, 33, 7, 8), (1, 4, 5, 4), (9, 1, 9, 16), (6, 8, 6, 8), (4, 7, 1, 1)]
 """Heights and widths before and after; the first are the file's."""
 BODIES = {
-    "bilinear": ("F.interpolate(torch.relu(x), y.shape[2:], mode='bilinear') + y", 1e-6),
-    "corners": ("F.interpolate(x, y.shape[2:], mode='bilinear', align_corners=True) * 2", 1e-6),
+    "bilinear": ("F.interpolate(torch.relu(x), y.shape[2:], mode='bilinear') + y", 1e-5),
+    "corners": ("F.interpolate(x, y.shape[2:], mode='bilinear', align_corners=True) * 2", 1e-5),
     "nearest": ("F.interpolate(x, y.shape[2:]) * y", 0.0),
-    "one axis": ("F.interpolate(x.flatten(0, 1), y.shape[3], mode='linear') * 2", 1e-6),
-    "one side": ("F.interpolate(x, (y.shape[2], x.shape[3]), mode='bilinear') + 1", 1e-6),
-    "times three": ("F.interpolate(x, scale_factor=3, mode='bilinear') + 1", 1e-6),
-    "times two between corners": ("F.interpolate(x, scale_factor=2, mode='bilinear', align_corners=True)", 1e-6),
-    "to numbers": ("F.interpolate(x, (9, 16), mode='bilinear')", 1e-6),
+    "one axis": ("F.interpolate(x.flatten(0, 1), y.shape[3], mode='linear') * 2", 1e-5),
+    "one side": ("F.interpolate(x, (y.shape[2], x.shape[3]), mode='bilinear') + 1", 1e-5),
+    "times three": ("F.interpolate(x, scale_factor=3, mode='bilinear') + 1", 1e-5),
+    "times two between corners": ("F.interpolate(x, scale_factor=2, mode='bilinear', align_corners=True)", 1e-5),
+    "to numbers": ("F.interpolate(x, (9, 16), mode='bilinear')", 1e-5),
+    "padded": ("F.pad(F.interpolate(F.pad(x, (1, 2)), y.shape[2:], mode='bilinear'), (2, 1, 0, 3))", 1e-5),
+    "nearest of parts": ("F.pad(F.interpolate(torch.cat([x, x[..., 1:] * 2], 3), y.shape[2:]), (2, 1, 3, 0))", 0.0),
+    "turned": ("F.interpolate(x.permute(0, 3, 1, 2), y.shape[2:], mode='bilinear').transpose(1, 2).contiguous()", 1e-5),
     "nearest to numbers": ("F.interpolate(x, (25, 41))", 0.0),
 }
 
@@ -136,3 +139,20 @@ def test_kernels_agree_with_torch(name: str, tmp_path: Path) -> None:
         data = {"x": x, "y": y}
         (result,) = kernel([data[arg.node] for arg in plan.args], *given)
         torch.testing.assert_close(result, model(x, y), rtol=bound, atol=bound)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("factors", [(1.7, 0.45), (3.3, 2.6), (0.37, 1.1)])
+def test_kernels_have_the_places_of_given_factors(mode: str, factors: tuple[float, float], tmp_path: Path) -> None:
+    """Of sizes that a trace fixes: ends are rounded down, and places go by the factors."""
+    body = f"return F.interpolate(x, scale_factor={factors}, mode='{mode}')"
+    path = write(tmp_path, body, inputs="torch.rand(2, 4, 11, 13)")
+    found = compile_file(path)
+    (plan,) = steps(found, PointwisePlan)
+    for seed in range(3):
+        x = torch.randn(2, 4, 11, 13, generator=torch.Generator().manual_seed(seed))
+        (result,) = Kernel(found, plan, tmp_path)([x])
+        bound = 0.0 if mode == "nearest" else 1e-5
+        torch.testing.assert_close(result, load_model_file(path).model_class()(x), rtol=bound, atol=bound)

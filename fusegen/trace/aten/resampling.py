@@ -1,4 +1,4 @@
-"""Importers of interpolations: every element is made of those that lie nearest to its place in a smaller tensor."""
+"""Importers of interpolations: every element is made of those that lie nearest to its place in the operand."""
 
 from __future__ import annotations
 
