@@ -95,11 +95,13 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         if views and grouping.is_read(name, group):
             continue  # what is viewed is written anyway
         candidates = [group.plus(unit)]
-        if not alone and grouping.can_copy(node):
+        part = rows and isinstance(node.op, SliceOp)  # read where it lies
+        if not alone and (part or grouping.can_copy(node)):
             candidates.insert(0, group.plus(unit, copied=True))
         if behind := _behind_views(grouping, group.plus(unit), free):
             candidates.insert(0, behind)
         if rows and (cut := cut_out(grouping, node, group.members, free)):
+            candidates.append(group.plus(unit).plus(cut, copied=True))
             candidates.append(group.plus(unit | cut, copied=True))
         more = unit if windows else _up_to_data(grouping, unit, free)
         if more != unit:

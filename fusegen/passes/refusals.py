@@ -52,7 +52,7 @@ def refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if template == "contraction":
             before, body = prologue.split(body)
         pooled = rows and poolrows.takes(body)
-        space = poolrows.rows(body) if pooled else analyze(body)
+        space = poolrows.rows(body) if pooled or template.startswith("row") else analyze(body)
         if before and (reason := before_products.refusal(before, body, space, machine)):
             return reason
     except NotFusable as error:

@@ -28,6 +28,7 @@ from fusegen.spaces import (
     viewreduce,
     viewspace,
 )
+from fusegen.spaces.parts import parts_in
 from fusegen.spaces.rowspace import RowSpace
 
 MAX_STRIDED_ROW_OF_SEVERAL = 96
@@ -87,5 +88,6 @@ def _is_held(body: Graph, space: RowSpace) -> bool:
     """
     strided = any(space.shape[axis] != 1 for axis in space.inner_axes)
     size = dims.product(space.shape)
-    several = sum(dims.product(node.type.shape) == size for node in body.inputs) > 1
+    operands = [*body.inputs, *map(body.node, parts_in(body))]
+    several = sum(dims.product(node.type.shape) == size for node in operands) > 1
     return space.on_chip and not (strided and several and space.length > MAX_STRIDED_ROW_OF_SEVERAL)

@@ -13,6 +13,7 @@ from fusegen.ir import (
     Node,
     ParamOp,
     RegionOp,
+    SliceOp,
     WindowSumOp,
 )
 from fusegen.plan import (
@@ -187,8 +188,14 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
     taken = prod(region.pooled.op.kernel) if region.pooled else 1
     rows, _ = space.traced(region.body.sizes)
     splits = [_split(space.length, rows, strided, wide, taken) for wide in (False, True)]
+    lowered = region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, double=double), "v")
+    cut = isinstance(region.body.node(space.source).op, SliceOp)
+    runs = () if strided else tuple(operand.apart or () for operand in lowered.operands if operand.along_row)
+    apart = tuple(dict.fromkeys(size for sizes in runs for size in sizes))
     detail = RowReducePlan(
-        source="" if region.pooled else region.args[space.source].name,
+        source="" if region.pooled or cut else region.args[space.source].name,
+        wide=not region.pooled and not (strided and cut) and all(size % 4 == 0 for size in apart if isinstance(size, int)),
+        apart=tuple(size for size in apart if not isinstance(size, int)),
         outer=region.product(space.outer_axes),
         inner=inner,
         strided=strided,
@@ -196,7 +203,7 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
         lanes=(splits[0][1], splits[1][1]),
         resident=512,
         double=double,
-        rows=region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, double=double), "v"),
+        rows=lowered,
     )
     return region.plan(f"{name}_row_reduce", detail)
 

@@ -29,7 +29,7 @@ from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import DOUBLE
 from fusegen.printer import format_node
 from fusegen.spaces import channels, convreduce, poolrows, prologue
-from fusegen.spaces.rowspace import RowSpace, analyze
+from fusegen.spaces.rowspace import RowSpace, analyze, analyze_rows
 
 _KEEPS_SIZES = ("attention", "contraction", "gemm_views", "pointwise", "reduce_views", "row_reduce", "row_stream")
 """Templates all of whose sizes are those of their operands, or of views of these."""
@@ -84,7 +84,10 @@ class Region:
 
     @cached_property
     def space(self) -> RowSpace:
-        return self.pooled.space if self.pooled else analyze(self.head)
+        if self.pooled:
+            return self.pooled.space
+        rows = self.node.op
+        return (analyze_rows if isinstance(rows, RegionOp) and rows.template.startswith("row") else analyze)(self.head)
 
     @property
     def outputs(self) -> tuple[OutputArg, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import Graph
+from fusegen.ir import Graph, Node
 from fusegen.plan.rowdraft import Style, factor
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes
-from fusegen.spaces.rowspace import RowSpace
+from fusegen.spaces.parts import Part
+from fusegen.spaces.rowspace import AxisMap, RowSpace
 
 
 @dataclass
@@ -41,12 +43,52 @@ class RowIndices:
             ("inner", space.inner_axes),
         )
 
-    def terms(self, order: list[int]) -> list[tuple[str, str]]:
-        """C++ terms of the offset into a contiguous tensor whose axes are these base axes, in this order.
+    def axes_of(self, node: Node, axes: AxisMap) -> list[int]:
+        """The base axes of a ``node`` mapped to ``axes``, without those of one element."""
+        return [axis for bases, size in zip(axes, node.type.shape, strict=True) if size != 1 for axis in bases]
+
+    def part_terms(self, node: Node, part: Part, axes: AxisMap) -> tuple[list[tuple[str, str]], tuple[Dim, ...]]:
+        """C++ terms of the offset into the operand that ``node``, mapped to ``axes``, is a ``part`` of, the first being
+        where it starts; and all distances but those of neighbours, which are whole accesses if accesses are to be.
+        """
+        shape, found, order, strides = self.space.shape, list[Dim](), list[int](), list[Dim]()
+        whole = part.whole.type.shape
+        for axis, start in enumerate(part.starts):
+            found.append(self.sizes.product([start, *whole[axis + 1 :]]))
+            if node.type.shape[axis] == 1:
+                continue
+            bases = [base for base in axes[axis] if shape[base] != 1]
+            order += bases
+            strides += [
+                self.sizes.product([*(shape[base] for base in bases[i + 1 :]), *whole[axis + 1 :]])
+                for i in range(len(bases))
+            ]
+        start = functools.reduce(dims.add, found, 0)
+        terms = [("", dims.cpp(start))] if start != 0 else []
+        terms += self.terms(order, strides)
+        apart = [stride for i, stride in enumerate(strides) if not self.follows(order, strides, i)]
+        return terms, tuple(size for size in (start, *apart) if size not in (0, 1))
+
+    def follows(self, order: list[int], strides: list[Dim], i: int) -> bool:
+        """Whether what is ``strides[i]`` apart are runs of what the next axis of the same group has, one by one."""
+        if i + 1 == len(order) or all(not {order[i], order[i + 1]} <= set(group) for _, group in self.groups()):
+            return False
+        return strides[i] == dims.mul(strides[i + 1], self.sizes.local(self.space.shape[order[i + 1]]))
+
+    def terms(self, order: list[int], strides: list[Dim] | None = None) -> list[tuple[str, str]]:
+        """C++ terms of the offset into a contiguous tensor whose axes are these base axes, in this order; or into one
+        where neighbours along them are ``strides`` (over binding names) apart.
 
         Each with the name of the position that it is over.
         """
         shape = self.space.shape
+
+        def stride_of(i: int) -> str:
+            return self.product([shape[a] for a in order[i + 1 :]]) if strides is None else dims.cpp(strides[i])
+
+        def lies_together(first: int, last: int) -> bool:
+            return not strides or all(self.follows(order, strides, i) for i in range(first, last))
+
         terms: list[tuple[str, str]] = []
         groups = self.groups()
         done: set[int] = set()
@@ -55,16 +97,17 @@ class RowIndices:
                 continue
             name, group = next((name, group) for name, group in groups if axis in group)
             whole = [a for a in group if shape[a] != 1]
-            if order[position : position + len(whole)] == whole:  # the whole group at once: its own coordinate
-                done.update(whole)
-                stride = self.product([shape[a] for a in order[position + len(whole) :]])
+            last = position + len(whole) - 1
+            if order[position : last + 1] == whole and lies_together(position, last):
+                done.update(whole)  # the whole group at once: its own coordinate
+                stride = stride_of(last)
                 terms.append((name, name if stride == "1" else f"{name} * {factor(stride)}"))
                 continue
             done.add(axis)
             after = [shape[a] for a in group if a > axis]
             split = any(shape[a] != 1 for a in group if a < axis)
             coordinate = self.coordinate(name, after, shape[axis] if split else None)
-            stride = self.product([shape[a] for a in order[position + 1 :]])
+            stride = stride_of(position)
             terms.append((name, f"({coordinate})" if stride == "1" else f"({coordinate}) * {factor(stride)}"))
         return terms
 

@@ -65,8 +65,9 @@ class Operand(Frozen):
     index: str
     per_element: bool
     comment: str
-    vector: Literal["", "source", "row"] = ""
-    """Read at the offsets of the source, or at those of the row; ``""``: at offsets of its own."""
+    vector: Literal["", "source", "row", "part"] = ""
+    """Read at the offsets of the source, at those of the row, or at some as far apart as a part's neighbours are; ``""``:
+    at offsets of its own."""
     fixed: str = ""
     """The terms of ``index`` that a row shares. They may divide by sizes of the call, which costs more than a load."""
     along: str = ""
@@ -79,6 +80,8 @@ class Operand(Frozen):
     """C++ condition under which there is such an element; its value is not used elsewhere."""
     step: str = ""
     """C++ of the distance of two neighbours, where elements are read by runs of the result's."""
+    apart: Dims | None = None
+    """Of a part that is cut out of the operand: distances in elements that are whole accesses if accesses are to be."""
     flag: bool = False
     """A truth value, a byte in memory: kernels of rows read each by itself."""
 

@@ -41,6 +41,7 @@ from fusegen.plan.rowprogram import (
 )
 from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
+from fusegen.spaces.parts import part_of
 from fusegen.spaces.rowspace import AxisMap
 
 _LOG2E = hex_float(1.4426950408889634)
@@ -91,12 +92,14 @@ class RowLowering(RowIndices):
 
     def operand(self, node: Node, axes: AxisMap) -> Value:
         """A kernel argument read at the element (or row) that it is broadcast to; ``axes``: of the node."""
-        root, by_name = node, self.body.by_name
+        by_name = self.body.by_name
+        part = part_of(node, by_name)
+        root = part.whole if part else node
         while isinstance(root.op, ReshapeOp):
             root = by_name[root.inputs[0]]
         arg = self.args[root.name]
-        order = [axis for bases, size in zip(axes, node.type.shape, strict=True) if size != 1 for axis in bases]
-        terms = self.terms(order)
+        order = self.axes_of(node, axes)
+        terms, apart = self.part_terms(node, part, axes) if part else (self.terms(order), None)
         index = total(text for _, text in terms)
         per_element = any(name == "l" for name, _ in terms)
         key = (arg.name, index)
@@ -117,7 +120,8 @@ class RowLowering(RowIndices):
                 by_outer=self.by_outer(order),
                 by_column=self.by_column(order),
                 comment=f"%{node.name}: {node.type}",
-                vector=self.vector(order, index) if self.wide_flags or not flag else "",
+                vector=(self.part_vector(terms) if part else self.vector(order, index)) if self.wide_flags or not flag else "",
+                apart=apart,
                 step=self.step(order),
                 flag=flag,
             )
@@ -127,6 +131,10 @@ class RowLowering(RowIndices):
 
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
         """How the template reads an operand with these base axes."""
+        return ""
+
+    def part_vector(self, terms: list[tuple[str, str]]) -> Literal["", "part"]:
+        """The same for a part of one, whose offset has these terms."""
         return ""
 
     def step(self, order: list[int]) -> str:
@@ -270,7 +278,8 @@ class RowLowering(RowIndices):
 
     def data(self, node: Node) -> Value:
         """A tensor of rows."""
-        if node.name == self.space.source:  # elements in registers from the start, so any phase may read them
+        whole = not isinstance(node.op, SliceOp)
+        if node.name == self.space.source and whole:  # elements in registers from the start, so any phase may read them
             return Value(self.source, True, 0, array=True)
         # Another one is read once, into registers if a later phase needs it.
         return self.draft("{0}", self.operand(node, self.space.axes[node.name]), element=True, node=node)
@@ -292,10 +301,12 @@ class RowLowering(RowIndices):
         for node in self.body.nodes:
             if node.name in self.values:
                 continue  # made of other data
-            if node.name == self.space.source or (isinstance(node.op, InputOp) and node.name in self.space.axes):
+            known = node.name in self.space.axes
+            part = isinstance(node.op, SliceOp) and known and node.inputs[0] not in self.space.axes
+            if node.name == self.space.source or part or (isinstance(node.op, InputOp) and known):
                 self.values[node.name] = self.data(node)
                 continue
-            if node.name not in self.space.axes:
+            if not known:
                 continue  # operands, scalars and the parts of a contraction, resolved where they are read
             match node.op:
                 case PointwiseOp(fn=fn):

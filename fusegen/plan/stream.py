@@ -15,7 +15,7 @@ from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import HeldRows, RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftReduction, Style, Value, factor
-from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
+from fusegen.plan.rowprogram import Divider, Operand, OutputArg, Phase, Reduction, RowProgram, Statement
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
@@ -79,6 +79,16 @@ class StreamLowering(MemoryLowering):
         return f"({text} - {self.quotient(self.sizes.product([*after, size]))} * {factor(self.text(size))})"
 
     # --- values -------------------------------------------------------------------------------
+
+    def part_vector(self, terms: list[tuple[str, str]]) -> Literal["", "part"]:
+        """Neighbours, along the row or of neighbouring rows, are neighbours, and a row's all as far apart."""
+        shape, space = self.space.shape, self.space
+        middle, inner = (self.sizes.product(shape[a] for a in axes) for axes in (space.middle_axes, space.inner_axes))
+        along, beside = ([text for name, text in terms if name == wanted] for wanted in ("l", "inner"))
+        if middle != 1 or len(along) != 1:
+            return ""
+        plain = along == ["l"] if inner == 1 else beside == ["inner"] and along[0].startswith("l * ")
+        return "part" if plain else ""
 
     def exponentials(self, x: Value, comment: str) -> tuple[Value, Value]:
         """(maximum, sum of the exponentials of what is left) of the row."""
@@ -203,26 +213,27 @@ class StreamLowering(MemoryLowering):
         return rows.replace(dividers=tuple(d for d in self.dividers.values() if d.name in words))
 
 
-def _held(count: int, length: int, operands: int, kept: bool, stored: bool) -> HeldRows | None:
+def _held(count: int, length: int, runs: list[Operand], kept: bool, stored: bool) -> HeldRows | None:
     """How ``count`` contiguous rows of ``length`` elements, both as traced, are held in registers, if they are.
 
-    ``operands`` have as many elements; they are ``kept`` for another pass, and results as many are ``stored``.
+    ``runs``, operands, have as many elements; they are ``kept`` for another pass, and results as many are ``stored``.
 
     Neighbouring threads read neighbouring accesses, so that a warp's are whole lines, and have several on their way.
     (sm_90; maxima of rows of 32 and 126, sums of 62, norms of 64: 25, 24, 24 and 37 us; 29, 35, 38 and 46 where few
     threads read a row alone.)
     Where ``count`` is no more than blocks, nothing is decided here, so that kernels stay alike.
     """
-    if count < _MANY_ROWS or not operands:
+    if count < _MANY_ROWS or not runs:
         return None
-    vec = next(v for v in (4, 2, 1) if length % v == 0)
+    sizes = [length, *(size for operand in runs for size in operand.apart or () if isinstance(size, int))]
+    vec = next(v for v in (4, 2, 1) if all(size % v == 0 for size in sizes))
     parts = 1
     while parts < _THREADS and parts * (_ALONE if parts < 32 else _EACH) < length:
         parts *= 2
     slots = -(-length // (vec * parts))
     if not kept and (parts > 32 or slots * vec > _SUMMED):
         return None
-    if operands * slots * vec > (_MOST if vec > 1 else _EACH):
+    if len(runs) * slots * vec > (_MOST if vec > 1 else _EACH):
         return None
     return HeldRows(vec=vec, parts=parts, slots=slots, rows=1 if stored else max(2, _SUMMED // (slots * vec)))
 
@@ -242,8 +253,9 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
     inner = region.product(space.inner_axes)
     first, *later = (phase.loads for phase in rows.phases if phase.loads)
     again = {name for loads in later for name in loads}.intersection(first)  # the first sweep fills shared memory
-    kept = tuple(o.name for o in rows.operands if o.vector == "source" and o.name in again)
-    operands = sum(operand.vector == "source" for operand in rows.operands)
+    runs = [operand for operand in rows.operands if operand.vector in ("source", "part")]
+    kept = tuple(operand.name for operand in runs if operand.name in again)
+    apart = tuple(dict.fromkeys(size for operand in runs for size in operand.apart or ()))
     stored = any(store.per_element for store in rows.stores)
     contiguous = inner == middle == 1 and not region.pooled and not double
     detail = RowStreamPlan(
@@ -255,7 +267,8 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
         strided=inner != 1,
         kept=kept,
         unroll=(8, 4),
-        held=_held(*space.traced(region.body.sizes), operands, bool(kept), stored) if contiguous else None,
+        apart=tuple(size for size in apart if not isinstance(size, int) or size % 4),
+        held=_held(*space.traced(region.body.sizes), runs, bool(kept), stored) if contiguous else None,
         double=double,
         rows=rows,
     )

@@ -13,7 +13,7 @@ from fusegen import dims
 from fusegen.ir import AdaptivePoolOp, Graph, InputOp, Node, PoolOp, ReduceOp, SoftmaxOp
 from fusegen.machines import Machine
 from fusegen.spaces.poolspace import MAX_REPEATED, cut, fixed_count, operations, repeated
-from fusegen.spaces.rowspace import NotFusable, RowSpace, analyze
+from fusegen.spaces.rowspace import NotFusable, RowSpace, analyze, analyze_rows
 from fusegen.tuning import faster
 
 MOST = 9
@@ -83,8 +83,8 @@ def split(body: Graph) -> PooledRows:
 
 
 def rows(body: Graph) -> RowSpace:
-    """The space of a body whose rows may be pooled data. Raises ``NotFusable``."""
-    return split(body).space if takes(body) else analyze(body)
+    """The space of a body whose rows may be pooled data, or parts of operands. Raises ``NotFusable``."""
+    return split(body).space if takes(body) else analyze_rows(body)
 
 
 def _read_once(parts: PooledRows) -> bool:

@@ -35,6 +35,7 @@ from fusegen.ir import (
     TapSumOp,
     WindowSumOp,
 )
+from fusegen.spaces.parts import Part, cut_up, parts_in
 
 AxisMap = tuple[tuple[int, ...], ...]
 """For each axis of a value: the base axes that it is made of, outermost first; none for a size-1 axis."""
@@ -167,7 +168,7 @@ def _reshaped(node: Node, axes: AxisMap, shape: Dims) -> AxisMap:
     return tuple(result)
 
 
-def _choose_source(body: Graph, by_name: Mapping[str, Node]) -> Node:
+def _choose_source(body: Graph, by_name: Mapping[str, Node], found: Mapping[str, Part]) -> Node:
     for node in body.nodes:
         if isinstance(node.op, (ConvOp, MatmulOp)):
             operands = [by_name[name] for name in node.inputs]
@@ -176,28 +177,44 @@ def _choose_source(body: Graph, by_name: Mapping[str, Node]) -> Node:
             if any(not isinstance(operand.op, InputOp) for operand in operands):
                 raise NotFusable(f"an operand of {node.name} is computed before it")
             return node
-    inputs = [node for node in body.inputs if node.type.rank]
+    apart = cut_up(body, found)
+    inputs = [node for node in body.inputs if node.type.rank and node.name not in apart]
+    inputs += [by_name[name] for name in found if name not in apart]
     if not inputs:
         raise NotFusable("no tensor operand")
     return max(inputs, key=lambda node: (dims.numel(node.type.shape, body.sizes), node.type.dtype is not DType.BOOL))
 
 
-def analyze(body: Graph, source_name: str | None = None) -> RowSpace:
-    """The row space of a candidate kernel, over ``source_name`` if given. Raises ``NotFusable`` with the reason."""
-    source = body.node(source_name) if source_name else _choose_source(body, body.by_name)
+def analyze(body: Graph, source_name: str | None = None, found: Mapping[str, Part] | None = None) -> RowSpace:
+    """The row space of a candidate kernel, over ``source_name`` if given. Raises ``NotFusable`` with the reason.
+
+    ``found``: parts of operands that the kernel reads where they lie.
+    """
+    found = found or {}
+    source = body.node(source_name) if source_name else _choose_source(body, body.by_name, found)
     parts: list[list[Dim]] = [[size] for size in source.type.shape]
     while True:
         try:
-            return _analyze(body, source, parts)
+            return _analyze(body, source, parts, found)
         except _Split as split:
-            if not isinstance(source.op, (InputOp, MatmulOp)):
+            if not isinstance(source.op, (InputOp, MatmulOp, SliceOp)):
                 raise NotFusable("a reshape splits the axes of the contraction's result") from None
             places = [(axis, i) for axis, sizes in enumerate(parts) for i in range(len(sizes))]
             axis, i = places[split.axis]
             parts[axis][i : i + 1] = split.sizes
 
 
-def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
+def analyze_rows(body: Graph) -> RowSpace:
+    """The same for a kernel of rows, which reads parts of operands, too."""
+    try:
+        return analyze(body)
+    except NotFusable:
+        if not (found := parts_in(body)):
+            raise
+    return analyze(body, found=found)
+
+
+def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[str, Part]) -> RowSpace:
     """The row space whose base axes are those of ``source``, each in ``parts``. Raises ``_Split`` too."""
     by_name = body.by_name
     shape = tuple(size for sizes in parts for size in sizes)
@@ -206,9 +223,11 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
         tuple(axis for axis in [next(numbers) for _ in sizes] if shape[axis] != 1) for sizes in parts
     )
     axes = {source.name: whole}
-    if isinstance(source.op, InputOp):  # other inputs of the full shape are rows too
-        axes.update({node.name: whole for node in body.inputs if node.type.shape == source.type.shape})
+    if isinstance(source.op, (InputOp, SliceOp)):  # other inputs of the full shape are rows too
+        operands = [*body.inputs, *map(by_name.__getitem__, found)]
+        axes.update({node.name: whole for node in operands if node.type.shape == source.type.shape})
     row_axes: set[int] = set()
+    cut = cut_up(body, found)
 
     def reduce_over(node: Node, reduced: list[tuple[int, ...]]) -> None:
         run = {axis for bases in reduced for axis in bases}
@@ -226,6 +245,8 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]]) -> RowSpace:
             continue
         operands = [by_name[name] for name in node.inputs]
         first = axes.get(operands[0].name)
+        if first is None and isinstance(node.op, SliceOp) and (node.name in found or node.name in cut):
+            continue  # read where it lies
         if isinstance(node.op, PointwiseOp):
             if not any(operand.name in axes for operand in operands):
                 continue  # operands only: computed where the result is read

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fusegen.dims import Dims
 from fusegen.ir import ConstOp, Graph, InputOp, Node, PointwiseOp, ReduceOp
 from fusegen.spaces import viewspace
-from fusegen.spaces.rowspace import NotFusable, analyze
+from fusegen.spaces.rowspace import NotFusable, analyze, analyze_rows
 from fusegen.spaces.viewproduct import ROW, TERM, check_types, following
 from fusegen.spaces.viewspace import Places
 
@@ -40,8 +40,21 @@ def takes(body: Graph) -> bool:
     try:
         analyze(body)
     except NotFusable:
-        return True
+        return not _is_read_by_rows(body)
     return any(isinstance(op, viewspace.ELSEWHERE) for op in work)
+
+
+def _is_read_by_rows(body: Graph) -> bool:
+    """Whether a kernel of rows has every element, some in parts of its operands, and no pass over views does."""
+    try:
+        analyze_rows(body)
+    except NotFusable:
+        return False
+    try:
+        check(body)
+    except NotFusable:
+        return True
+    return False
 
 
 def op_of(head: Node) -> ReduceOp:

@@ -191,7 +191,12 @@ class RowReducePlan(Frozen):
 
     template: Literal["row_reduce"] = "row_reduce"
     source: str
-    """The operand that is read first, in whole vectors; none where an element is read in parts of several accesses."""
+    """The operand that is read first, in whole vectors; none where an element is read in parts of several accesses, or is
+    one of a part that is cut out of an operand."""
+    wide: bool
+    """Accesses of 16 bytes are used where lengths and addresses allow."""
+    apart: tuple[Dim, ...]
+    """Over binding names: what has to be whole accesses then, too."""
     outer: Dim
     inner: Dim
     strided: bool
@@ -237,6 +242,8 @@ class RowStreamPlan(Frozen):
     kept: tuple[str, ...]
     unroll: tuple[int, int]
     """Accesses in flight per thread, scalar and of 16 bytes."""
+    apart: tuple[Dim, ...]
+    """Over binding names: what is whole accesses if these are to be of 16 bytes, but for numbers that are."""
     held: HeldRows | None
     """How rows of about the length as traced are computed, where they are many."""
     double: bool
