@@ -396,7 +396,7 @@ def test_what_shares_a_kernel_with_a_pooling(body: str, expected: list[str], tmp
         ("return F.avg_pool2d(x.relu() * self.s, 3, 2, 1).amax(1)", ["row_reduce"]),  # the chain before it, too
         ("return F.max_pool2d(x, 3, 1, 1, ceil_mode=True).softmax(1)", ["row_reduce"]),
         ("return F.max_pool2d(x, 2).abs().amax((0, 1))", ["row_stream"]),
-        ("return F.max_pool2d(x, 2)[:, :9].softmax(1)", ["pool", "torch", "row_reduce"]),
+        ("return F.max_pool2d(x, 2)[:, :9].softmax(1)", ["pool", "row_reduce"]),
         ("y = F.max_pool2d(x, 2)\nreturn y.softmax(1), y", ["pool", "row_reduce"]),  # written anyway
         ("return F.max_pool2d(F.gelu(x), 3, 1, 1).softmax(1)", ["pointwise", "pool", "row_reduce"]),  # costly again
         ("return F.max_pool2d(x, 4).softmax(1)", ["pool", "row_reduce"]),  # long windows

@@ -1131,6 +1131,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "normalize(x) over size-1 axes too = normalize(x) over the others": _unit_norm_axes,
     "f(x, expand(c)) = f(x, c)": _spread,
     "slice(cat(x, y)) = slice(x),  where it lies in x": _part_of_joined,
+    "cat(x) = x": lambda d: d.reduce(d.add(CatOp(axis=0), d.leaf(*d.shape(least=2))), (0,), "sum"),
     "expand(fill) = fill": _filled,
     "f(fill, fill) = fill,  numbers likewise": _fills,
     "conv(x, w) = matmul(x, w),  w as large as x;  transposed, of one position, likewise": _whole_image,

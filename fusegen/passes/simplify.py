@@ -27,6 +27,8 @@ from fusegen.ir import (
 )
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
+_VIEWS = (ExpandOp, PermuteOp, ReshapeOp, SliceOp)
+
 
 def _same_type(m: Match) -> str | None:
     return None if m["x"].type == m.root.type else ""
@@ -221,6 +223,17 @@ def _part_of_operand(m: Match) -> Node:
     return operand if operand.type == m.root.type else m.add(m.root.op.replace(start=begin), operand)
 
 
+def _is_only_read(m: Match) -> str | None:
+    """Unless the model returns it, or a view of it: eager's result is a tensor of its own, which may be written to."""
+    users, by_name, pending = m.graph.users(), m.graph.by_name, [m.root.name]
+    while pending:
+        name = pending.pop()
+        if name in m.graph.results:
+            return "a result of the model is no operand of it"
+        pending += [user for user in users[name] if isinstance(by_name[user].op, _VIEWS)]
+    return None
+
+
 def _is_one(m: Match) -> str | None:
     assert isinstance(m["c"].op, ConstOp)
     return None if m["c"].op.value == 1.0 and m["x"].type == m.root.type else ""
@@ -284,6 +297,7 @@ RULES = (
         Numerics.EXACT,
         lambda m: None if _own_part(m) else "",
     ),
+    Rule("cat(x) = x", op(CatOp, anything("x")), _operand, Numerics.EXACT, _is_only_read),
     Rule(
         "expand(fill) = fill",
         op(ExpandOp, op(FillOp, name="x")),

@@ -194,7 +194,9 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
     apart = tuple(dict.fromkeys(size for sizes in runs for size in sizes))
     detail = RowReducePlan(
         source="" if region.pooled or cut else region.args[space.source].name,
-        wide=not region.pooled and not (strided and cut) and all(size % 4 == 0 for size in apart if isinstance(size, int)),
+        wide=not region.pooled
+        and not (strided and cut)
+        and all(size % 4 == 0 for size in apart if isinstance(size, int)),
         apart=tuple(size for size in apart if not isinstance(size, int)),
         outer=region.product(space.outer_axes),
         inner=inner,

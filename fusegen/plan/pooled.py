@@ -84,8 +84,8 @@ class _Place(RowLowering):
         text = text if digit.step == 1 else f"{factor(text)} * {digit.step}"
         return f"({text} {'+-'[digit.shift < 0]} {abs(digit.shift)})" if digit.shift else f"({text})"
 
-    def terms(self, order: list[int]) -> list[tuple[str, str]]:
-        """As of the rows, of what is pooled; outside of it, of its nearest element."""
+    def terms(self, order: list[int], strides: list[Dim] | None = None) -> list[tuple[str, str]]:
+        """As of the rows, of what is pooled, all of an operand; outside of it, of its nearest element."""
         digits, terms = self.digits(order), list[tuple[str, str]]()
         while digits:
             first = digits[0]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from fusegen import dims
-from fusegen.dims import Dim
+from fusegen.dims import Dim, Dims
 from fusegen.ir import Graph, Node
 from fusegen.plan.rowdraft import Style, factor
 from fusegen.plan.rowprogram import TensorArg
@@ -51,10 +50,11 @@ class RowIndices:
         """C++ terms of the offset into the operand that ``node``, mapped to ``axes``, is a ``part`` of, the first being
         where it starts; and all distances but those of neighbours, which are whole accesses if accesses are to be.
         """
-        shape, found, order, strides = self.space.shape, list[Dim](), list[int](), list[Dim]()
-        whole = part.whole.type.shape
-        for axis, start in enumerate(part.starts):
-            found.append(self.sizes.product([start, *whole[axis + 1 :]]))
+        shape, order, strides = self.space.shape, list[int](), list[Dim]()
+        whole: Dims = part.whole.type.shape
+        start: Dim = 0
+        for axis, own in enumerate(part.starts):
+            start = dims.add(start, self.sizes.product([own, *whole[axis + 1 :]]))
             if node.type.shape[axis] == 1:
                 continue
             bases = [base for base in axes[axis] if shape[base] != 1]
@@ -63,7 +63,6 @@ class RowIndices:
                 self.sizes.product([*(shape[base] for base in bases[i + 1 :]), *whole[axis + 1 :]])
                 for i in range(len(bases))
             ]
-        start = functools.reduce(dims.add, found, 0)
         terms = [("", dims.cpp(start))] if start != 0 else []
         terms += self.terms(order, strides)
         apart = [stride for i, stride in enumerate(strides) if not self.follows(order, strides, i)]

@@ -66,8 +66,8 @@ class Operand(Frozen):
     per_element: bool
     comment: str
     vector: Literal["", "source", "row", "part"] = ""
-    """Read at the offsets of the source, at those of the row, or at some as far apart as a part's neighbours are; ``""``:
-    at offsets of its own."""
+    """Read at the offsets of the source, at those of the row, or of a part with rows of its own; ``""``: at offsets of
+    its own."""
     fixed: str = ""
     """The terms of ``index`` that a row shares. They may divide by sizes of the call, which costs more than a load."""
     along: str = ""

@@ -105,6 +105,7 @@ class RowLowering(RowIndices):
         key = (arg.name, index)
         if key not in self.operands:
             flag = node.type.dtype is DType.BOOL
+            vector = self.part_vector(terms) if part else self.vector(order, index)
             name = (
                 f"v_{arg.name}"
                 if all(k[0] != arg.name for k in self.operands)
@@ -120,7 +121,7 @@ class RowLowering(RowIndices):
                 by_outer=self.by_outer(order),
                 by_column=self.by_column(order),
                 comment=f"%{node.name}: {node.type}",
-                vector=(self.part_vector(terms) if part else self.vector(order, index)) if self.wide_flags or not flag else "",
+                vector=vector if self.wide_flags or not flag else "",
                 apart=apart,
                 step=self.step(order),
                 flag=flag,

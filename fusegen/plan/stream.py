@@ -15,7 +15,7 @@ from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import HeldRows, RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftReduction, Style, Value, factor
-from fusegen.plan.rowprogram import Divider, Operand, OutputArg, Phase, Reduction, RowProgram, Statement
+from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
@@ -213,19 +213,22 @@ class StreamLowering(MemoryLowering):
         return rows.replace(dividers=tuple(d for d in self.dividers.values() if d.name in words))
 
 
-def _held(count: int, length: int, runs: list[Operand], kept: bool, stored: bool) -> HeldRows | None:
+def _held(
+    count: int, length: int, operands: int, kept: bool, stored: bool, apart: tuple[Dim, ...] = ()
+) -> HeldRows | None:
     """How ``count`` contiguous rows of ``length`` elements, both as traced, are held in registers, if they are.
 
-    ``runs``, operands, have as many elements; they are ``kept`` for another pass, and results as many are ``stored``.
+    ``operands`` have as many elements; they are ``kept`` for another pass, and results as many are ``stored``. Accesses
+    are whole ones of what is ``apart``, too.
 
     Neighbouring threads read neighbouring accesses, so that a warp's are whole lines, and have several on their way.
     (sm_90; maxima of rows of 32 and 126, sums of 62, norms of 64: 25, 24, 24 and 37 us; 29, 35, 38 and 46 where few
     threads read a row alone.)
     Where ``count`` is no more than blocks, nothing is decided here, so that kernels stay alike.
     """
-    if count < _MANY_ROWS or not runs:
+    if count < _MANY_ROWS or not operands:
         return None
-    sizes = [length, *(size for operand in runs for size in operand.apart or () if isinstance(size, int))]
+    sizes = [length, *(size for size in apart if isinstance(size, int))]
     vec = next(v for v in (4, 2, 1) if all(size % v == 0 for size in sizes))
     parts = 1
     while parts < _THREADS and parts * (_ALONE if parts < 32 else _EACH) < length:
@@ -233,7 +236,7 @@ def _held(count: int, length: int, runs: list[Operand], kept: bool, stored: bool
     slots = -(-length // (vec * parts))
     if not kept and (parts > 32 or slots * vec > _SUMMED):
         return None
-    if len(runs) * slots * vec > (_MOST if vec > 1 else _EACH):
+    if operands * slots * vec > (_MOST if vec > 1 else _EACH):
         return None
     return HeldRows(vec=vec, parts=parts, slots=slots, rows=1 if stored else max(2, _SUMMED // (slots * vec)))
 
@@ -268,7 +271,7 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
         kept=kept,
         unroll=(8, 4),
         apart=tuple(size for size in apart if not isinstance(size, int) or size % 4),
-        held=_held(*space.traced(region.body.sizes), runs, bool(kept), stored) if contiguous else None,
+        held=_held(*space.traced(region.body.sizes), len(runs), bool(kept), stored, apart) if contiguous else None,
         double=double,
         rows=rows,
     )

@@ -23,7 +23,6 @@ def part_of(node: Node, by_name: Mapping[str, Node]) -> Part | None:
 
     What lies like a tensor of its own is none: a view of torch's, which nothing copies.
     """
-    starts, whole = list(node.type.shape), node
     starts: list[Dim] = [0] * node.type.rank
     whole = node
     while isinstance(whole.op, SliceOp) and whole.op.step == 1:

@@ -191,8 +191,8 @@ class RowReducePlan(Frozen):
 
     template: Literal["row_reduce"] = "row_reduce"
     source: str
-    """The operand that is read first, in whole vectors; none where an element is read in parts of several accesses, or is
-    one of a part that is cut out of an operand."""
+    """The operand that is read first, in whole vectors; none where an element is read in parts of several accesses, or
+    is one of a part that is cut out of an operand."""
     wide: bool
     """Accesses of 16 bytes are used where lengths and addresses allow."""
     apart: tuple[Dim, ...]
