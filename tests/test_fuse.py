@@ -347,6 +347,45 @@ def test_sums_that_two_products_need_are_each_one_s_own(body: str, tmp_path: Pat
     compile_file(tmp_path / "model.py")
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return self.n(x.chunk(2, -1)[1])", ["row_reduce"]),
+        ("u, v = x.chunk(2, -1)\nreturn u * self.n(v)", ["row_reduce"]),
+        ("u, v = x.chunk(2, -1)\nreturn self.n(v), u.sigmoid() * v", ["row_reduce", "pointwise"]),
+        ("return self.n(x[:, 1:5, :32])", ["row_reduce"]),
+        ("return x[..., 3:].softmax(-1)", ["row_stream"]),  # of any length
+        ("return x[:, 1:5].softmax(1)", ["row_reduce"]),
+        ("return x[..., ::2].softmax(-1)", ["torch", "row_stream"]),  # no neighbours
+        ("return self.n(x.relu().chunk(2, -1)[1])", ["pointwise", "row_reduce"]),
+        ("return self.m(x[3:7])", ["torch", "row_reduce"]),  # a view that nothing copies
+    ],
+)
+def test_rows_read_parts_where_they_lie(body: str, expected: list[str], tmp_path: Path) -> None:
+    found = program(tmp_path, body, "self.n = nn.LayerNorm(32)\nself.m = nn.LayerNorm(64)", "torch.rand(16, 8, 64)")
+    assert templates(found) == expected
+    if "torch" not in expected:
+        shapes = [
+            found.after.node(arg.node).type.shape
+            for s in found.steps
+            if isinstance(s, KernelStep)
+            for arg in s.plan.args
+        ]
+        assert not [shape for shape in shapes if len(shape) == 3 and shape[1:] != found.after.inputs[0].type.shape[1:]]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return torch.cat([x], 1).softmax(-1)", ["row_reduce"]),
+        ("return torch.cat([x], 1)", ["torch"]),  # a result of its own
+        ("return torch.cat([x], 1).transpose(0, 1)", ["torch", "torch"]),
+    ],
+)
+def test_a_join_of_one_tensor_is_that_tensor(body: str, expected: list[str], tmp_path: Path) -> None:
+    assert templates(program(tmp_path, body, inputs="torch.rand(16, 8, 64)")) == expected
+
+
 def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> None:
     found = program(tmp_path, "return (x.relu() + 1).permute(0, 2, 3, 1)")
     assert templates(found) == ["pointwise", "torch"]

@@ -12,6 +12,8 @@ from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, MatmulOp, Node, ParamO
 from fusegen.machines import Machine, machine
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan, RecurrencePlan
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
+from fusegen.spaces import poolrows
+from fusegen.spaces.parts import cut_up, parts_in
 
 
 def is_result_of_kernel(graph: Graph, node: Node) -> bool:
@@ -24,10 +26,22 @@ def node_bytes(graph: Graph, node: Node) -> int:
     if ops.is_leaf(node.op) or isinstance(node.op, (ReshapeOp, SliceOp)) or is_result_of_kernel(graph, node):
         return 0
     names = [name for name in dict.fromkeys(node.inputs) if not isinstance(graph.node(name).op, ConstOp)]
-    outputs = [node]
+    operands, outputs = [graph.node(name) for name in names], [node]
     if isinstance(node.op, RegionOp):
         outputs = [node.op.body.node(name) for name in node.op.body.outputs]
-    return sum(_size(graph, graph.node(name)) for name in names) + sum(_size(graph, output) for output in outputs)
+        operands = _read_by(node.op, operands)
+    return sum(_size(graph, operand) for operand in (*operands, *outputs))
+
+
+def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
+    """What a kernel reads of its ``operands``: of rows' parts that are cut out of one, these alone."""
+    body = region.body
+    found = parts_in(body) if region.template.startswith("row") else {}
+    apart = cut_up(body, found) - set(poolrows.rows(body).axes) if found else set()
+    if not apart:
+        return operands
+    whole = [operand for operand, own in zip(operands, body.inputs, strict=True) if own.name not in apart]
+    return [*whole, *(body.node(name) for name in found if name not in apart)]
 
 
 def _size(graph: Graph, node: Node) -> int:

@@ -65,6 +65,15 @@ BODIES = {
     "layer_cells": ("return F.adaptive_avg_pool2d(self.n(x), 3)", "nn.LayerNorm(64)", [(4, 8, 6, 64), (3, 8, 33, 64)]),
     "normalize": ("return F.normalize(x.flatten(1), dim=1)", "nn.Identity()", IMAGES),
     "parts": ("return x[:, :, 1:].sum(2) + x.sum(2) * x[:, :, :-1].sum(2)", "nn.Identity()", IMAGES),
+    "half": ("return self.n(x[..., 64:])", "nn.LayerNorm(64)", [(4, 8, 6, 128), (3, 8, 64, 128), (999, 2, 3, 128)]),
+    "gate": (
+        "u, v = x.chunk(2, dim=-1)\nreturn u * self.n(v)",
+        "nn.LayerNorm(63)",
+        [(4, 8, 6, 126), (3, 8, 64, 126), (999, 2, 3, 126)],
+    ),
+    "part_of_rows": ("return x[..., 3:].softmax(-1)", "nn.Identity()", IMAGES),
+    "part_of_channels": ("return x[:, 2:6].softmax(1)", "nn.Identity()", IMAGES),
+    "planes_of_channels": ("return F.instance_norm(x[:, 2:6])", "nn.Identity()", IMAGES),
     "variance": ("return x.tanh().var((2, 3)) + x.tanh().mean((2, 3))", "nn.Identity()", IMAGES),
 }
 
