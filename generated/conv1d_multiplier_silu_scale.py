@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
                         if (D::line(d, kd) != j) continue;
 #pragma unroll
                         for (int kw = 0; kw < W::TAPS; ++kw) {
-                            const float weight = __ldg(taps + ((m * D::SIZE + layer.tap + kd * D::GAP) * H::SIZE + row.tap + kh * H::GAP) * W::SIZE + kw);
+                            const float weight = __ldg(taps + ((m * D::SIZE + kd * D::GAP) * H::SIZE + kh * H::GAP) * W::SIZE + kw);
 #pragma unroll
                             for (int r = 0; r < H::RESULTS; ++r)
 #pragma unroll
@@ -498,16 +498,16 @@ Tensor call_k0_conv_direct(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_00e76391aebfe9dc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bcedb534bebf66df, m) {
     m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_00e76391aebfe9dc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_bcedb534bebf66df, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_00e76391aebfe9dc"
+_fusegen_NAMESPACE = "fusegen_bcedb534bebf66df"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

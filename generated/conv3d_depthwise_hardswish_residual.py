@@ -277,6 +277,7 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
     float sums[1][D::RESULTS][H::RESULTS][W::RESULTS] = {};
     const float* corner = args.x0 + volume * args.in_depth * layer_size + front * layer_size + int64_t(top) * args.in_width + left;
     const float* taps = args.p0 + group * (OUTPUTS * INPUTS * D::SIZE * H::SIZE * W::SIZE);
+    taps += (layer.tap * H::SIZE + row.tap) * W::SIZE;
 #pragma unroll
     for (int j = 0; j < D::LINES; ++j) {
         if (!D::reads(j) || layer.tap + D::first_tap(j) * D::GAP >= D::SIZE) continue;
@@ -309,7 +310,7 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
                         if (D::line(d, kd) != j || layer.tap + kd * D::GAP >= D::SIZE) continue;
 #pragma unroll
                         for (int kw = 0; kw < W::TAPS; ++kw) {
-                            const float weight = __ldg(taps + ((m * D::SIZE + layer.tap + kd * D::GAP) * H::SIZE + row.tap + kh * H::GAP) * W::SIZE + kw);
+                            const float weight = __ldg(taps + ((m * D::SIZE + kd * D::GAP) * H::SIZE + kh * H::GAP) * W::SIZE + kw);
 #pragma unroll
                             for (int r = 0; r < H::RESULTS; ++r)
 #pragma unroll
@@ -512,16 +513,16 @@ Tensor call_k0_conv_direct(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ae965aa3fd8b9b02, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a63ae3bffb80465e, m) {
     m.def("k0_conv_direct(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ae965aa3fd8b9b02, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a63ae3bffb80465e, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ae965aa3fd8b9b02"
+_fusegen_NAMESPACE = "fusegen_a63ae3bffb80465e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

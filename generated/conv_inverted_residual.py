@@ -441,6 +441,7 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
     float sums[1][D::RESULTS][H::RESULTS][W::RESULTS] = {};
     const float* corner = args.x0 + volume * args.in_depth * layer_size + front * layer_size + int64_t(top) * args.in_width + left;
     const float* taps = args.p2 + group * (OUTPUTS * INPUTS * D::SIZE * H::SIZE * W::SIZE);
+    taps += (layer.tap * H::SIZE + row.tap) * W::SIZE;
     const int l = group;
     const float v_p0 = __ldg(args.p0 + l);   // %conv2d_r1: float32[144, 1, 1]
     // What the windows get of element v at position (z, y, x) of the input.
@@ -486,7 +487,7 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
                         if (D::line(d, kd) != j) continue;
 #pragma unroll
                         for (int kw = 0; kw < W::TAPS; ++kw) {
-                            const float weight = __ldg(taps + ((m * D::SIZE + layer.tap + kd * D::GAP) * H::SIZE + row.tap + kh * H::GAP) * W::SIZE + kw);
+                            const float weight = __ldg(taps + ((m * D::SIZE + kd * D::GAP) * H::SIZE + kh * H::GAP) * W::SIZE + kw);
 #pragma unroll
                             for (int r = 0; r < H::RESULTS; ++r)
 #pragma unroll
@@ -2578,18 +2579,18 @@ Tensor call_k1_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_191fdd93b4135114, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_78e90e5fb140569a, m) {
     m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
     m.def("k1_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_191fdd93b4135114, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_78e90e5fb140569a, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
     m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_191fdd93b4135114"
+_fusegen_NAMESPACE = "fusegen_78e90e5fb140569a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -44,7 +44,7 @@ def test_where_every_element_comes_from(body: str, sizes: tuple[int, ...], tmp_p
     _, reference, generated = built(write(tmp_path, body, "", f"torch.rand{SHAPE}"))
     x = torch.randn(sizes, device="cuda")
     with torch.no_grad():
-        torch.testing.assert_close(generated(x), reference(x), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(generated(x), reference(x), rtol=1e-6, atol=5e-7)  # sums of values up to 5
 
 
 @pytest.mark.parametrize(
