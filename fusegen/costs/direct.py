@@ -34,6 +34,8 @@ JOINED = 1
 """Turns of the threads that share a group of a sample in whose time they join what they have found."""
 _ROUNDING = 1.5
 """Times over that it may take, for it rounds to TF32, where products take longer than memory."""
+_LOADED = 8
+"""Operations that an element of a second tensor before the products stands for: it is loaded by itself."""
 _PREPARED = 8e-6
 """Of the portable tensor-core kernel, besides its expected time, where it has little to do: it packs weights first.
 That time is the one of its usual tiles, with which both were compared."""
@@ -274,6 +276,8 @@ def repeated(body: Graph, parts: DirectRegion, machine: Machine) -> str | None:
     chain = operations(parts.before)
     if not chain:
         return None
+    shape = body.node(conv.inputs[0]).type.shape
+    chain += _LOADED * (sum(node.type.shape == shape for node in parts.before.inputs) - 1)
     tile, work = region_tiles(body, conv)[0], _work(body, conv)
     absent = 3 - work.op.rank
     alongs = along_axes(work.op, work.kernel, tile.phased[absent:])
