@@ -3039,14 +3039,15 @@ struct FeatureValues {
 };
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
-__device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
-    const bool in = outer < args.row_count;
+__device__ __forceinline__ void finish_features(const Args& args, int64_t place, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
+    const bool in = place < args.row_count;
+    const int64_t outer = in ? place : args.row_count - 1;   // no load below waits for a condition
 
 #pragma unroll
     for (int i = 0; i < LANE_FEATURES; ++i) {
-        [[maybe_unused]] const int l = feature + i;
+        [[maybe_unused]] const int l = min(feature + i, static_cast<int>(OUTPUTS) - 1);
         const float v_p1 = values.v_p1[i];
-        const float v_x1 = in && l < OUTPUTS ? __ldg(args.x1 + outer * 512 + l) : 0.0f;   // %x: float32[x0_0, 512, 512]
+        const float v_x1 = __ldg(args.x1 + outer * 512 + l);   // %x: float32[x0_0, 512, 512]
         const float t0 = v[i] + v_p1;   // %linear_1: float32[x0_0, 512, 512] = add(%linear_1_r1, %p_out_bias)
         const float t1 = v_x1 + t0;   // %add: float32[x0_0, 512, 512] = add(%x, %linear_1)
         v[i] = t1;
@@ -3861,20 +3862,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3cfde92100501e83, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3d36d4cb10ec2b68, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_attention(Tensor x0, Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor p0, Tensor p1, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3cfde92100501e83, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3d36d4cb10ec2b68, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_attention", TORCH_BOX(&call_k1_attention));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3cfde92100501e83"
+_fusegen_NAMESPACE = "fusegen_3d36d4cb10ec2b68"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -3141,11 +3141,11 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     const int row = static_cast<int>(out_line - slab * args.by_rows.divisor) * T::RESULTS;
     const int layer = static_cast<int>(slab - volume * args.out_depth);
     const int64_t plane = volume;
-    const float v_x1 = __ldg(args.x1 + (plane / 80) * 10 + (plane / 8 % 10));   // %group_norm_3_r1: float32[x0_0, 10, 1, 1, 1]
-    const float v_x2 = __ldg(args.x2 + (plane / 80) * 10 + (plane / 8 % 10));   // %group_norm_3_r6: float32[x0_0, 10, 1, 1, 1]
-    const float v_p0 = __ldg(args.p0 + (plane / 8 % 10) * 8 + (plane % 8));   // %group_norm_1: float32[10, 8, 1, 1]
-    const float v_p1 = __ldg(args.p1 + (plane / 8 % 10) * 8 + (plane % 8));   // %group_norm_2: float32[10, 8, 1, 1]
-    const float v_p2 = __ldg(args.p2 + (plane / 8 % 10) * 8 + (plane % 8));   // %p_scale: float32[80, 1, 1]
+    const float v_x1 = __ldg(args.x1 + (plane / 8));   // %group_norm_3_r1: float32[x0_0, 10, 1, 1, 1]
+    const float v_x2 = __ldg(args.x2 + (plane / 8));   // %group_norm_3_r6: float32[x0_0, 10, 1, 1, 1]
+    const float v_p0 = __ldg(args.p0 + (plane % 80));   // %group_norm_1: float32[10, 8, 1, 1]
+    const float v_p1 = __ldg(args.p1 + (plane % 80));   // %group_norm_2: float32[10, 8, 1, 1]
+    const float v_p2 = __ldg(args.p2 + (plane % 80));   // %p_scale: float32[80, 1, 1]
 
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W - T::LEAD;
     const float* corner = args.x0 + ((volume * args.in_depth + front) * args.in_height + top) * args.in_width + left;
@@ -3457,18 +3457,18 @@ Tensor call_k1_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_959ba441e2c42531, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f32aeb34a045b826, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_pool(Tensor x0, Tensor p0, Tensor p1, Tensor x1, Tensor x2, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_959ba441e2c42531, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f32aeb34a045b826, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_959ba441e2c42531"
+_fusegen_NAMESPACE = "fusegen_f32aeb34a045b826"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -102,16 +102,20 @@ class RowIndices:
                 stride = stride_of(last)
                 terms.append((name, name if stride == "1" else f"{name} * {factor(stride)}"))
                 continue
-            done.add(axis)
-            after = [shape[a] for a in group if a > axis]
+            run = whole[whole.index(axis) :]  # of the group's axes, as many as lie together
+            while run != order[position : position + len(run)] or not lies_together(position, position + len(run) - 1):
+                run.pop()
+            done.update(run)
+            last = position + len(run) - 1
+            after = [shape[a] for a in group if a > run[-1]]
             split = any(shape[a] != 1 for a in group if a < axis)
-            coordinate = self.coordinate(name, after, shape[axis] if split else None)
-            stride = stride_of(position)
+            coordinate = self.coordinate(name, after, dims.product(shape[a] for a in run) if split else None)
+            stride = stride_of(last)
             terms.append((name, f"({coordinate})" if stride == "1" else f"({coordinate}) * {factor(stride)}"))
         return terms
 
     def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
-        """The position along one axis of a group; ``size`` is given when other axes of the group are before it."""
+        """The position along neighbouring axes of a group; ``size``: of all of them, when others are before them."""
         step = self.product(after)
         text = name if step == "1" else f"{name} / {factor(step)}"
         return text if size is None else f"{text} % {factor(self.text(size))}"
