@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
     ),
     "padded": ("torch.matmul(F.pad(x, (1, 2)), torch.cat([y, y * 2], dim=1))", [[(2, 5, 13), (2, 8, 6)]]),
     "parts": ("torch.matmul(x[:, 1:], y[..., ::2].mT) + 1", [[(3, 9, 8), (3, 21, 16)], [(2, 70, 8), (2, 3, 16)]]),
-    "one_weight": ("torch.matmul(x.transpose(1, 2), self.w.view(4, 6).t())", [[(3, 6, 5)]]),
+    "one_weight": ("torch.matmul(x.transpose(1, 2), y.view(4, 6).t())", [[(3, 6, 5), (24,)]]),
     "spread": (
         "torch.matmul(x.view(3, -1, 4, 6).transpose(1, 2).reshape(12, -1, 6), y.view(6, 5)).tanh()",
         [[(3, 7, 24), (30,)]],

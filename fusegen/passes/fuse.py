@@ -38,7 +38,14 @@ from fusegen.machines import DEFAULT_TARGET, Machine, machine
 from fusegen.passes.attention_groups import attended
 from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
-from fusegen.passes.left_out import before_windows, computed_once, cut_out, left_behind, read_where_it_lies
+from fusegen.passes.left_out import (
+    before_windows,
+    computed_once,
+    cut_out,
+    left_behind,
+    read_where_it_lies,
+    spread_over_results,
+)
 from fusegen.passes.refusals import OTHER, refusal
 from fusegen.passes.rewrite import Outcome
 from fusegen.passes.templates import AXIS_SUMS, POOLS, template_of
@@ -112,6 +119,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             reason = refusal(grouping, candidate, machine) or left_behind(grouping, candidate, unit, free, machine)
             reason = reason or computed_once(grouping, candidate, node, free, machine)
             reason = reason or read_where_it_lies(grouping, candidate, node, free, machine)
+            reason = reason or spread_over_results(grouping, candidate)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusegen import dims
 from fusegen.ir import (
     ArgReduceOp,
     ConvOp,
@@ -20,6 +21,7 @@ from fusegen.machines import Machine
 from fusegen.passes.groups import Group, Grouping
 from fusegen.passes.refusals import refusal
 from fusegen.passes.templates import POOLS, template_of
+from fusegen.pointwise import POINTWISE
 from fusegen.spaces import poolrows, viewspace
 
 
@@ -77,6 +79,29 @@ def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], 
             return None
     taken = refusal(grouping, Group(frozenset(chain | {head})), machine) is None
     return f"the kernel of {head} computes it once" if taken else None
+
+
+_SPREAD, _WORTH = 4, 1 << 18
+"""Results that an element is computed again for, and elements from which on a kernel of their own is worth it."""
+
+
+def spread_over_results(grouping: Grouping, group: Group) -> str | None:
+    """Why no kernel of a product has a function of less data than it has results, or None: it would compute that again
+    for every result.
+    """
+    members = [grouping.by_name[name] for name in sorted(group.members)]
+    heads = [node for node in members if isinstance(node.op, MatmulOp)]
+    if len(heads) != 1:
+        return None
+    sizes = grouping.graph.sizes
+    before, results = grouping.graph.needed(heads[0].name), dims.numel(heads[0].type.shape, sizes)
+    for node in members:
+        costly = isinstance(node.op, PointwiseOp) and (node.op.fn == "div" or POINTWISE[node.op.fn].flops > 1)
+        if costly and node.name not in before:
+            own = dims.numel(node.type.shape, sizes)
+            if own >= _WORTH and _SPREAD * own <= results:
+                return f"{node.name} would be computed again for every {results // own} results"
+    return None
 
 
 def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:

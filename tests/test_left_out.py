@@ -1,0 +1,69 @@
+"""What is read where it lies, computed again or written once: constants, turned data, comparisons, small factors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusegen.ir import ConvOp, MatmulOp
+from fusegen.plan.types import Program
+from tests.emitted import bodies
+from tests.test_fuse import program, templates
+
+
+def kinds(found: Program) -> set[type]:
+    """Of all ops, those in kernels too."""
+    return {type(node.op) for graph in (found.after, *bodies(found)) for node in graph.nodes}
+
+
+HEADS = """m = x > 0.5
+a, b = x.sum(1, keepdim=True), x.sum(0).view(-1, 1)
+first = torch.where(m, F.leaky_relu(a + b.T), -9e15 * torch.ones_like(x)).softmax(1)
+second = torch.where(m, F.leaky_relu(a - b.T), -9e15 * torch.ones_like(x)).softmax(1)
+return first, second"""
+MASKED = "x, y, z", "torch.rand(8, 8, 512, 64), torch.rand(8, 512, 512), torch.rand(8, 512, 1)"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (HEADS, ["row_reduce", "row_stream", "row_reduce", "row_reduce"]),  # no sum of two vectors is written
+        ("y = (x > 0.5).float()\nreturn torch.maximum(y, y.t()).sum(1)", ["reduce_views"]),
+        ("return (x + torch.eye(96, device=x.device)).square().sum(1)", ["reduce_views"]),
+        ("y = x + x.t() + torch.eye(96, device=x.device)\nreturn y / y.sum(1, True)", ["pointwise", "row_reduce"]),
+    ],
+)
+def test_what_is_no_tensor_of_its_own_is_not_copied(body: str, expected: list[str], tmp_path: Path) -> None:
+    assert templates(program(tmp_path, body, inputs="torch.rand(96, 96)")) == expected
+
+
+def test_a_quotient_of_less_than_a_product_has_results_is_not_computed_for_each(tmp_path: Path) -> None:
+    names, inputs = MASKED
+    apart = program(tmp_path, "return x @ x.transpose(-1, -2) * (y / z.sqrt())", inputs=inputs, arguments=names)
+    assert templates(apart) == ["gemm_sm90", "pointwise"]
+    beside = program(tmp_path, "return x @ x.transpose(-1, -2) * y + z.sum()", inputs=inputs, arguments=names)
+    assert "pointwise" not in templates(beside)
+
+
+@pytest.mark.parametrize(
+    ("body", "init", "inputs"),
+    [
+        (
+            "return self.c(x.mean((2, 3), keepdim=True)).relu()",
+            "self.c = nn.Conv2d(64, 32, 1)",
+            "torch.rand(8, 64, 9, 9)",
+        ),
+        ("return self.c(x).tanh()", "self.c = nn.Conv2d(64, 16, 4)", "torch.rand(8, 64, 4, 4)"),
+        ("return self.c(x[:, :, None, None])", "self.c = nn.ConvTranspose2d(64, 32, 4, 2)", "torch.rand(8, 64)"),
+    ],
+)
+def test_convolutions_of_all_of_an_image_are_products(body: str, init: str, inputs: str, tmp_path: Path) -> None:
+    ops = kinds(program(tmp_path, body, init, inputs))
+    assert ConvOp not in ops
+    assert MatmulOp in ops
+
+
+def test_a_convolution_of_part_of_an_image_stays_one(tmp_path: Path) -> None:
+    found = program(tmp_path, "return self.c(x)", "self.c = nn.Conv2d(64, 16, 4, padding=1)", "torch.rand(8, 64, 4, 4)")
+    assert ConvOp in kinds(found)
