@@ -156,3 +156,9 @@ def test_kernels_have_the_places_of_given_factors(mode: str, factors: tuple[floa
         (result,) = Kernel(found, plan, tmp_path)([x])
         bound = 0.0 if mode == "nearest" else 1e-5
         torch.testing.assert_close(result, load_model_file(path).model_class()(x), rtol=bound, atol=bound)
+
+
+def test_images_of_nothing_are_torchs_to_refuse(tmp_path: Path) -> None:
+    body = "return F.interpolate(x, y.shape[2], mode='linear')"
+    path = write(tmp_path, body, inputs="torch.rand(2, 3, 5), torch.rand(2, 3, 20)", arguments="x, y")
+    assert "x0_2 >= 1" in traced(path).graph.constraints

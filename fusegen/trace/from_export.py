@@ -103,7 +103,8 @@ class _Converter:
     def at_least(self, size: Dim, bound: Dim) -> bool:
         holds = dims.evaluate(size, self.sizes) >= dims.evaluate(bound, self.sizes)
         difference = dims.parse(dims.sub(size, bound))
-        if not (difference.is_nonnegative if holds else difference.is_negative):  # else it holds at all sizes
+        certain = difference.is_nonnegative if holds else difference.is_negative
+        if not certain or (bound == 1 and not isinstance(size, int)):  # arithmetic knows of no sizes of 0
             self.conditions[f"{size} {'>=' if holds else '<'} {bound}"] = None
         return holds
 
