@@ -103,10 +103,13 @@ class _Converter:
     def at_least(self, size: Dim, bound: Dim) -> bool:
         holds = dims.evaluate(size, self.sizes) >= dims.evaluate(bound, self.sizes)
         difference = dims.parse(dims.sub(size, bound))
-        certain = difference.is_nonnegative if holds else difference.is_negative
-        if not certain or (bound == 1 and not isinstance(size, int)):  # arithmetic knows of no sizes of 0
+        if not (difference.is_nonnegative if holds else difference.is_negative):  # else it holds at all sizes
             self.conditions[f"{size} {'>=' if holds else '<'} {bound}"] = None
         return holds
+
+    def not_empty(self, size: Dim) -> None:
+        if not isinstance(size, int):
+            self.conditions[f"{size} >= 1"] = None
 
     def unsaid(self, expr: sympy.Basic) -> SizeArithmeticError:
         return unsaid(expr, self.current.name if self.current else None, self.source())

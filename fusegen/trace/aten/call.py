@@ -34,6 +34,9 @@ class Build(Protocol):
     def at_least(self, size: Dim, bound: Dim) -> bool:
         """Whether ``size >= bound`` at the traced sizes; a condition of the graph where other sizes could differ."""
 
+    def not_empty(self, size: Dim) -> None:
+        """A condition of the graph, of which arithmetic, whose sizes are at least 1, knows nothing."""
+
     def first_input(self, dtype: DType) -> Value | None:
         """The model's first input of this element type."""
 

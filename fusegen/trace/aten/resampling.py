@@ -42,8 +42,8 @@ def _interpolated(call: Call, mode: Literal["linear", "nearest"], align_corners:
     factors = call["scale_factors"] or ()
     scales = dict(enumerate(() if align_corners else factors, 2))
     times = 1 if mode == "linear" else 2
-    if not all(call.build.at_least(x.type.shape[axis], 1) for axis in range(2, x.type.rank)):
-        return None  # torch says what is wrong
+    for size in x.type.shape[2:]:
+        call.build.not_empty(size)  # torch says what is wrong
     if not all(_agrees(call, x.type.shape[axis], scale, times) for axis, scale in scales.items()):
         return None
     for axis in reversed(range(2, x.type.rank)):
