@@ -156,6 +156,12 @@ def _of_fills(m: Match) -> tuple[Node, float] | None:
     return fills[0], _float32(function(*numbers))
 
 
+def _spread_fill(m: Match) -> Node:
+    fill = m["x"].op
+    assert isinstance(fill, FillOp)
+    return _filled(m, m["x"], fill.value)
+
+
 def _fill_of_fills(m: Match) -> Node:
     found = _of_fills(m)
     assert found is not None
@@ -301,7 +307,7 @@ RULES = (
     Rule(
         "expand(fill) = fill",
         op(ExpandOp, op(FillOp, name="x")),
-        lambda m: m.add(m["x"].op.replace(shape=m.root.type.shape), *map(m.graph.node, m["x"].inputs)),
+        _spread_fill,
         Numerics.EXACT,
     ),
     Rule(

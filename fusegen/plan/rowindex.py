@@ -96,22 +96,16 @@ class RowIndices:
                 continue
             name, group = next((name, group) for name, group in groups if axis in group)
             whole = [a for a in group if shape[a] != 1]
-            last = position + len(whole) - 1
-            if order[position : last + 1] == whole and lies_together(position, last):
-                done.update(whole)  # the whole group at once: its own coordinate
-                stride = stride_of(last)
-                terms.append((name, name if stride == "1" else f"{name} * {factor(stride)}"))
-                continue
             run = whole[whole.index(axis) :]  # of the group's axes, as many as lie together
             while run != order[position : position + len(run)] or not lies_together(position, position + len(run) - 1):
                 run.pop()
             done.update(run)
-            last = position + len(run) - 1
-            after = [shape[a] for a in group if a > run[-1]]
-            split = any(shape[a] != 1 for a in group if a < axis)
-            coordinate = self.coordinate(name, after, dims.product(shape[a] for a in run) if split else None)
-            stride = stride_of(last)
-            terms.append((name, f"({coordinate})" if stride == "1" else f"({coordinate}) * {factor(stride)}"))
+            stride, coordinate = stride_of(position + len(run) - 1), name
+            if run != whole:
+                after = [shape[a] for a in group if a > run[-1]]
+                size = dims.product(shape[a] for a in run) if run[0] != whole[0] else None
+                coordinate = f"({self.coordinate(name, after, size)})"
+            terms.append((name, coordinate if stride == "1" else f"{coordinate} * {factor(stride)}"))
         return terms
 
     def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
