@@ -1114,12 +1114,11 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
 // PARTS threads of a block share a window, or those of `blocks` blocks of a cluster: 2^shift of them lie side by side, the
 // others below. Each has several loads on their way: of rows, if the window is TALL for so many threads, or along a row.
 // What they come to is joined in fixed order: bitwise the same at every run.
-template <int PARTS, bool TALL>
+template <int PARTS, int VEC, bool TALL>
 __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(const __grid_constant__ Args args, int blocks, int shift) {
     await_previous();
     constexpr int WINDOWS = PARTS < THREADS ? THREADS / PARTS : 1;   // of a block
-    const int64_t index = int64_t(blockIdx.x) / blocks * WINDOWS + threadIdx.x / PARTS;
-    if (index >= args.count) return;
+    const int64_t wanted = int64_t(blockIdx.x) / blocks * WINDOWS + threadIdx.x / PARTS, index = wanted < args.count ? wanted : 0;
     const int part = static_cast<int>(blockIdx.x % blocks) * PARTS + threadIdx.x % PARTS, parts = PARTS * blocks;
     const int64_t out_line = divide(index, args.by_width, args.count);
     const int64_t slab = divide(out_line, args.by_rows, args.count);
@@ -1130,7 +1129,7 @@ __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W;
     constexpr int layers = KERNEL_D, rows = KERNEL_H, columns = KERNEL_W;
     const float* const from = args.x0 + volume * args.in_depth * args.in_height * args.in_width;
-    constexpr int DOWN = TALL ? 4 : 1, ACROSS = TALL ? 1 : 4;   // elements at a time
+    constexpr int DOWN = TALL ? 4 : 1, ACROSS = TALL ? 1 : 4;   // loads at a time
     const int next = parts >> shift, columns_apart = 1 << shift;
     float result = NOTHING;
     for (int j = part >> shift; j < layers * rows; j += DOWN * next) {
@@ -1144,16 +1143,16 @@ __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(
             lines[u] = from + (zs[u] * args.in_height + ys[u]) * args.in_width;
             in[u] = n < layers * rows;
         }
-        for (int k = part & (columns_apart - 1); k < columns; k += ACROSS * columns_apart) {
-            float v[DOWN][ACROSS];
+        for (int k = part & (columns_apart - 1); k < columns / VEC; k += ACROSS * columns_apart) {
+            float v[DOWN][ACROSS][VEC];
             bool read[DOWN][ACROSS];
 #pragma unroll
             for (int u = 0; u < DOWN; ++u)
 #pragma unroll
                 for (int a = 0; a < ACROSS; ++a) {
-                    const int n = k + a * columns_apart, c = left + n * DILATION_W;
-                    read[u][a] = in[u] && n < columns;
-                    v[u][a] = read[u][a] ? __ldg(lines[u] + c) : 0.0f;
+                    const int n = k + a * columns_apart, c = left + n * VEC * DILATION_W;
+                    read[u][a] = in[u] && n < columns / VEC;
+                    if (read[u][a]) load_streaming<VEC>(v[u][a], lines[u] + c);
                 }
 #pragma unroll
             for (int u = 0; u < DOWN; ++u) {
@@ -1166,12 +1165,14 @@ __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(
                 };
 #pragma unroll
                 for (int a = 0; a < ACROSS; ++a)
-                    if (read[u][a]) result = nan_max(result, element(v[u][a], true, left + (k + a * columns_apart) * DILATION_W));
+#pragma unroll
+                    for (int e = 0; e < VEC; ++e)
+                        if (read[u][a]) result = nan_max(result, element(v[u][a][e], true, left + ((k + a * columns_apart) * VEC + e) * DILATION_W));
             }
         }
     }
 #pragma unroll
-    for (int d = WARP / 2; d; d /= 2) result = nan_max(result, __shfl_xor_sync(~0u, result, d));
+    for (int d = (PARTS < WARP ? PARTS : WARP) / 2; d; d /= 2) result = nan_max(result, __shfl_xor_sync(~0u, result, d));
     if constexpr (PARTS > WARP) {
         constexpr int WARPS = PARTS / WARP;
         __shared__ float of_warps[WARPS], of_block;
@@ -1189,7 +1190,7 @@ __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(
             cluster_wait();   // no block ends before the others have read
         }
     }
-    if (part != 0) return;
+    if (part != 0 || wanted >= args.count) return;
     // What becomes of a pooled value at (z, y, x) of the result.
     auto finish = [&](float result, [[maybe_unused]] int64_t y, [[maybe_unused]] int64_t x) {
         const float pooled = result;
@@ -1205,26 +1206,28 @@ int launch(Args& args, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-template <int PARTS>
+template <int PARTS, int VEC>
 int launch_shared(const Args& args, int blocks, int64_t rows, int64_t columns, cudaStream_t stream) {
     constexpr int WINDOWS = PARTS < THREADS ? THREADS / PARTS : 1;
     const int64_t needed = ((args.count - 1) / WINDOWS + 1) * blocks;
     if (needed > INT32_MAX) return cudaErrorInvalidValue;
     int shift = 0;
-    while (1 << shift < PARTS * blocks && 1 << shift < columns) ++shift;
+    while (1 << shift < PARTS * blocks && (VEC << shift) < columns) ++shift;
     const bool tall = rows > PARTS * blocks >> shift;
-    enqueue_clusters(blocks, tall ? run_shared<PARTS, true> : run_shared<PARTS, false>, static_cast<unsigned int>(needed), PARTS > THREADS ? PARTS : THREADS,
+    enqueue_clusters(blocks, tall ? run_shared<PARTS, VEC, true> : run_shared<PARTS, VEC, false>, static_cast<unsigned int>(needed), PARTS > THREADS ? PARTS : THREADS,
                      0, stream, args, blocks, shift);
     return cudaGetLastError();
 }
 
-// Threads to a window: as few as fill the device or leave each of them little to do.
-int sharing(int64_t results, int64_t window, int64_t apart) {
+// Threads to a window whose rows have so many accesses of VEC elements: as few as fill the device or leave each of them little to do.
+template <int VEC>
+int sharing(int64_t results, int64_t window, int64_t accesses, int64_t apart) {
     const int64_t enough = int64_t(1024) * multiprocessors();
+    const auto is_enough = [&](int parts) { return window <= int64_t(ALONE) * VEC * parts || results * parts >= enough; };
     // One alone where it reads what its neighbours do or next to it: single sectors of a line are wasted otherwise.
     if (window <= ALONE || (results >= enough / 4 && apart <= ALONE && window <= (results >= enough ? 64 : 4) * ALONE)) return 1;
     for (int parts : {WARP, THREADS})
-        if (window <= ALONE * parts || results * parts >= enough) return parts;
+        if (is_enough(parts)) return parts;
     return BLOCK;
 }
 
@@ -1233,6 +1236,13 @@ int cluster_of(int64_t window) {
     int blocks = 1;
     while (blocks < CLUSTER && window > int64_t(ALONE) * BLOCK * blocks) blocks *= 2;
     return blocks;
+}
+
+template <int VEC>
+int launch_parts(const Args& args, int parts, int64_t rows, int64_t columns, cudaStream_t stream) {
+    if (parts == WARP) return launch_shared<WARP, VEC>(args, 1, rows, columns, stream);
+    if (parts == THREADS) return launch_shared<THREADS, VEC>(args, 1, rows, columns, stream);
+    return launch_shared<BLOCK, VEC>(args, on_hopper() ? cluster_of(rows * columns) : 1, rows, columns, stream);
 }
 
 template <int ELEMENTS>
@@ -1259,11 +1269,9 @@ extern "C" int k1_pool(const float* x0, float* y0, int64_t batch, int64_t depth,
     args.by_width = fast_divide(static_cast<unsigned int>(out_width));
     args.by_rows = fast_divide(static_cast<unsigned int>(out_height));
     args.by_depth = fast_divide(static_cast<unsigned int>(args.out_depth));
-    const int64_t rows = int64_t(KERNEL_D) * KERNEL_H, columns = KERNEL_W;
-    const int parts = sharing(args.count, rows * columns, STRIDE_W);
-    if (parts == WARP) return launch_shared<WARP>(args, 1, rows, columns, stream);
-    if (parts == THREADS) return launch_shared<THREADS>(args, 1, rows, columns, stream);
-    if (parts == BLOCK) return launch_shared<BLOCK>(args, on_hopper() ? cluster_of(rows * columns) : 1, rows, columns, stream);
+    const int64_t rows = int64_t(KERNEL_D) * KERNEL_H, columns = KERNEL_W, apart = STRIDE_W;
+    const int parts = sharing<1>(args.count, rows * columns, columns, apart);
+    if (parts > 1) return launch_parts<1>(args, parts, rows, columns, stream);
     if (fits<4>(args)) return launch<4>(args, stream);
     if (fits<2>(args)) return launch<2>(args, stream);
     return launch<1>(args, stream);
@@ -1587,20 +1595,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5c1be104c401bd59, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bda862fc41db86b1, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5c1be104c401bd59, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_bda862fc41db86b1, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5c1be104c401bd59"
+_fusegen_NAMESPACE = "fusegen_bda862fc41db86b1"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

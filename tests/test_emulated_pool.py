@@ -76,7 +76,10 @@ def test_windows_of_whole_accesses(tmp_path: Path) -> None:
     )
     (plan,) = steps(compiled, PoolPlan)
     kernel = Kernel(compiled, plan, tmp_path)
-    for shape, offset in [((40, 3, 14, 24), 0), ((40, 3, 14, 24), 1), ((40, 3, 15, 8), 0), ((40, 3, 12, 12), 0)]:
+    few, more, warp = (2, 3, 13, 24), (2, 3, 20, 48), (1, 3, 40, 128)  # threads of a window
+    quarter, block = (1, 3, 151, 256), (1, 2, 601, 256)
+    shapes = [((40, 3, 14, 24), 0), ((40, 3, 14, 24), 1), ((40, 3, 15, 8), 0), ((40, 3, 12, 12), 0)]
+    for shape, offset in [*shapes, *((shape, 0) for shape in (few, more, warp, quarter, block))]:
         x = torch.randn(math.prod(shape) + offset)[offset:].view(shape)
         (y,), (r,) = kernel([x]), interpret.run(kernel.body, [x.double()], {})
         torch.testing.assert_close(y.double(), r, rtol=1e-6, atol=1e-6)
