@@ -21,6 +21,7 @@ from fusegen.ir import (
     DType,
     ExpandOp,
     FlipOp,
+    GatherOp,
     GetItemOp,
     InterpolateOp,
     MatmulOp,
@@ -123,6 +124,14 @@ def infer_interpolate(op: InterpolateOp, types: Types, declared: TensorType) -> 
     shape = list(types[0].shape)
     shape[op.axis] = op.length
     return types[0].replace(shape=tuple(shape))
+
+
+def infer_gather(op: GatherOp, types: Types, declared: TensorType) -> TensorType:
+    x, index = types
+    _check_axes((op.axis,), x.rank)
+    if index.dtype not in (DType.INT64, DType.INT32):
+        raise GraphError(f"positions of type {index.dtype.value}")
+    return x.replace(shape=(*x.shape[: op.axis], *index.shape, *x.shape[op.axis + 1 :]))
 
 
 def infer_normalize(op: NormalizeOp, types: Types, declared: TensorType) -> TensorType:

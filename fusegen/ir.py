@@ -318,6 +318,19 @@ class InterpolateOp(Frozen):
     scale: float | None = None
 
 
+class GatherOp(Frozen):
+    """The elements of one axis whose numbers the second operand, of whole numbers, has: an axis for each of its axes,
+    in place of that one (ONNX calls it Gather).
+
+    Numbers are below the axis' size, and not negative unless they are to be counted from the end (``wraps``): torch
+    refuses others, and so do kernels.
+    """
+
+    kind: Literal["gather"] = "gather"
+    axis: int
+    wraps: bool = False
+
+
 class ExpandOp(Frozen):
     """Broadcast to ``shape``."""
 
@@ -531,6 +544,7 @@ Op: TypeAlias = Annotated[
     | FlipOp
     | ResampleOp
     | InterpolateOp
+    | GatherOp
     | ExpandOp
     | SliceOp
     | CatOp

@@ -16,6 +16,7 @@ from fusegen.ir import (
     ConvOp,
     EagerOp,
     FillOp,
+    GatherOp,
     Graph,
     InputOp,
     InterpolateOp,
@@ -81,6 +82,14 @@ def _torch_interpolate(op: InterpolateOp, args: Sequence[str]) -> str:
     options += "None" if op.scale is None else python_float(op.scale)
     text = f"torch.ops.aten.upsample_{op.mode}1d.default({x}.reshape(-1, 1, {args[0]}.shape[{op.axis}]), {options})"
     return f"torch.movedim({text}.reshape(*{x}.shape[:-1], {op.length}), -1, {op.axis})"
+
+
+def _torch_gather(op: GatherOp, args: Sequence[str]) -> str:
+    x, index = args
+    if op.wraps:
+        return f"{x}[{':, ' * op.axis}{index}]"
+    shape = f"{x}.shape[:{op.axis}] + {index}.shape + {x}.shape[{op.axis + 1}:]"
+    return f"torch.index_select({x}, {op.axis}, {index}.reshape(-1)).reshape({shape})"
 
 
 def _torch_pad(op: PadOp, args: Sequence[str]) -> str:
@@ -269,6 +278,7 @@ ROWS: dict[str, OpRow] = {
         _torch_interpolate,
         lambda op, operands, result: (3 if op.mode == "linear" else 0) * math.prod(result),
     ),
+    "gather": OpRow(inference.infer_gather, _torch_gather),
     "slice": OpRow(inference.infer_slice, _torch_slice),
     "cat": OpRow(inference.infer_cat, lambda op, args: f"torch.cat([{', '.join(args)}], dim={op.axis})"),
     "pad": OpRow(inference.infer_pad, _torch_pad),

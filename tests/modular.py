@@ -25,6 +25,7 @@ from fusegen.ir import (
     ExpandOp,
     FillOp,
     FlipOp,
+    GatherOp,
     Graph,
     InputOp,
     InterpolateOp,
@@ -257,6 +258,10 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
                 places = torch.where(places < 0, -places, places)
                 places = torch.where(places >= size, 2 * (size - 1) - places, places)
             return args[0].index_select(op.axis, places)
+        case GatherOp(axis=axis):
+            return torch.movedim(args[0], axis, 0)[args[1] % args[0].shape[axis]].movedim(
+                tuple(range(args[1].dim())), tuple(range(axis, axis + args[1].dim()))
+            )
         case InterpolateOp() as op:
             return interpolate(args[0], op)
         case ExpandOp(shape=shape):

@@ -10,19 +10,21 @@ from fusegen.ir import AxisTapSumOp, AxisWindowSumOp, DType, Graph, MatmulOp, No
 from fusegen.machines import Machine
 from fusegen.passes.groups import Group, Grouping
 from fusegen.spaces import channels, convreduce, convsweep
+from fusegen.spaces.parts import indices
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 
 def unreadable(body: Graph, beside: str = "") -> str | None:
     """Why an operand of ``body`` is none for a kernel other than a pointwise one, or None: they read float32.
 
-    Kernels of rows, whose data is ``beside``, read truth values too. Products of 16-bit operands have kernels that
-    read each operand as it is.
+    Kernels of rows, whose data is ``beside``, read truth values and places of elements too. Products of 16-bit
+    operands have kernels that read each operand as it is.
     """
     if any(isinstance(node.op, MatmulOp) and node.type.dtype is not DType.FLOAT32 for node in body.nodes):
         return None
+    places = indices(body) if beside else ()
     for x in body.inputs:
-        flag = beside and x.name != beside and x.type.dtype is DType.BOOL
+        flag = beside and x.name != beside and (x.type.dtype is DType.BOOL or x.name in places)
         if x.type.dtype is not DType.FLOAT32 and not flag:
             return f"{x.name} is {x.type.dtype.value}, which such kernels do not read"
     return None

@@ -50,8 +50,9 @@ from fusegen.passes.refusals import OTHER, refusal
 from fusegen.passes.rewrite import Outcome
 from fusegen.passes.templates import AXIS_SUMS, POOLS, template_of
 from fusegen.spaces import poolrows, viewspace
+from fusegen.spaces.parts import CUT
 
-_JOINABLE = (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *viewspace.VIEWS, *POOLS)
+_JOINABLE = (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *viewspace.FETCHES, *POOLS)
 _SMALL = (PointwiseOp, ReduceOp, ArgReduceOp, ReshapeOp)
 FUSION = "fuse into one kernel"
 
@@ -102,7 +103,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         if views and grouping.is_read(name, group):
             continue  # what is viewed is written anyway
         candidates = [group.plus(unit)]
-        part = rows and isinstance(node.op, SliceOp)  # read where it lies
+        part = rows and isinstance(node.op, CUT)  # read where it lies
         if not alone and (part or grouping.can_copy(node)):
             candidates.insert(0, group.plus(unit, copied=True))
         if behind := _behind_views(grouping, group.plus(unit), free):

@@ -22,6 +22,7 @@ _ALONE = {
     "flip": "copied by torch",
     "resample": "copied by torch",
     "interpolate": "interpolated by torch",
+    "gather": "fetched by torch",
     "triangle": "copied by torch",
     **dict.fromkeys(("reshape", "permute", "slice", "expand"), "a view"),
 }

@@ -8,7 +8,19 @@ from collections.abc import Iterable
 from fusegen import dims, ops
 from fusegen.costs import gemm, recurrence
 from fusegen.costs.contractions import SPLIT
-from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, MatmulOp, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
+from fusegen.ir import (
+    ConstOp,
+    ConvOp,
+    GatherOp,
+    GetItemOp,
+    Graph,
+    MatmulOp,
+    Node,
+    ParamOp,
+    RegionOp,
+    ReshapeOp,
+    SliceOp,
+)
 from fusegen.machines import Machine, machine
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan, RecurrencePlan
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
@@ -27,6 +39,8 @@ def node_bytes(graph: Graph, node: Node) -> int:
         return 0
     names = [name for name in dict.fromkeys(node.inputs) if not isinstance(graph.node(name).op, ConstOp)]
     operands, outputs = [graph.node(name) for name in names], [node]
+    if isinstance(node.op, GatherOp):
+        operands[0] = min(operands[0], node, key=lambda read: _size(graph, read))
     if isinstance(node.op, RegionOp):
         outputs = [node.op.body.node(name) for name in node.op.body.outputs]
         operands = _read_by(node.op, operands)
@@ -42,6 +56,17 @@ def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
         return operands
     whole = [operand for operand, own in zip(operands, body.inputs, strict=True) if own.name not in apart]
     return [*whole, *(body.node(name) for name in found if name not in apart)]
+
+
+def _read_of(graph: Graph, leaf: Node) -> int:
+    """Bytes of ``leaf`` that a program reads: where elements of it are fetched alone, no more than those."""
+    readers = [graph.node(name) for name in set(graph.users()[leaf.name])]
+    fetched = [
+        r for r in readers if isinstance(r.op, GatherOp) and r.inputs[0] == leaf.name and r.inputs[1] != leaf.name
+    ]
+    if not readers or len(fetched) < len(readers):
+        return _size(graph, leaf)
+    return min(_size(graph, leaf), sum(_size(graph, reader) for reader in fetched))
 
 
 def _size(graph: Graph, node: Node) -> int:
@@ -103,6 +128,6 @@ def floor(program: Program) -> float:
     """Seconds below which no program for this model runs: inputs and parameters read, outputs written."""
     graph = program.before
     leaves: Iterable[Node] = (*graph.inputs, *(n for n in graph.nodes if isinstance(n.op, ParamOp)))
-    moved = sum(_size(graph, node) for node in leaves) + sum(_size(graph, graph.node(o)) for o in graph.results)
+    moved = sum(_read_of(graph, node) for node in leaves) + sum(_size(graph, graph.node(o)) for o in graph.results)
     rates = machine(program.target)
     return math.fsum([moved / rates.bandwidth, rates.launch])

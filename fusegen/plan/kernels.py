@@ -13,7 +13,6 @@ from fusegen.ir import (
     Node,
     ParamOp,
     RegionOp,
-    SliceOp,
     WindowSumOp,
 )
 from fusegen.plan import (
@@ -39,6 +38,7 @@ from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rowprogram import Operand
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import viewspace
+from fusegen.spaces.parts import CUT
 from fusegen.spaces.rowspace import with_rows
 
 _THREADS = 512
@@ -189,7 +189,7 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
     rows, _ = space.traced(region.body.sizes)
     splits = [_split(space.length, rows, strided, wide, taken) for wide in (False, True)]
     lowered = region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, double=double), "v")
-    cut = isinstance(region.body.node(space.source).op, SliceOp)
+    cut = isinstance(region.body.node(space.source).op, CUT)
     runs = () if strided else tuple(operand.apart or () for operand in lowered.operands if operand.along_row)
     apart = tuple(dict.fromkeys(size for sizes in runs for size in sizes))
     detail = RowReducePlan(

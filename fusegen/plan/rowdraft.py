@@ -98,3 +98,12 @@ def total(terms: Iterable[str]) -> str:
 def factor(text: str) -> str:
     """``text`` ready to stand in a product."""
     return f"({text})" if any(symbol in text for symbol in "+-*/% ") else text
+
+
+def fetched_place(number: str, size: str, wraps: bool) -> str:
+    """C++ of the place along an axis of ``size`` that ``number`` names; from the end, if that ``wraps``."""
+    return f"{FETCHED}<{str(wraps).lower()}>({number}, {size})"
+
+
+FETCHED = "named_place"
+"""The device function that refuses other numbers (templates/_math.cu.j2)."""

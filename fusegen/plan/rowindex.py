@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import Graph, Node
-from fusegen.plan.rowdraft import Style, factor
+from fusegen.plan.rowdraft import Style, factor, fetched_place, total
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes
-from fusegen.spaces.parts import Part
+from fusegen.spaces.parts import Part, root_of
 from fusegen.spaces.rowspace import AxisMap, RowSpace
 
 
@@ -52,21 +52,39 @@ class RowIndices:
         """
         shape, order, strides = self.space.shape, list[int](), list[Dim]()
         whole: Dims = part.whole.type.shape
+        own_axes = list(enumerate(range(node.type.rank)))  # of the operand, and of the node
+        if part.index is not None:
+            behind = part.index.type.rank - 1
+            own_axes = [(a, a if a < part.axis else a + behind) for a in range(len(whole)) if a != part.axis]
         start: Dim = 0
-        for axis, own in enumerate(part.starts):
-            start = dims.add(start, self.sizes.product([own, *whole[axis + 1 :]]))
-            if node.type.shape[axis] == 1:
+        for axis, own in own_axes:
+            start = dims.add(start, self.sizes.product([part.starts[axis], *whole[axis + 1 :]]))
+            if node.type.shape[own] == 1:
                 continue
-            bases = [base for base in axes[axis] if shape[base] != 1]
+            bases = [base for base in axes[own] if shape[base] != 1]
             order += bases
             strides += [
                 self.sizes.product([*(shape[base] for base in bases[i + 1 :]), *whole[axis + 1 :]])
                 for i in range(len(bases))
             ]
         terms = [("", dims.cpp(start))] if start != 0 else []
-        terms += self.terms(order, strides)
         apart = [stride for i, stride in enumerate(strides) if not self.follows(order, strides, i)]
+        if part.index is not None:
+            apart.append(self.sizes.product(whole[part.axis + 1 :]))
+            name, text = self.fetched(part, axes)
+            terms.append((name, text if apart[-1] == 1 else f"{text} * {factor(dims.cpp(apart[-1]))}"))
+        terms += self.terms(order, strides)
         return terms, tuple(size for size in (start, *apart) if size not in (0, 1))
+
+    def fetched(self, part: Part, axes: AxisMap) -> tuple[str, str]:
+        """C++ of the place along its axis that the index of ``part`` names, and the position that it is over."""
+        assert part.index is not None
+        order = self.axes_of(part.index, axes[part.axis : part.axis + part.index.type.rank])
+        terms = self.terms(order)
+        names = [name for name, _ in terms] or [""]
+        arg, size = self.args[root_of(part.index, self.body.by_name).name], part.whole.type.shape[part.axis]
+        text = fetched_place(f"args.{arg.name}[{total(text for _, text in terms)}]", self.text(size), part.wraps)
+        return "l" if "l" in names else names[-1], text
 
     def follows(self, order: list[int], strides: list[Dim], i: int) -> bool:
         """Whether what is ``strides[i]`` apart are runs of what the next axis of the same group has, one by one."""

@@ -186,6 +186,8 @@ class RowProgram(Frozen):
     phases: tuple[Phase, ...]
     stores: tuple[Store, ...]
     sizes: tuple[str, ...] = ()
+    indices: tuple[str, ...] = ()
+    """Arguments that say where elements of others are."""
     helpers: tuple[str, ...] = ()
     dividers: tuple[Divider, ...] = ()
     """Quotients that some index mentions, where the template divides (see ``plan.stream``)."""

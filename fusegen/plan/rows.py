@@ -27,7 +27,7 @@ from fusegen.ir import (
     SoftmaxOp,
 )
 from fusegen.literals import hex_float
-from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Reduced, Value, total
+from fusegen.plan.rowdraft import FETCHED, Draft, DraftReduction, DraftScan, Reduced, Value, total
 from fusegen.plan.rowindex import RowIndices
 from fusegen.plan.rowprogram import (
     Operand,
@@ -41,7 +41,7 @@ from fusegen.plan.rowprogram import (
 )
 from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
-from fusegen.spaces.parts import part_of
+from fusegen.spaces.parts import CUT, indices, part_of, root_of
 from fusegen.spaces.rowspace import AxisMap
 
 _LOG2E = hex_float(1.4426950408889634)
@@ -94,10 +94,9 @@ class RowLowering(RowIndices):
         """A kernel argument read at the element (or row) that it is broadcast to; ``axes``: of the node."""
         by_name = self.body.by_name
         part = part_of(node, by_name)
-        root = part.whole if part else node
-        while isinstance(root.op, ReshapeOp):
-            root = by_name[root.inputs[0]]
-        arg = self.args[root.name]
+        arg = self.args[root_of(part.whole if part else node, by_name).name]
+        if part and part.index:
+            self.helpers.add(FETCHED)
         order = self.axes_of(node, axes)
         terms, apart = self.part_terms(node, part, axes) if part else (self.terms(order), None)
         index = total(text for _, text in terms)
@@ -279,7 +278,7 @@ class RowLowering(RowIndices):
 
     def data(self, node: Node) -> Value:
         """A tensor of rows."""
-        whole = not isinstance(node.op, SliceOp)
+        whole = not isinstance(node.op, CUT)
         if node.name == self.space.source and whole:  # elements in registers from the start, so any phase may read them
             return Value(self.source, True, 0, array=True)
         # Another one is read once, into registers if a later phase needs it.
@@ -303,7 +302,7 @@ class RowLowering(RowIndices):
             if node.name in self.values:
                 continue  # made of other data
             known = node.name in self.space.axes
-            part = isinstance(node.op, SliceOp) and known and node.inputs[0] not in self.space.axes
+            part = isinstance(node.op, CUT) and known and node.inputs[0] not in self.space.axes
             if node.name == self.space.source or part or (isinstance(node.op, InputOp) and known):
                 self.values[node.name] = self.data(node)
                 continue
@@ -411,6 +410,9 @@ class RowLowering(RowIndices):
             phases=phases,
             stores=stores,
             sizes=tuple(sorted(words.intersection(self.sizes.names))),
+            indices=tuple(
+                sorted(words.intersection(self.args[name].name for name in indices(self.body) & set(self.args)))
+            ),
             helpers=tuple(sorted(self.helpers)),
             special=self.special,
         )

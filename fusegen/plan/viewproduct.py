@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from fusegen import dims
 from fusegen.costs import viewproduct as costs
@@ -26,6 +26,7 @@ from fusegen.tuning import choose
 class ElementLowering(ViewLowering):
     """Statements for an element of each node of ``wanted``, at its places, over C++ of the nodes that are ``given``."""
 
+    pointer: ClassVar[str] = "args.{}"
     wanted: Mapping[str, Places] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fusegen import dims
 from fusegen.dims import Dim
@@ -12,13 +12,14 @@ from fusegen.ir import ConstOp, DType, FillOp, InputOp, InterpolateOp, Node, Pad
 from fusegen.literals import hex_float
 from fusegen.plan.details import CountedDigit, PointwisePlan, TurnedTile
 from fusegen.plan.region import Region
-from fusegen.plan.rowdraft import Style, Value, factor
+from fusegen.plan.rowdraft import FETCHED, Style, Value, factor, fetched_place
 from fusegen.plan.rowprogram import Operand, OutputArg, Position, RowProgram, Store
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces import viewspace
+from fusegen.spaces.parts import root_of
 from fusegen.spaces.rowspace import RowSpace
-from fusegen.spaces.viewspace import Between, Digit, Joined, Moved, Place, Places, Span
+from fusegen.spaces.viewspace import Between, Digit, Joined, Moved, Named, Place, Places, Span
 
 WIDE = 4
 """Elements of the accesses that runs are for, at least."""
@@ -48,6 +49,10 @@ class ViewLowering(RowLowering):
     """Digits of the places that conditions compare."""
     along: str = viewspace.NUMBER
     """The number that neighbours of a run differ in."""
+    pointer: ClassVar[str] = "{}"
+    """The template's name for an operand."""
+    guard: str = ""
+    """Where what is being lowered exists."""
 
     # --- positions as text ----------------------------------------------------------------------
 
@@ -71,9 +76,20 @@ class ViewLowering(RowLowering):
             self.of_index[name] = digit
         return name
 
-    def followed(self, of: Moved | Between) -> str:
+    def followed(self, of: Moved | Between | Named) -> str:
         """A position that follows from others."""
+        if isinstance(of, Named):
+            return self.fetched_number(of)
         return self.neighbour(of) if isinstance(of, Between) else self.moved(of)
+
+    def fetched_number(self, named: Named) -> str:
+        """The place that an element of an index names; no matter what, where there is no such element."""
+        self.helpers.add(FETCHED)
+        arg = self.args[root_of(self.body.node(named.index), self.body.by_name).name]
+        place = self.offset(self.joined([(named.place, 1)])) or "0"
+        number = f"{self.pointer.format(arg.name)}[{place}]"
+        text = f"static_cast<Index>({fetched_place(number, self.text(named.size), named.wraps)})"
+        return self.named("j", f"{self.guard} ? {text} : 0" if self.guard else text)
 
     def moved(self, moved: Moved) -> str:
         if not moved.linear:
@@ -169,6 +185,7 @@ class ViewLowering(RowLowering):
 
     def load(self, node: Node, places: Places, guard: str) -> Value:
         arg, strides = self.args[node.name], viewspace.row_major(node.type.shape)
+        self.guard = guard
         joined = self.joined(zip(places, strides, strict=True))
         index = self.offset(joined) or "0"
         key = (arg.name, f"{guard} ? {index}")
@@ -201,6 +218,7 @@ class ViewLowering(RowLowering):
             text = number(node.op.value, node.type.dtype)
             return Value(text, False, 0, literal=text)
         reads = viewspace.reads(node, [self.body.node(n) for n in node.inputs], places)
+        self.guard = guard
         tests = [" && ".join(filter(None, map(self.inside, read.spans))) for read in reads]
         values = tuple(
             self.element(read.name, read.places, " && ".join(filter(None, (guard, test))))

@@ -25,6 +25,7 @@ from fusegen.ir import (
     ConvOp,
     ExpandOp,
     FlipOp,
+    GatherOp,
     Graph,
     InterpolateOp,
     MatmulOp,
@@ -116,6 +117,11 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
                 others = range(-mask.type.rank, -1)
                 found += [pair(mask, axis, node, axis) for axis in others if mask.type.shape[axis] != 1]
             return iter(found)
+        case GatherOp(axis=axis):
+            x, index = operands
+            found = [pair(x, own, node, own) for own in range(axis)]
+            found += [pair(index, own, node, axis + own) for own in range(index.type.rank)]
+            return iter([*found, *(pair(x, own, node, own - x.type.rank) for own in range(axis + 1, x.type.rank))])
         case SliceOp() | ResampleOp() | InterpolateOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
             own = set(_structure(node, operands))
             free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]
@@ -136,6 +142,9 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
     match node.op:
         case SliceOp(axis=axis) | ResampleOp(axis=axis) | InterpolateOp(axis=axis) | CatOp(axis=axis):
             own = (axis,)
+        case GatherOp(axis=axis):
+            yield (operands[0].name, axis)
+            return
         case PadOp(before=before, after=after):
             own = tuple(axis for axis, around in enumerate(zip(before, after, strict=True)) if any(around))
         case PoolOp(rank=rank) | AdaptivePoolOp(rank=rank):

@@ -35,7 +35,7 @@ from fusegen.ir import (
     TapSumOp,
     WindowSumOp,
 )
-from fusegen.spaces.parts import Part, cut_up, parts_in
+from fusegen.spaces.parts import CUT, Part, cut_up, indices, parts_in
 
 AxisMap = tuple[tuple[int, ...], ...]
 """For each axis of a value: the base axes that it is made of, outermost first; none for a size-1 axis."""
@@ -197,7 +197,7 @@ def analyze(body: Graph, source_name: str | None = None, found: Mapping[str, Par
         try:
             return _analyze(body, source, parts, found)
         except _Split as split:
-            if not isinstance(source.op, (InputOp, MatmulOp, SliceOp)):
+            if not isinstance(source.op, (InputOp, MatmulOp, *CUT)):
                 raise NotFusable("a reshape splits the axes of the contraction's result") from None
             places = [(axis, i) for axis, sizes in enumerate(parts) for i in range(len(sizes))]
             axis, i = places[split.axis]
@@ -223,11 +223,11 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
         tuple(axis for axis in [next(numbers) for _ in sizes] if shape[axis] != 1) for sizes in parts
     )
     axes = {source.name: whole}
-    if isinstance(source.op, (InputOp, SliceOp)):  # other inputs of the full shape are rows too
-        operands = [*body.inputs, *map(by_name.__getitem__, found)]
-        axes.update({node.name: whole for node in operands if node.type.shape == source.type.shape})
     row_axes: set[int] = set()
-    cut = cut_up(body, found)
+    cut, fetched = cut_up(body, found), indices(body)
+    if isinstance(source.op, (InputOp, *CUT)):  # other inputs of the full shape are rows too
+        operands = [*(node for node in body.inputs if node.name not in fetched), *map(by_name.__getitem__, found)]
+        axes.update({node.name: whole for node in operands if node.type.shape == source.type.shape})
 
     def reduce_over(node: Node, reduced: list[tuple[int, ...]]) -> None:
         run = {axis for bases in reduced for axis in bases}
@@ -237,6 +237,8 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
 
     for node in body.nodes:
         index = isinstance(node.op, ArgReduceOp)
+        if node.name in fetched:
+            continue
         if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *HALVES) and not index:
             raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
         if node.type.dtype in HALVES and isinstance(node.op, (ReduceOp, SoftmaxOp, WindowSumOp, ConvOp)):
@@ -245,7 +247,7 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
             continue
         operands = [by_name[name] for name in node.inputs]
         first = axes.get(operands[0].name)
-        if first is None and isinstance(node.op, SliceOp) and (node.name in found or node.name in cut):
+        if first is None and isinstance(node.op, CUT) and (node.name in found or node.name in cut):
             continue  # read where it lies
         if isinstance(node.op, PointwiseOp):
             if not any(operand.name in axes for operand in operands):

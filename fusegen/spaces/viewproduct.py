@@ -149,9 +149,7 @@ def check_types(body: Graph) -> None:
     """Raises ``NotFusable`` where ``body`` has several results, one of truth values, or values of other types."""
     if len(body.outputs) > 1:
         raise NotFusable("it is read outside the kernel too")
-    for node in body.nodes:
-        if node.type.dtype not in (DType.FLOAT32, DType.BOOL):
-            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
+    viewspace.check_types(body)
     if body.node(body.outputs[0]).type.dtype is not DType.FLOAT32:
         raise NotFusable("its result is no float32 tensor")
 

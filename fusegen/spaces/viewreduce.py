@@ -33,7 +33,7 @@ class ViewReduction:
 def takes(body: Graph) -> bool:
     """True for reductions of elementwise work and views, of which no kernel of plain rows has every element."""
     work = [node.op for node in body.nodes if not isinstance(node.op, (InputOp, ConstOp))]
-    if not all(isinstance(op, (ReduceOp, PointwiseOp, *viewspace.VIEWS)) for op in work):
+    if not all(isinstance(op, (ReduceOp, PointwiseOp, *viewspace.FETCHES)) for op in work):
         return False
     if not any(isinstance(op, ReduceOp) for op in work):
         return False

@@ -22,6 +22,7 @@ from fusegen.ir import (
     ExpandOp,
     FillOp,
     FlipOp,
+    GatherOp,
     Graph,
     InputOp,
     InterpolateOp,
@@ -36,12 +37,15 @@ from fusegen.ir import (
     SliceOp,
     TriangleOp,
 )
+from fusegen.spaces.parts import indices, part_of
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
 VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, TriangleOp, FillOp)
+FETCHES = (*VIEWS, GatherOp)
+"""What kernels read through: views, and elements that others name."""
 STRIDED = (ExpandOp, PermuteOp, SliceOp)
 """Views whose results torch lays out as their data lies."""
-ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, ExpandOp, TriangleOp, FillOp)
+ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, GatherOp, ExpandOp, TriangleOp, FillOp)
 """Views that no row space has."""
 NUMBER = "index"
 """What kernels call the number of an element of the result."""
@@ -54,7 +58,7 @@ class Digit:
     """``of / stride % size``, where ``of`` is below ``total``: a number that the kernel has by this name, or a position
     that follows from others."""
 
-    of: Moved | Between | str
+    of: Moved | Between | Named | str
     stride: Dim
     size: Dim
     total: Dim
@@ -102,6 +106,16 @@ class Between:
 
 
 @dataclass(frozen=True)
+class Named:
+    """The place along an axis of ``size`` that element ``place`` of ``index`` names, an operand or a reshape of one."""
+
+    place: Place
+    index: str
+    size: Dim
+    wraps: bool
+
+
+@dataclass(frozen=True)
 class Span:
     """True where ``place``, less another one, is at ``start`` or behind it, and before ``stop``; None: no bound."""
 
@@ -120,7 +134,7 @@ class Read:
     spans: tuple[Span, ...] = ()
 
 
-def position(of: Moved | Between | str, size: Dim) -> Place:
+def position(of: Moved | Between | Named | str, size: Dim) -> Place:
     """All of a number below ``size`` as a position along an axis."""
     return (Digit(of, 1, size, size),) if size != 1 else ()
 
@@ -233,6 +247,12 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
         case ResampleOp(axis=axis, start=start, step=step, divisor=divisor, edge=edge):
             size = first.type.shape[axis]
             return (Read(first.name, at(axis, position(Moved(places[axis], start, step, divisor, edge, size), size))),)
+        case GatherOp(axis=axis, wraps=wraps):
+            size, index = first.type.shape[axis], operands[1]
+            behind = axis + index.type.rank
+            number = tuple(digit for place in places[axis:behind] for digit in place)
+            place = (Digit(Named(number, index.name, size, wraps), 1, size, size),)
+            return (Read(first.name, (*places[:axis], place, *places[behind:])),)
         case InterpolateOp(axis=axis, mode=mode) as op:
             size = first.type.shape[axis]
             if size == op.length:
@@ -272,13 +292,12 @@ def takes(body: Graph) -> bool:
     work = [node.op for node in body.nodes if not isinstance(node.op, (InputOp, ConstOp))]
     if any(isinstance(op, (MatmulOp, ReduceOp)) for op in work):
         return False  # see viewproduct and viewreduce
-    elementwise = all(isinstance(op, (PointwiseOp, *VIEWS)) for op in work)
-    if any(isinstance(op, ELSEWHERE) for op in work):
-        if not elementwise:
-            raise NotFusable("what is joined, padded or spread is read as it lies")
-        return True
-    if not elementwise:
-        return False
+    elementwise = all(isinstance(op, (PointwiseOp, *FETCHES)) for op in work)
+    elsewhere = [op for op in work if isinstance(op, ELSEWHERE)]
+    if not elementwise and not all(isinstance(op, GatherOp) for op in elsewhere):  # kernels of rows fetch, too
+        raise NotFusable("what is joined, padded or spread is read as it lies")
+    if elsewhere or not elementwise:
+        return elementwise
     try:
         space = analyze(body)
     except NotFusable:
@@ -291,7 +310,7 @@ def copies(node: Node, body: Graph) -> bool:
     if isinstance(node.op, ReshapeOp):
         source = body.node(node.inputs[0])
         return isinstance(source.op, PermuteOp) or _joins_copies(source, node, body)
-    written = (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, TriangleOp)
+    written = (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, GatherOp, TriangleOp)
     return isinstance(node.op, written) or is_copied(node, body)
 
 
@@ -351,11 +370,19 @@ def refusal(body: Graph) -> str | None:
         return "one number throughout"
     if not copies(_writer(body), body):
         return "its result is laid out in another way than the data: a view is free"
-    for node in body.nodes:
-        if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *HALVES):
-            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
+    check_types(body, HALVES)
     found = loads(body, sink.name, whole(sink.type.shape))
     return f"an element of its result may come from {found} places" if found > MOST_READS else None
+
+
+def check_types(body: Graph, more: Iterable[DType] = ()) -> None:
+    """Raises ``NotFusable`` where values are no floats, nor truth values, nor places that an operand names."""
+    places = indices(body)
+    for node in body.nodes:
+        if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *more) and node.name not in places:
+            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
+        if isinstance(node.op, GatherOp) and part_of(node, body.by_name) is None:
+            raise NotFusable(f"{node.name} fetches what is computed, or from where it is computed")
 
 
 def loads(body: Graph, name: str, places: Places) -> int:

@@ -185,6 +185,11 @@ class ViewReducePlan(Frozen):
         """Of the elements and of what follows from a row."""
         return (*self.elements.operands, *self.rows.operands)
 
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """Arguments that say where elements of others are."""
+        return tuple(sorted({*self.elements.indices, *self.rows.indices}))
+
 
 class RowReducePlan(Frozen):
     """Pointwise and reductions along one axis of [outer, length, inner], read once, written once."""
