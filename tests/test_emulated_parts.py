@@ -33,6 +33,8 @@ HELD = {
     "strided_part": ("x[:, 2:6].softmax(1)", [(5, 7, 20), (2, 7, 21)]),
     "twice_cut": ("x[:, 1:6, 4:16].softmax(-1)", [(5, 7, 20), (2, 7, 20)]),
     "whole_and_part": ("(y + x[..., 8:28]).softmax(-1)", [(5, 7, 32), (2, 7, 32)]),
+    "joined_channels": ("torch.cat([x.amax(1, True), x.mean(1, True)], 1)", [(5, 7, 20), (1, 7, 33), (90, 7, 20)]),
+    "joined_ends": ("torch.cat([x.mean(1) * 2, x.std(1), x.amin(1)], -1)", [(5, 7, 20), (1, 7, 33)]),
     "sums_of_parts": ("(x[..., 8:28] - x[..., 8:28].mean(-1, True)).abs()", [(5, 7, 32), (2, 7, 33)]),
 }
 """By name: what the forward returns, and shapes of ``x``: the first is the file's."""
@@ -49,6 +51,8 @@ STREAMED = {
     "planes": ("F.instance_norm(x[:, 2:5, None])", [(3, 6, 49), (2, 6, 300), (150, 6, 20)]),
     "channels": ("F.batch_norm(x[:, 2:5], None, None, training=True)", [(3, 6, 49), (2, 6, 300), (150, 6, 20)]),
     "kept_in_registers": (NORM.format("x.chunk(2, -1)[1]"), [(400, 3, 96), (400, 3, 94), (400, 3, 92), (40, 3, 96)]),
+    "joined_before": ("torch.cat([x.sum(-1), (x + 1).amax(-1)])", [(5, 7, 20), (1, 7, 33)]),
+    "joined": ("torch.cat([x.amax((1, 2)), x.mean((1, 2))])", [(5, 7, 48), (200, 7, 43), (1, 300, 300)]),
     "argmax": ("x[..., 3:].argmax(-1)", [(5, 7, 48), (200, 7, 48), (200, 7, 43)]),
 }
 

@@ -13,6 +13,7 @@ from fusegen import ops
 from fusegen.ir import (
     ArgReduceOp,
     AttentionOp,
+    CatOp,
     ConvOp,
     DType,
     GetItemOp,
@@ -78,6 +79,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
     reason = refusal(grouping, group, machine)
     if (behind := _behind_views(grouping, group, free)) and refusal(grouping, behind, machine) is None:
         group, reason = behind, None
+    if (joined := _joined_rows(grouping, sink, free)) and refusal(grouping, joined, machine) is None:
+        group, reason = joined, None
     if reason and isinstance(sink.op, ReshapeOp) and isinstance(by_name[sink.inputs[0]].op, PermuteOp):
         copied = group.plus(sink.inputs, copied=True)  # both are one copy in torch
         if sink.inputs[0] in free and refusal(grouping, copied, machine) is None:
@@ -148,6 +151,21 @@ def _behind_views(grouping: Grouping, group: Group, free: set[str]) -> Group | N
                 views.add(name)
                 pending.append(name)
     return group.plus(views, copied=True) if views else None
+
+
+def _joined_rows(grouping: Grouping, sink: Node, free: set[str]) -> Group | None:
+    """The group of a join of what rows come to, and nothing else reads."""
+    members, pending = {sink.name}, list(sink.inputs) if isinstance(sink.op, CatOp) else []
+    while pending:
+        node = grouping.by_name[pending.pop()]
+        if ops.is_leaf(node.op) or node.name in members:
+            continue
+        joinable = isinstance(node.op, (ReduceOp, PointwiseOp, ReshapeOp)) and node.name in free
+        if not joinable or node.name in grouping.results or not set(grouping.users[node.name]) <= members:
+            return None
+        members.add(node.name)
+        pending += [] if isinstance(node.op, ReduceOp) else node.inputs
+    return Group(frozenset(members)) if len(members) > 1 else None
 
 
 def _is_better_viewed(grouping: Grouping, sink: Node, group: Group, free: set[str], machine: Machine) -> bool:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from fusegen import dims
+from fusegen.dims import Dim
 from fusegen.ir import (
     ArgReduceOp,
+    CatOp,
     ConstOp,
     DType,
     ExpandOp,
@@ -41,7 +43,7 @@ from fusegen.plan.rowprogram import (
 )
 from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
-from fusegen.spaces.parts import CUT, indices, part_of, root_of
+from fusegen.spaces.parts import CUT, Part, indices, part_of, root_of
 from fusegen.spaces.rowspace import AxisMap
 
 _LOG2E = hex_float(1.4426950408889634)
@@ -321,7 +323,7 @@ class RowLowering(RowIndices):
                     self.scan(node, op)
                 case SliceOp() as op:
                     self.part(node, op)
-                case ReshapeOp() | PermuteOp() | ExpandOp():
+                case CatOp() | ReshapeOp() | PermuteOp() | ExpandOp():
                     self.values[node.name] = self.values[node.inputs[0]]
 
     # --- text ---------------------------------------------------------------------------------
@@ -345,6 +347,21 @@ class RowLowering(RowIndices):
             per_element=any(name == "l" for name, _ in terms),
             like_source=like_source,
         )
+
+    def stores(self, output: OutputArg) -> list[Store]:
+        """Of a join, one for each of its parts, which rows come to."""
+        joined = self.body.node(output.node)
+        if not isinstance(joined.op, CatOp) or joined.name not in self.space.axes:
+            return [self.store(output)]
+        found, axis = list[Store](), joined.op.axis
+        start: Dim = 0
+        for part in map(self.body.node, joined.inputs):
+            starts = tuple(start if own == axis else 0 for own in range(joined.type.rank))
+            terms, _ = self.part_terms(part, Part(joined, starts), self.space.axes[part.name])
+            index, value = total(text for _, text in terms), self.reference(self.values[part.name])
+            found.append(Store(output=output.name, value=value, index=index, per_element=False))
+            start = dims.add(start, part.type.shape[axis])
+        return found
 
     def program(self, outputs: tuple[OutputArg, ...]) -> RowProgram:
         """The finished row program, storing the body's results in ``outputs``."""
@@ -396,7 +413,7 @@ class RowLowering(RowIndices):
         return Statement(name=draft.value.name, ctype=draft.ctype, expr=expr, comment=draft.comment)
 
     def assemble(self, phases: tuple[Phase, ...], outputs: tuple[OutputArg, ...]) -> RowProgram:
-        stores = tuple(map(self.store, outputs))
+        stores = tuple(store for output in outputs for store in self.stores(output))
         texts = [statement.expr for phase in phases for statement in (*phase.elements, *phase.scalars)]
         texts += [operand.index for operand in self.operands.values()]
         texts += list(self.positions)

@@ -17,6 +17,7 @@ from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     HALVES,
     ArgReduceOp,
+    CatOp,
     ConstOp,
     ConvOp,
     DType,
@@ -276,6 +277,10 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
             case SliceOp():
                 _check_part(body, node, first, source)
                 axes[node.name] = first
+            case CatOp(axis=axis):
+                if body.users()[node.name] or any(operand.name not in axes for operand in operands):
+                    raise NotFusable(f"{node.name} is read by others, or joins what the kernel does not have")
+                axes[node.name] = (*first[:axis], (), *first[axis + 1 :])
             case ReshapeOp():
                 axes[node.name] = _reshaped(node, first, shape)
             case PermuteOp(order=order):
@@ -329,6 +334,9 @@ def _check(space: RowSpace, body: Graph, source: Node) -> None:
     rows = space.row_axes
     if sum(axis + 1 not in rows for axis in rows) > 2:
         raise NotFusable(f"the reduced axes {rows} are in more than two runs")
+    for node in body.nodes:
+        if isinstance(node.op, CatOp) and any(space.is_element(name) for name in node.inputs):
+            raise NotFusable(f"{node.name} joins elements, not what rows come to")
     for name in space.axes:
         if set(rows) & set(space.base_axes(name)) and not space.is_element(name):
             raise NotFusable(f"{name} has only part of the reduced axes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen.dims import Dims
-from fusegen.ir import ConstOp, Graph, InputOp, Node, PointwiseOp, ReduceOp
+from fusegen.ir import CatOp, ConstOp, Graph, InputOp, Node, PointwiseOp, ReduceOp
 from fusegen.spaces import viewspace
 from fusegen.spaces.rowspace import NotFusable, analyze, analyze_rows
 from fusegen.spaces.viewproduct import ROW, TERM, check_types, following
@@ -41,7 +41,7 @@ def takes(body: Graph) -> bool:
         analyze(body)
     except NotFusable:
         return not _is_read_by_rows(body)
-    return any(isinstance(op, viewspace.ELSEWHERE) for op in work)
+    return any(isinstance(op, viewspace.ELSEWHERE) and not isinstance(op, CatOp) for op in work)
 
 
 def _is_read_by_rows(body: Graph) -> bool:
