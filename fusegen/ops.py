@@ -27,6 +27,7 @@ from fusegen.ir import (
     ParamOp,
     PointwiseOp,
     PoolOp,
+    RangeOp,
     RecurrenceOp,
     RecurrentOp,
     ReduceOp,
@@ -93,6 +94,11 @@ def _torch_fill(op: FillOp, args: Sequence[str]) -> str:
     return f"{args[0]}.new_full({_size_list(op.shape)}, {python_float(op.value)}{own})"
 
 
+def _torch_range(op: RangeOp, args: Sequence[str]) -> str:
+    stop = dims.add(op.start, dims.mul(op.length, op.step))
+    return f"torch.arange({op.start}, {stop}, {op.step}, dtype=torch.{op.dtype.value}, device={args[0]}.device)"
+
+
 def _torch_pool(op: PoolOp, args: Sequence[str]) -> str:
     options = f"{op.kernel}, {op.stride}, {op.padding}, "
     if op.fn == "max":
@@ -111,7 +117,7 @@ def _torch_adaptive_pool(op: AdaptivePoolOp, args: Sequence[str]) -> str:
 def _torch_const(op: ConstOp, args: Sequence[str]) -> str:
     if isinstance(op.value, str):
         return f"({op.value})" if op.times == 1 else f"({python_float(op.times)} * ({op.value}))"
-    return python_float(op.value)
+    return repr(op.value) if isinstance(op.value, int) else python_float(op.value)
 
 
 def _torch_normalize(op: NormalizeOp, args: Sequence[str]) -> str:
@@ -214,10 +220,7 @@ def _flops_conv(op: ConvOp, operands: Sequence[Shape], result: Shape) -> int:
 ROWS: dict[str, OpRow] = {
     "input": OpRow(inference.infer_declared, lambda op, args: f"x{op.position}"),
     "param": OpRow(inference.infer_declared, lambda op, args: f"params[{op.path!r}]"),
-    "const": OpRow(
-        lambda op, types, declared: declared.replace(shape=()),
-        _torch_const,
-    ),
+    "const": OpRow(inference.infer_const, _torch_const),
     "pointwise": OpRow(
         inference.infer_pointwise,
         lambda op, args: POINTWISE[op.fn].torch.format(*args),
@@ -280,6 +283,7 @@ ROWS: dict[str, OpRow] = {
         lambda op, types, declared: types[0].replace(shape=op.shape, dtype=op.dtype or types[0].dtype),
         _torch_fill,
     ),
+    "range": OpRow(inference.infer_range, _torch_range),
     "pool": OpRow(
         inference.infer_pool, _torch_pool, lambda op, operands, result: math.prod(op.kernel) * math.prod(result)
     ),

@@ -9,7 +9,19 @@ from enum import StrEnum
 from fusegen import ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError
-from fusegen.ir import HALVES, ConstOp, EagerOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused, TensorType
+from fusegen.ir import (
+    HALVES,
+    INTEGERS,
+    ConstOp,
+    EagerOp,
+    Frozen,
+    Graph,
+    Node,
+    Op,
+    RuleApplied,
+    RuleRefused,
+    TensorType,
+)
 from fusegen.verify import verify
 
 
@@ -84,8 +96,9 @@ class Match:
 
     def const(self, value: float | Dim) -> Node:
         """A scalar node of the root's dtype."""
-        stored = value if isinstance(value, str) else float(value)
-        return self.add(ConstOp(value=stored))
+        if self.root.type.dtype in INTEGERS or isinstance(value, str):
+            return self.add(ConstOp(value=value))
+        return self.add(ConstOp(value=float(value)))
 
     def only_user(self, name: str) -> bool:
         """True when the captured node feeds nothing outside the match's chain (one use, not a result)."""
@@ -165,9 +178,11 @@ class Outcome:
 
 
 def _too_coarse(rule: Rule, node: Node) -> str | None:
-    """Why a rule must not move sums among values that are rounded to 16 bits, or None."""
-    if rule.numerics is Numerics.EXACT or node.type.dtype not in HALVES:
+    """Why a rule must not move sums among values that are rounded to 16 bits, or to integers, or None."""
+    if rule.numerics is Numerics.EXACT or node.type.dtype not in HALVES | INTEGERS:
         return None
+    if node.type.dtype in INTEGERS:
+        return f"equal in real arithmetic, and of {node.type.dtype.value}"
     return f"sums of {node.type.dtype.value} would be rounded in other places"
 
 

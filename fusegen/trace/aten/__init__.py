@@ -15,6 +15,7 @@ from fusegen import dims
 from fusegen.ir import ArgReduceOp, ConvOp, DType, PadOp, ReduceOp, ReshapeOp, ScanOp, SoftmaxOp
 from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
     elementwise,
+    integers,
     norms,
     pools,
     products,

@@ -1,0 +1,231 @@
+"""Integers in kernels: ranges, masks, classes and conversions are torch's, in graphs and in kernels."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import interpret
+from fusegen.compiler import Compiled, compile_file
+from fusegen.ir import EagerOp, Graph
+from fusegen.plan.types import KernelStep
+from fusegen.trace import load_model_file
+from tests.emulated.programs import OnTheCPU
+from tests.models import traced, write
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+SPELLINGS = """
+    i + 1
+    i - j
+    3 - i
+    i * 2 + j
+    torch.add(i, j, alpha=3)
+    -i
+    i.abs()
+    i ** 2
+    i // 3
+    i // -2
+    torch.div(i, 3, rounding_mode='floor')
+    i % 5
+    i % -3
+    i % (j.abs() + 1)
+    torch.fmod(i, 4)
+    i / 4
+    i / (j * j + 1)
+    i > 2
+    i <= j
+    i == 3
+    i != j
+    i > 0.5
+    i >= x[..., 0]
+    i + 0.5
+    i * x[..., 0]
+    i.clamp(-2, 3)
+    i.clamp(min=0)
+    i.clamp(max=2.5)
+    torch.maximum(i, j)
+    torch.minimum(i, j)
+    torch.where(i > j, i, j)
+    torch.where(i > j, i, 7)
+    torch.where(x[..., 0] > 0, i, 0) + 0.5
+    i.masked_fill(i > 1, 0)
+    i.float()
+    i.to(torch.int32)
+    i.to(torch.int32) + j
+    i.to(torch.int32) * 2
+    (i > 0).long() * 16
+    (i > 0).int()
+    (i > 0) + 1
+    i.type_as(x) * 2
+    i.bool()
+    i & 3
+    i | j
+    i ^ j
+    ~i
+    torch.logical_and(i, j > 1)
+    x.long()
+    (x * 5).int() - 1
+    (x * 3).long().float()
+    x.sign().long()
+    torch.sign(i)
+    torch.relu(i)
+    torch.exp(i)
+    torch.sin(i) + torch.sigmoid(j)
+    i.sqrt()
+    torch.arange(7, device=x.device) - i[:, :1]
+    torch.arange(3, 12, device=x.device)
+    torch.arange(3, 12, 2, device=x.device) * 2
+    torch.arange(9, -4, -3, device=x.device)
+    torch.arange(i.shape[0], device=x.device)
+    torch.arange(1, 2 * i.shape[0] + 1, device=x.device) + 1
+    torch.arange(-i.shape[0], i.shape[0], device=x.device)
+    torch.arange(i.shape[1], dtype=torch.float32, device=x.device) / 3
+    torch.arange(i.shape[1], dtype=torch.int32, device=x.device)
+    torch.arange(i.shape[1], device=x.device).float()[None] * x[..., 0]
+    torch.zeros_like(i) + 1
+    torch.full_like(i, 5) - i
+    torch.ones(4, dtype=torch.long, device=x.device) * 3
+    F.one_hot(i.abs(), 60)
+    F.one_hot(i.abs(), 60).float() * x[:, :1]
+    i + i.shape[0]
+"""
+INPUTS = "torch.randn(5, 7, 60), torch.randint(-9, 10, (5, 7)), torch.randint(-3, 4, (5, 7))"
+
+
+def spelled(graph: Graph) -> list[str]:
+    return [node.op.target for node in graph.nodes if isinstance(node.op, EagerOp)]
+
+
+@pytest.mark.parametrize("spelling", [line.strip() for line in SPELLINGS.strip().splitlines()])
+def test_every_spelling_is_of_the_vocabulary(spelling: str, tmp_path: Path) -> None:
+    """And means what torch means by it."""
+    path = write(tmp_path, f"return {spelling}", "pass", INPUTS, "x, i, j")
+    graph = traced(path).graph
+    assert not spelled(graph)
+    model = load_model_file(path).model_class()
+    for shape in ((5, 7), (1, 7), (12, 7)):
+        x, i, j = torch.randn(*shape, 60) * 4, torch.randint(-9, 10, shape), torch.randint(-3, 4, shape)
+        (found,) = interpret.run(graph, [x, i, j], {})
+        expected = model(x, i, j)
+        assert found.dtype is expected.dtype
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def kinds(found: Compiled) -> list[str]:
+    return [step.plan.detail.template if isinstance(step, KernelStep) else "torch" for step in found.program.steps]
+
+
+ROTARY = """
+t = torch.arange(x.shape[2], device=x.device).float()
+f = torch.outer(t, 10000.0 ** (-torch.arange(0, 8, 2, device=x.device).float() / 8))
+e = torch.cat([f, f], -1)
+a, b = x.chunk(2, -1)
+return x * e.cos() + torch.cat([-b, a], -1) * e.sin()
+"""
+BUCKETS = """
+k = torch.arange(x.shape[-1], device=x.device)
+d = k[None, :] - k[:, None]
+a = d.abs()
+large = 8 + (torch.log(a.float().clamp(min=1) / 8) / 2.7725887 * 8).long()
+b = (d > 0).long() * 16 + torch.where(a < 8, a, large.clamp(max=15))
+"""
+X, IDS, LENGTHS = "torch.randn(3, 4, 9, 8)", "torch.randint(0, 12, (3, 9))", "torch.randint(1, 9, (3,))"
+MODELS: dict[str, tuple[str, str, str, list[str]]] = {
+    "classes": ("return F.one_hot(i, 12).float() * 2", IDS, "i", ["pointwise"]),
+    "classes as they are": ("return F.one_hot(i, 12)", IDS, "i", ["pointwise"]),
+    "weights of classes": (
+        "return (F.one_hot(i, 12).float() * w).sum(-1)",
+        f"{IDS}, torch.randn(12)",
+        "i, w",
+        ["reduce_views"],
+    ),
+    "padding": (
+        "m = torch.arange(x.shape[2], device=x.device)[None] < n[:, None]\nreturn (x * m[:, None, :, None]).mean(2)",
+        f"{X}, {LENGTHS}",
+        "x, n",
+        ["reduce_views"],
+    ),
+    "padding in place": (
+        "m = torch.arange(x.shape[2], device=x.device)[None] < n[:, None]\n"
+        "return x.masked_fill(~m[:, None, :, None], 0.5) + 1",
+        f"{X}, {LENGTHS}",
+        "x, n",
+        ["pointwise"],
+    ),
+    "causal": (
+        "k = torch.arange(x.shape[-1], device=x.device)\n"
+        "return torch.where(k[None, :] <= k[:, None], x, -torch.inf).softmax(-1)",
+        "torch.randn(3, 4, 8, 8)",
+        "x",
+        ["pointwise", "row_reduce"],
+    ),
+    "buckets": (f"{BUCKETS}return x + b.float()", "torch.randn(3, 4, 40, 40)", "x", ["pointwise"]),
+    "buckets as they are": (f"{BUCKETS}return b", "torch.randn(3, 4, 300, 300)", "x", ["pointwise"]),
+    "sines": (
+        "t = torch.arange(x.shape[2], device=x.device)[:, None]\n"
+        "d = torch.exp(torch.arange(0, 8, 2, device=x.device) * -1.1)\n"
+        "return x + torch.stack([torch.sin(t * d), torch.cos(t * d)], -1).flatten(1)",
+        X,
+        "x",
+        ["pointwise"],
+    ),
+    "places": (
+        "k = torch.arange(x.shape[-1], device=x.device)\nreturn x * ((k * 3 + 1) % 5 - k // 2).flip(0)",
+        X,
+        "x",
+        ["pointwise"],
+    ),
+    "parts of a range": (
+        "k = torch.arange(2 * x.shape[-1] + 3, device=x.device)[3::2]\nreturn torch.tanh(x.flip(2)) + k",
+        X,
+        "x",
+        ["pointwise"],
+    ),
+    "narrow": (
+        "k = (i.int() * 7 - 3).clamp(-5, 50)\nreturn torch.where(k > 20, -k, k % 9)",
+        IDS,
+        "i",
+        ["pointwise"],
+    ),
+    "rounded": ("return (x * 3 + 0.5).long() - (x * 2).int()", X, "x", ["pointwise"]),
+    "quantised": ("y = (x * 20).round().long().clamp(-128, 127)\nreturn y.float() * 0.05", X, "x", ["pointwise"]),
+    "padded numbers": (
+        "return F.pad(i * 2, (1, 2), value=7) + torch.cat([i, i[:, :3] - 1], 1)",
+        IDS,
+        "i",
+        ["pointwise"],
+    ),
+    "triangles": ("return (i[:, :, None] * i[:, None]).tril() + 1", IDS, "i", ["pointwise"]),
+    "a count": (
+        "return x / (i > 3).sum(-1).float()[:, None, None, None]",
+        f"{X}, {IDS}",
+        "x, i",
+        ["reduce_views", "pointwise"],
+    ),
+}
+
+
+def data(inputs: str, grow: int, seed: int) -> list[torch.Tensor]:
+    """Random inputs as a model file draws them, of more or of fewer samples."""
+    torch.manual_seed(seed)
+    drawn: list[torch.Tensor] = eval(f"[{inputs}]", {"torch": torch})
+    return [value if value.dim() == 1 and value.is_floating_point() else torch.cat([value] * grow) for value in drawn]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_compute_what_torch_does(name: str, tmp_path: Path) -> None:
+    body, inputs, arguments, expected_kinds = MODELS[name]
+    path = write(tmp_path, body, "pass", inputs, arguments)
+    found = compile_file(path)
+    assert kinds(found) == expected_kinds
+    model, played = load_model_file(path).model_class(), OnTheCPU(found, "integers", tmp_path)
+    for seed, grow in enumerate((1, 2, 1)):
+        given = data(inputs, grow, seed)
+        result, expected = played(*given), model(*given)
+        assert result.dtype is expected.dtype
+        torch.testing.assert_close(result, expected, equal_nan=True)
