@@ -12,10 +12,14 @@ from fusegen.dims import Dims
 from fusegen.ir import (
     AdaptivePoolOp,
     AttentionOp,
+    CatOp,
     ConstOp,
     ConvOp,
+    DType,
     EagerOp,
+    ExpandOp,
     FillOp,
+    FlipOp,
     Graph,
     InputOp,
     InterpolateOp,
@@ -25,6 +29,7 @@ from fusegen.ir import (
     Op,
     PadOp,
     ParamOp,
+    PermuteOp,
     PointwiseOp,
     PoolOp,
     RangeOp,
@@ -32,14 +37,17 @@ from fusegen.ir import (
     RecurrentOp,
     ReduceOp,
     ResampleOp,
+    ReshapeOp,
     ScanOp,
     SliceOp,
     TensorType,
+    TriangleOp,
 )
 from fusegen.literals import python_float
 from fusegen.pointwise import POINTWISE
 
 Shape = tuple[int, ...]
+_MOVES = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, ResampleOp, TriangleOp)
 
 
 @dataclass(frozen=True)
@@ -348,6 +356,29 @@ def torch_expr(op: Op, args: Sequence[str]) -> str:
 def flattens(op: Op) -> bool:
     """True when ``op`` can hide an error of its operand: softmax, bounded functions, clamps."""
     return ROWS[op.kind].flattens(op)
+
+
+_TO_INTEGERS = ("to_int32", "to_int64")
+
+
+def made_integers(graph: Graph) -> set[str]:
+    """Float values that become integers, and what these are elementwise made of: a rounding of theirs may be a whole
+    number of the result, so that they are rounded where eager's are."""
+    found, pending = (
+        set[str](),
+        [
+            name
+            for node in graph.nodes
+            if isinstance(node.op, PointwiseOp) and node.op.fn in _TO_INTEGERS
+            for name in node.inputs
+        ],
+    )
+    while pending:
+        node = graph.node(pending.pop())
+        if node.name not in found and node.type.dtype is DType.FLOAT32:
+            found.add(node.name)
+            pending += node.inputs if isinstance(node.op, (PointwiseOp, *_MOVES)) else []
+    return found
 
 
 def is_leaf(op: Op) -> bool:

@@ -287,3 +287,11 @@ DOUBLE: dict[str, str] = {
     "rsqrt": "rsqrt({0})",
 }
 """CUDA texts for operands that are doubles."""
+
+ROUNDED: dict[str, str] = {
+    "add": "__fadd_rn({0}, {1})",
+    "sub": "__fsub_rn({0}, {1})",
+    "mul": "__fmul_rn({0}, {1})",
+    "square": "__fmul_rn({0}, {0})",
+}
+"""CUDA texts of float functions that no compiler joins into one rounding."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -10,9 +12,14 @@ import torch
 
 from fusegen import interpret
 from fusegen.compiler import Compiled, compile_file
-from fusegen.ir import EagerOp, Graph
+from fusegen.costs import attention, viewproduct
+from fusegen.ir import EagerOp, Graph, PointwiseOp
+from fusegen.passes import left_out
+from fusegen.plan.details import AttentionPlan, PointwisePlan, ViewProductPlan
 from fusegen.plan.types import KernelStep
 from fusegen.trace import load_model_file
+from tests.emitted import bodies
+from tests.emulated import Kernel, steps
 from tests.emulated.programs import OnTheCPU
 from tests.models import traced, write
 
@@ -163,6 +170,7 @@ MODELS: dict[str, tuple[str, str, str, list[str]]] = {
         "x",
         ["pointwise", "row_reduce"],
     ),
+    "rotary": (f"{ROTARY}", X, "x", ["pointwise"]),
     "buckets": (f"{BUCKETS}return x + b.float()", "torch.randn(3, 4, 40, 40)", "x", ["pointwise"]),
     "buckets as they are": (f"{BUCKETS}return b", "torch.randn(3, 4, 300, 300)", "x", ["pointwise"]),
     "sines": (
@@ -207,6 +215,91 @@ MODELS: dict[str, tuple[str, str, str, list[str]]] = {
         ["reduce_views", "pointwise"],
     ),
 }
+
+
+TABLE = f"""
+{ROTARY.strip().replace("return ", "q = ")}
+a, b = y.chunk(2, -1)
+return q, y * e.cos() + torch.cat([-b, a], -1) * e.sin()
+"""
+
+
+def test_a_table_of_functions_is_one_kernel(tmp_path: Path) -> None:
+    """What several kernels read for many elements each is computed once; for few, where it is read."""
+    for samples, tables in ((256, [True, False, False]), (1, [False, True, True])):
+        drawn = ", ".join([f"torch.randn({samples}, 16, 256, 8)"] * 2)
+        found = compile_file(write(tmp_path, TABLE, "pass", drawn, "x, y"))
+        assert kinds(found) == ["pointwise"] * 3
+        functions = [
+            {node.op.fn for node in body.nodes if isinstance(node.op, PointwiseOp)} for body in bodies(found.program)
+        ]
+        assert [{"sin", "cos"} <= names for names in functions] == tables
+
+
+@needs_compiler
+def test_a_table_is_what_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(left_out, "work", lambda node: 10**9 * (node.type.shape[-1] == 8))
+    path = write(tmp_path, TABLE, "pass", f"{X}, {X}", "x, y")
+    found = compile_file(path)
+    assert kinds(found) == ["pointwise"] * 3
+    model, played = load_model_file(path).model_class(), OnTheCPU(found, "table", tmp_path)
+    given = data(f"{X}, {X}", 2, 0)
+    for result, expected in zip(played(*given), model(*given), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+MASKED = "torch.where(k[:, None] >= k, x @ y.mT, -torch.inf).softmax(-1) @ y"
+PRODUCTS = {
+    "attention": (f"k = torch.arange(x.shape[-2], device=x.device)\nreturn {MASKED}", AttentionPlan),
+    "factors": (
+        "k = torch.arange(x.shape[-1], device=x.device)\n"
+        "return (x.transpose(1, 2) * (k * 2 - 3)[:, None]) @ (y * (k > 3))",
+        ViewProductPlan,
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_have_integers_in_their_factors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewproduct, "seconds", lambda *_: -1.0)
+    monkeypatch.setattr(attention, "seconds", lambda *_: -1.0)
+    body, kind = PRODUCTS[name]
+    path = write(tmp_path, body, "pass", "torch.randn(2, 70, 16), torch.randn(2, 70, 16)", "x, y")
+    found = compile_file(path)
+    assert steps(found, kind)
+    model, played = load_model_file(path).model_class(), OnTheCPU(found, "products", tmp_path)
+    for size in (70, 9):
+        given = [torch.randn(2, size, 16) for _ in range(2)]
+        torch.testing.assert_close(played(*given), model(*given), rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+def test_a_class_that_is_none_ends_the_kernel(tmp_path: Path) -> None:
+    """As torch's own assertion does; the emulated trap ends the process."""
+    path = write(tmp_path, "return F.one_hot(i, 5).float() * 2", "pass", "torch.randint(0, 5, (3, 4))", "i")
+    found = compile_file(path)
+    (plan,) = steps(found, PointwisePlan)
+    kernel = Kernel(found, plan, tmp_path)
+    for bad in (5, -1):
+        child = os.fork()
+        if not child:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            kernel([torch.tensor([[0, 1, bad, 2]])])
+            os._exit(0)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    with pytest.raises((IndexError, RuntimeError)):
+        interpret.run(found.program.before, [torch.tensor([[0, 7]])], {})
+
+
+def test_what_becomes_an_integer_is_rounded_as_eager_does(tmp_path: Path) -> None:
+    """No rule joins its factors, and no compiler its product and sum; beside it both may."""
+    body = "return (x / 3 * 5 + 0.25).long().float() + (x / 3 * 5 + 0.5)"
+    found = compile_file(write(tmp_path, body, "pass", X))
+    (plan,) = steps(found, PointwisePlan)
+    assert isinstance(plan.detail, PointwisePlan)
+    texts = [statement.expr for phase in plan.detail.rows.phases for statement in phase.elements]
+    assert sum("_rn(" in text for text in texts) == 3
 
 
 def data(inputs: str, grow: int, seed: int) -> list[torch.Tensor]:

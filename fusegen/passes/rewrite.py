@@ -13,6 +13,7 @@ from fusegen.ir import (
     HALVES,
     INTEGERS,
     ConstOp,
+    DType,
     EagerOp,
     Frozen,
     Graph,
@@ -177,9 +178,13 @@ class Outcome:
     refused: tuple[RuleRefused, ...] = ()
 
 
-def _too_coarse(rule: Rule, node: Node) -> str | None:
+def _too_coarse(rule: Rule, node: Node, graph: Graph) -> str | None:
     """Why a rule must not move sums among values that are rounded to 16 bits, or to integers, or None."""
-    if rule.numerics is Numerics.EXACT or node.type.dtype not in HALVES | INTEGERS:
+    if rule.numerics is Numerics.EXACT:
+        return None
+    if node.type.dtype is DType.FLOAT32 and node.name in ops.made_integers(graph):
+        return "an integer is made of it, which another rounding may change"
+    if node.type.dtype not in HALVES | INTEGERS:
         return None
     if node.type.dtype in INTEGERS:
         return f"equal in real arithmetic, and of {node.type.dtype.value}"
@@ -195,7 +200,7 @@ def _step(
             for captures in _matches(rule.pattern, node, by_name, {}):
                 match = Match(graph, node, captures)
                 reason = rule.guard(match)
-                reason = _too_coarse(rule, node) if reason is None else reason
+                reason = _too_coarse(rule, node, graph) if reason is None else reason
                 if reason is None:
                     replacement = rule.build(match)
                     if replacement.type != node.type:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fusegen import dims, ops
 from fusegen.costs import gemm, recurrence
 from fusegen.costs.contractions import SPLIT
-from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, MatmulOp, Node, ParamOp, RegionOp, ReshapeOp, SliceOp
+from fusegen.ir import ConstOp, ConvOp, GetItemOp, Graph, MatmulOp, Node, ParamOp, RangeOp, RegionOp, ReshapeOp, SliceOp
 from fusegen.machines import Machine, machine
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan, RecurrencePlan
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
@@ -36,12 +36,21 @@ def node_bytes(graph: Graph, node: Node) -> int:
 def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
     """What a kernel reads of its ``operands``: of rows' parts that are cut out of one, these alone."""
     body = region.body
+    users = body.users()  # of what ranges alone read, the device
+    pairs = [pair for pair in zip(operands, body.inputs, strict=True) if not _says_where(body, users[pair[1].name])]
+    if len(pairs) < len(operands):
+        return [operand for operand, _ in pairs]
     found = parts_in(body) if region.template.startswith("row") else {}
     apart = cut_up(body, found) - set(poolrows.rows(body).axes) if found else set()
     if not apart:
         return operands
     whole = [operand for operand, own in zip(operands, body.inputs, strict=True) if own.name not in apart]
     return [*whole, *(body.node(name) for name in found if name not in apart)]
+
+
+def _says_where(body: Graph, users: tuple[str, ...]) -> bool:
+    """Whether all that a value is read for is the device."""
+    return bool(users) and all(isinstance(body.node(name).op, RangeOp) for name in users)
 
 
 def _size(graph: Graph, node: Node) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
-from fusegen import dims
+from fusegen import dims, ops
 from fusegen.dims import Dim
 from fusegen.ir import (
     HALVES,
@@ -29,6 +30,7 @@ from fusegen.plan.rowdraft import Style, Value, factor
 from fusegen.plan.rowprogram import Operand, OutputArg, Position, RowProgram, Store
 from fusegen.plan.rows import CTYPES, RowLowering
 from fusegen.plan.types import KernelPlan
+from fusegen.pointwise import ROUNDED
 from fusegen.spaces import viewspace
 from fusegen.spaces.rowspace import RowSpace
 from fusegen.spaces.viewspace import Between, Digit, Joined, Moved, Place, Places, Span
@@ -207,6 +209,19 @@ class ViewLowering(RowLowering):
         if key not in self.found:
             self.found[key] = self.compute(node, places, guard)
         return self.found[key]
+
+    def statement(self, node: Node, fn: str, operands: tuple[Value, ...], element: bool) -> Value:
+        """What an integer is made of is rounded as eager does, step by step: ATen multiplies by one over a number."""
+        number = fn == "div" and isinstance(self.body.node(node.inputs[1]).op, ConstOp)
+        text = "__fmul_rn({0}, 1.0f / {1})" if number else ROUNDED.get(fn)
+        if text is None or node.name not in self.made_integers:
+            return super().statement(node, fn, operands, element)
+        return self.draft(text, *operands, element=element, node=node)
+
+    @cached_property
+    def made_integers(self) -> set[str]:
+        """See ``ops.made_integers``."""
+        return ops.made_integers(self.body)
 
     def numbered(self, node: Node, op: RangeOp, place: Place) -> Value:
         """A number of a range: its place there, which differs along runs as those do that conditions compare."""

@@ -379,11 +379,15 @@ def check_elements(body: Graph, floats: tuple[DType, ...]) -> None:
             raise NotFusable(f"{node.name} is of integers and of 16-bit floats")
 
 
-def refusal(body: Graph) -> str | None:
-    """Why no kernel computes ``body``, elementwise work and views, or None. Raises ``NotFusable`` too."""
-    if len(body.outputs) > 1:
+def refusal(body: Graph, few: bool) -> str | None:
+    """Why no kernel computes ``body``, elementwise work and views, or None. Raises ``NotFusable`` too.
+
+    ``few``: the results are few, so that several functions of the same shape may be.
+    """
+    sink, *others = map(body.node, body.outputs)
+    functions = all(isinstance(node.op, PointwiseOp) and node.type.shape == sink.type.shape for node in (sink, *others))
+    if others and not (few and functions):
         return "it is read outside the kernel too"
-    sink = body.node(body.outputs[0])
     if isinstance(sink.op, FillOp):
         return "one number throughout"
     if not copies(_writer(body), body):
@@ -391,7 +395,7 @@ def refusal(body: Graph) -> str | None:
     if isinstance(sink.op, RangeOp):
         return "numbers that torch writes"
     check_elements(body, (DType.FLOAT32, DType.BOOL, *HALVES))
-    found = loads(body, sink.name, whole(sink.type.shape))
+    found = sum(loads(body, name, whole(sink.type.shape)) for name in body.outputs)
     return f"an element of its result may come from {found} places" if found > MOST_READS else None
 
 
