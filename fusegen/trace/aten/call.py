@@ -119,6 +119,8 @@ def _common(call: Call, operands: tuple[Any, ...]) -> Value:
         return floats[0]
     if call.result.dtype is DType.FLOAT32 or any(isinstance(o, float) for o in operands):
         return Value("", call.result.replace(dtype=DType.FLOAT32))
+    if all(value.type.rank == 0 for value in tensors) and call.result.rank == 0:
+        raise GraphError("one integer, a count of calls, is torch's to compute: no kernel does it sooner")
     dtypes = {value.type.dtype for value in tensors}
     if len(dtypes) > 1 and (not dtypes <= WIDE_INTEGERS or any(value.type.rank == 0 for value in tensors)):
         raise GraphError("integers of several widths are left to torch")
