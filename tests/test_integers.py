@@ -13,11 +13,14 @@ import torch
 from fusegen import interpret
 from fusegen.compiler import Compiled, compile_file
 from fusegen.costs import attention, viewproduct
-from fusegen.ir import EagerOp, Graph, PointwiseOp
+from fusegen.errors import GraphFormatError
+from fusegen.ir import EagerOp, Graph, PointwiseOp, to_json
 from fusegen.passes import left_out
 from fusegen.plan.details import AttentionPlan, PointwisePlan, ViewProductPlan
 from fusegen.plan.types import KernelStep
 from fusegen.trace import load_model_file
+from fusegen.verify import from_json
+from tests import modular
 from tests.emitted import bodies
 from tests.emulated import Kernel, steps
 from tests.emulated.programs import OnTheCPU
@@ -290,6 +293,40 @@ def test_a_class_that_is_none_ends_the_kernel(tmp_path: Path) -> None:
         assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     with pytest.raises((IndexError, RuntimeError)):
         interpret.run(found.program.before, [torch.tensor([[0, 7]])], {})
+
+
+def test_descriptions_tell_integers_from_floats(tmp_path: Path) -> None:
+    """Also where one leaves out the point of a float."""
+    graph = traced(write(tmp_path, "return x[..., 0] * 2 + i * 3", "pass", INPUTS, "x, i, j")).graph
+    assert from_json(to_json(graph)) == graph
+    assert from_json(to_json(graph).replace('"value": 2.0', '"value": 2')) == graph
+    with pytest.raises(GraphFormatError, match=r"a number 3\.0 of int64"):
+        from_json(to_json(graph).replace('"value": 3', '"value": 3.0'))
+
+
+def test_positions_are_as_wide_as_a_range_is_long(tmp_path: Path) -> None:
+    """However few of its numbers are read."""
+    body = "k = torch.arange(2**33, device=x.device)[:: 2**31]\nreturn x[:, :4, 0, 0] * k"
+    (plan,) = steps(compile_file(write(tmp_path, body, "pass", X)), PointwisePlan)
+    assert isinstance(plan.detail, PointwisePlan)
+    assert str(2**33) in map(str, plan.detail.reach)
+
+
+def test_a_range_of_floats_is_short(tmp_path: Path) -> None:
+    """Every number is one of float32, at the sizes of every call."""
+    body = "return x * torch.arange({}, dtype=torch.float32, device=x.device)"
+    graph = traced(write(tmp_path, body.format("x.shape[3]"), "pass", X)).graph
+    assert any("16777216" in condition for condition in graph.constraints)
+    graph = traced(write(tmp_path, body.format("0.5, 8.5") + "[: x.shape[3]]", "pass", X)).graph
+    assert spelled(graph) == ["aten.arange.start"]
+
+
+def test_ranges_are_exact_modulo_a_prime(tmp_path: Path) -> None:
+    body = "return torch.arange(4, 40, 3, device=x.device) * 5 - torch.arange(12, device=x.device).float()"
+    graph = traced(write(tmp_path, body, "pass", X)).graph
+    x = torch.zeros(3, 4, 9, 8)
+    (found,), (exact,) = modular.evaluate(graph, {"x": x}), interpret.run(graph, [x], {})
+    assert torch.equal(found, exact.long() % modular.PRIME)
 
 
 def test_what_becomes_an_integer_is_rounded_as_eager_does(tmp_path: Path) -> None:
