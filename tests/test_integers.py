@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import shutil
 from pathlib import Path
@@ -359,3 +360,59 @@ def test_kernels_compute_what_torch_does(name: str, tmp_path: Path) -> None:
         result, expected = played(*given), model(*given)
         assert result.dtype is expected.dtype
         torch.testing.assert_close(result, expected, equal_nan=True)
+
+
+def some_integers(rng: random.Random) -> str:
+    """A forward of integers [batch, 9], of inputs and of ranges, in a result of floats or of integers."""
+    n = "x.shape[1]"
+    start, step = rng.randint(-9, 9), rng.choice((-3, -1, 1, 2))
+    ranges = (
+        f"torch.arange({n}, device=x.device)",
+        f"torch.arange({start}, {start} + {n} * {step}, {step}, device=x.device)",
+    )
+    lines, known = [f"r, s = {', '.join(ranges)}"], ["i", "j", "i + r", "s - j", "s.expand_as(i)", "(x * 5).long()"]
+    for place in range(rng.randint(3, 6)):
+        a, b, c = (rng.choice(known) for _ in range(3))
+        number = rng.choice((-4, -1, 2, 3, 7))
+        text = rng.choice(
+            (
+                f"({a}) + ({b})",
+                f"({a}) * {number} - ({b})",
+                f"({a}) // {number}",
+                f"({a}) % {number}",
+                f"({a}).abs().clamp({number}, 20)",
+                f"torch.where(({a}) > ({b}), {c}, {number})",
+                f"torch.where((({a}) <= s) & (({b}) != {number}), {c}, ({a}) ^ 5)",
+                f"({a}).masked_fill(({b}) >= r, {number}).flip(1)",
+                f"torch.maximum({a}, {b}) - (({c}) == {number}).long()",
+                f"torch.cat([({a})[:, 2:], ({b})[:, :2]], 1)",
+                f"F.pad(({a})[:, 1:], (0, 1), value={number})",
+                f"(({a}).float() * 0.3 + x).round().int() + ({b})",
+            )
+        )
+        lines.append(f"v{place} = {text}")
+        known.append(f"v{place}")
+    last = known[-1]
+    results = (
+        f"x * ({last})",
+        f"({last}) * 2",
+        f"torch.sin({last}) + x",
+        f"(({last}) > r).float() - x",
+        f"(x * ({last})).sum(1)",
+    )
+    return "\n".join([*lines, f"return {rng.choice(results)}"])
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("seed", range(16))
+def test_any_integers_are_torchs(seed: int, tmp_path: Path) -> None:
+    inputs = "torch.randn(3, 9), torch.randint(-9, 10, (3, 9)), torch.randint(-3, 4, (3, 9))"
+    path = write(tmp_path, some_integers(random.Random(seed)), "pass", inputs, "x, i, j")
+    found = compile_file(path)
+    assert "torch" not in kinds(found)
+    model, played = load_model_file(path).model_class(), OnTheCPU(found, "any", tmp_path)
+    for batch, length in ((3, 9), (5, 9), (1, 12), (2, 4)):
+        shape = (batch, length)
+        given = [torch.randn(shape), torch.randint(-9, 10, shape), torch.randint(-3, 4, shape)]
+        torch.testing.assert_close(played(*given), model(*given), rtol=1e-5, atol=1e-5)

@@ -110,11 +110,20 @@ def work(node: Node) -> int:
     return 0 if row is None or row.flops <= 2 else 2 * row.flops + 8 * row.special
 
 
+def _readers(grouping: Grouping, name: str) -> set[str]:
+    """Who reads a value, as it is or reshaped."""
+    found = set[str]()
+    for user in set(grouping.users[name]):
+        view = isinstance(grouping.by_name[user].op, ReshapeOp)
+        found |= _readers(grouping, user) if view else {user}
+    return found
+
+
 def computed_for_all(grouping: Grouping, node: Node, group: Group, machine: Machine) -> bool:
     """Whether several kernels read ``node``, a function, for many elements each: one of few results computes it sooner
     than all of them again.
     """
-    sizes, readers = grouping.graph.sizes, len(set(grouping.users[node.name]))
+    sizes, readers = grouping.graph.sizes, len(_readers(grouping, node.name))
     results = max(dims.numel(grouping.by_name[name].type.shape, sizes) for name in group.members)
     if readers < 2 or _SPREAD * dims.numel(node.type.shape, sizes) > results:
         return False
