@@ -11,12 +11,15 @@ from fusegen.dims import Dim, Dims
 from fusegen.errors import GraphError
 from fusegen.ir import (
     GATES,
+    INTEGERS,
+    WIDE_INTEGERS,
     AdaptivePoolOp,
     ArgReduceOp,
     AttentionOp,
     AxisTapSumOp,
     AxisWindowSumOp,
     CatOp,
+    ConstOp,
     ConvOp,
     DType,
     ExpandOp,
@@ -30,6 +33,7 @@ from fusegen.ir import (
     PermuteOp,
     PointwiseOp,
     PoolOp,
+    RangeOp,
     RecurrenceOp,
     RecurrentOp,
     ReduceOp,
@@ -72,6 +76,20 @@ def _check_axes(axes: Sequence[int], rank: int) -> None:
         raise GraphError(f"axes {tuple(axes)} are not sorted, distinct axes of a rank-{rank} tensor")
 
 
+def infer_const(op: ConstOp, types: Types, declared: TensorType) -> TensorType:
+    if not isinstance(op.value, str) and isinstance(op.value, int) is not (declared.dtype in INTEGERS):
+        raise GraphError(f"a number {op.value!r} of {declared.dtype.value}")
+    if declared.dtype in INTEGERS and op.times != 1:
+        raise GraphError(f"{op.times} times an integer")
+    return declared.replace(shape=())
+
+
+def infer_range(op: RangeOp, types: Types, declared: TensorType) -> TensorType:
+    if op.step == 0 or op.dtype not in (DType.FLOAT32, *WIDE_INTEGERS):
+        raise GraphError(f"numbers of {op.dtype.value}, {op.step} apart")
+    return TensorType(dtype=op.dtype, shape=(op.length,))
+
+
 def infer_pointwise(op: PointwiseOp, types: Types, declared: TensorType) -> TensorType:
     row = POINTWISE.get(op.fn)
     if row is None:
@@ -82,7 +100,10 @@ def infer_pointwise(op: PointwiseOp, types: Types, declared: TensorType) -> Tens
     dtypes = {t.dtype for t in values}
     if len(dtypes) > 1:
         raise GraphError(f"{op.fn} mixes {sorted(d.value for d in dtypes)}")
-    dtype = DType.BOOL if row.boolean else dtypes.pop()
+    (computed,) = dtypes
+    if not row.cuda and computed not in INTEGERS:
+        raise GraphError(f"{op.fn} of {computed.value}: it is a function of integers")
+    dtype = row.converts or (DType.BOOL if row.boolean else computed)
     return TensorType(dtype=dtype, shape=broadcast([t.shape for t in types]))
 
 

@@ -37,7 +37,8 @@ def python_lines(graph: Graph, param: Callable[[str], str] = lambda path: f"para
     for node in graph.nodes:
         operands = [f"v_{name}" for name in node.inputs]
         if isinstance(node.op, ir.PointwiseOp) and numbers.issuperset(node.inputs):  # torch's functions take tensors
-            operands = [f"torch.tensor({operand}, dtype=torch.float64)" for operand in operands]
+            wide = "int64" if graph.node(node.inputs[-1]).type.dtype in ir.INTEGERS else "float64"
+            operands = [f"torch.tensor({operand}, dtype=torch.{wide})" for operand in operands]
         match node.op:
             case ParamOp(path=path):
                 text = param(path)
@@ -64,12 +65,13 @@ _Function: TypeAlias = Callable[
 ]
 
 
-def _compile(graph: Graph) -> _Function:
+def _compile(graph: Graph, wide: bool) -> _Function:
     scope: dict[str, Any] = {"torch": torch, "windows": windows, "recurrent": recurrent}
     own = ("ConvOp", "WindowSumOp", "TapSumOp", "AxisWindowSumOp", "AxisTapSumOp", "RecurrenceOp")
     scope.update({name: getattr(ir, name) for name in own})
-    scope.update({f"region_{n.name}": _compile(n.op.body) for n in graph.nodes if isinstance(n.op, RegionOp)})
+    scope.update({f"region_{n.name}": _compile(n.op.body, wide) for n in graph.nodes if isinstance(n.op, RegionOp)})
     lines = python_lines(graph)
+    lines = [line.replace("torch.float32", "torch.float64") for line in lines] if wide else lines
     body = [f"{size} = sizes[{size!r}]" for size in graph.sizes if re.search(rf"\b{size}\b", "\n".join(lines))]
     body += [f"x{i} = inputs[{i}]" for i in range(len(graph.inputs))]
     body += lines
@@ -84,14 +86,17 @@ def run(
     inputs: Sequence[torch.Tensor],
     params: Mapping[str, torch.Tensor],
     sizes: Mapping[str, int] | None = None,
+    wide: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """The values of ``graph.results``: outputs, then buffer updates.
 
     ``inputs`` by position, ``params`` by state_dict path; arithmetic is in their dtype. ``sizes``: of
-    symbols, where no input axis has exactly that size.
+    symbols, where no input axis has exactly that size. ``wide``, or a float64 among the data: what becomes float32 in
+    the graph becomes float64.
     """
+    wide = wide or any(value.dtype is torch.float64 for value in (*inputs, *params.values()))
     found = {size: inputs[position].shape[axis] for size, (position, axis) in bound_sizes(graph).items()}
-    results = _compile(graph)(inputs, params, {**found, **(sizes or {})})
+    results = _compile(graph, wide)(inputs, params, {**found, **(sizes or {})})
     return tuple(r if torch.is_tensor(r) else torch.tensor(r, dtype=torch.float64) for r in results)  # of a constant
 
 

@@ -52,6 +52,9 @@ class DType(StrEnum):
 
 
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8})
+WIDE_INTEGERS = frozenset({DType.INT64, DType.INT32})
+"""Integers that kernels compute with."""
 
 
 class TensorType(Frozen):
@@ -84,10 +87,13 @@ class ParamOp(Frozen):
 
 
 class ConstOp(Frozen):
-    """A rank-0 scalar: a number, or (as text) a size expression known at call time, ``times`` a number."""
+    """A rank-0 scalar: a number, or (as text) a size expression known at call time, ``times`` a number.
+
+    Beside integers the number is an ``int``, so that nothing made of both becomes a float.
+    """
 
     kind: Literal["const"] = "const"
-    value: float | str
+    value: int | float | str
     times: float = 1.0
 
 
@@ -382,6 +388,17 @@ class FillOp(Frozen):
     dtype: DType | None = None
 
 
+class RangeOp(Frozen):
+    """``length`` numbers along one axis, ``start``, ``start + step``, ..., on the input's device; as floats they are
+    whole and below 2^24, so that each is exact."""
+
+    kind: Literal["range"] = "range"
+    length: Dim
+    start: Dim = 0
+    step: int = 1
+    dtype: DType = DType.INT64
+
+
 class PoolOp(Frozen):
     """Maximum or mean over windows of the trailing ``len(kernel)`` axes; ``size`` is their result's.
 
@@ -551,6 +568,7 @@ Op: TypeAlias = Annotated[
     | PadOp
     | TriangleOp
     | FillOp
+    | RangeOp
     | PoolOp
     | AdaptivePoolOp
     | WindowSumOp

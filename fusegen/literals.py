@@ -21,6 +21,13 @@ def hex_float(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}p{exponent}f"
 
 
+def integer(value: int) -> str:
+    """An integer literal, ready to stand in any expression."""
+    if value == -(2**63):
+        return "INT64_MIN"
+    return f"({value})" if value < 0 else str(value)
+
+
 def python_float(value: float) -> str:
     """A Python expression with the value of ``value``; infinities and NaN need no name in scope."""
     return repr(value) if math.isfinite(value) else f'float("{value}")'

@@ -12,10 +12,14 @@ from fusegen.dims import Dims
 from fusegen.ir import (
     AdaptivePoolOp,
     AttentionOp,
+    CatOp,
     ConstOp,
     ConvOp,
+    DType,
     EagerOp,
+    ExpandOp,
     FillOp,
+    FlipOp,
     GatherOp,
     Graph,
     InputOp,
@@ -26,20 +30,25 @@ from fusegen.ir import (
     Op,
     PadOp,
     ParamOp,
+    PermuteOp,
     PointwiseOp,
     PoolOp,
+    RangeOp,
     RecurrenceOp,
     RecurrentOp,
     ReduceOp,
     ResampleOp,
+    ReshapeOp,
     ScanOp,
     SliceOp,
     TensorType,
+    TriangleOp,
 )
 from fusegen.literals import python_float
 from fusegen.pointwise import POINTWISE
 
 Shape = tuple[int, ...]
+_MOVES = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, ResampleOp, TriangleOp)
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,11 @@ def _torch_fill(op: FillOp, args: Sequence[str]) -> str:
     return f"{args[0]}.new_full({_size_list(op.shape)}, {python_float(op.value)}{own})"
 
 
+def _torch_range(op: RangeOp, args: Sequence[str]) -> str:
+    stop = dims.add(op.start, dims.mul(op.length, op.step))
+    return f"torch.arange({op.start}, {stop}, {op.step}, dtype=torch.{op.dtype.value}, device={args[0]}.device)"
+
+
 def _torch_pool(op: PoolOp, args: Sequence[str]) -> str:
     options = f"{op.kernel}, {op.stride}, {op.padding}, "
     if op.fn == "max":
@@ -120,7 +134,7 @@ def _torch_adaptive_pool(op: AdaptivePoolOp, args: Sequence[str]) -> str:
 def _torch_const(op: ConstOp, args: Sequence[str]) -> str:
     if isinstance(op.value, str):
         return f"({op.value})" if op.times == 1 else f"({python_float(op.times)} * ({op.value}))"
-    return python_float(op.value)
+    return repr(op.value) if isinstance(op.value, int) else python_float(op.value)
 
 
 def _torch_normalize(op: NormalizeOp, args: Sequence[str]) -> str:
@@ -223,10 +237,7 @@ def _flops_conv(op: ConvOp, operands: Sequence[Shape], result: Shape) -> int:
 ROWS: dict[str, OpRow] = {
     "input": OpRow(inference.infer_declared, lambda op, args: f"x{op.position}"),
     "param": OpRow(inference.infer_declared, lambda op, args: f"params[{op.path!r}]"),
-    "const": OpRow(
-        lambda op, types, declared: declared.replace(shape=()),
-        _torch_const,
-    ),
+    "const": OpRow(inference.infer_const, _torch_const),
     "pointwise": OpRow(
         inference.infer_pointwise,
         lambda op, args: POINTWISE[op.fn].torch.format(*args),
@@ -290,6 +301,7 @@ ROWS: dict[str, OpRow] = {
         lambda op, types, declared: types[0].replace(shape=op.shape, dtype=op.dtype or types[0].dtype),
         _torch_fill,
     ),
+    "range": OpRow(inference.infer_range, _torch_range),
     "pool": OpRow(
         inference.infer_pool, _torch_pool, lambda op, operands, result: math.prod(op.kernel) * math.prod(result)
     ),
@@ -354,6 +366,29 @@ def torch_expr(op: Op, args: Sequence[str]) -> str:
 def flattens(op: Op) -> bool:
     """True when ``op`` can hide an error of its operand: softmax, bounded functions, clamps."""
     return ROWS[op.kind].flattens(op)
+
+
+_TO_INTEGERS = ("to_int32", "to_int64")
+
+
+def made_integers(graph: Graph) -> set[str]:
+    """Float values that become integers, and what these are elementwise made of: a rounding of theirs may be a whole
+    number of the result, so that they are rounded where eager's are."""
+    found, pending = (
+        set[str](),
+        [
+            name
+            for node in graph.nodes
+            if isinstance(node.op, PointwiseOp) and node.op.fn in _TO_INTEGERS
+            for name in node.inputs
+        ],
+    )
+    while pending:
+        node = graph.node(pending.pop())
+        if node.name not in found and node.type.dtype is DType.FLOAT32:
+            found.add(node.name)
+            pending += node.inputs if isinstance(node.op, (PointwiseOp, *_MOVES)) else []
+    return found
 
 
 def is_leaf(op: Op) -> bool:

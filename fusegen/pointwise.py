@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusegen.ir import DType
 from fusegen.literals import hex_float
 
 
@@ -17,7 +18,9 @@ class PointwiseRow:
 
     ``aten``: overloads whose positional arguments are exactly the operands. ``helpers``: device
     functions that ``cuda`` calls (templates/_math.cu.j2). ``boolean``: the result is a truth value.
-    ``flattens``: large differences between operands can become small ones, or none.
+    ``flattens``: large differences between operands can become small ones, or none. ``integer``: the CUDA text
+    for operands that are integers; empty where it has none. Without ``cuda`` it is a function of integers alone.
+    ``converts``: to this element type.
     """
 
     arity: int
@@ -29,6 +32,8 @@ class PointwiseRow:
     helpers: tuple[str, ...] = ()
     boolean: bool = False
     flattens: bool = False
+    integer: str = ""
+    converts: DType | None = None
 
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -38,21 +43,33 @@ def _overloads(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}.{kind}" for name in names for kind in ("Tensor", "Scalar"))
 
 
+_CONVERTED = {DType.FLOAT32: "float", DType.INT64: "int64_t", DType.INT32: "int32_t"}
+
+
+def _conversion(dtype: DType, name: str) -> PointwiseRow:
+    """To ``dtype``, in CUDA ``name``: of a float what is before the point. Others are undefined in torch, too."""
+    text = f"static_cast<{name}>({{0}})"
+    flattens = dtype is not DType.FLOAT32
+    return PointwiseRow(1, f"{{0}}.to(torch.{dtype.value})", text, flattens=flattens, integer=text, converts=dtype)
+
+
 POINTWISE: dict[str, PointwiseRow] = {
     # arithmetic
-    "add": PointwiseRow(2, "({0} + {1})", "{0} + {1}", _overloads("add")),
-    "sub": PointwiseRow(2, "({0} - {1})", "{0} - {1}", _overloads("sub", "subtract")),
-    "mul": PointwiseRow(2, "({0} * {1})", "{0} * {1}", _overloads("mul", "multiply")),
+    "add": PointwiseRow(2, "({0} + {1})", "{0} + {1}", _overloads("add"), integer="{0} + {1}"),
+    "sub": PointwiseRow(2, "({0} - {1})", "{0} - {1}", _overloads("sub", "subtract"), integer="{0} - {1}"),
+    "mul": PointwiseRow(2, "({0} * {1})", "{0} * {1}", _overloads("mul", "multiply"), integer="{0} * {1}"),
     "div": PointwiseRow(2, "({0} / {1})", "{0} / {1}", _overloads("div", "divide", "true_divide"), special=1),
-    "neg": PointwiseRow(1, "torch.neg({0})", "-{0}", ("neg.default", "negative.default")),
-    "abs": PointwiseRow(1, "torch.abs({0})", "fabsf({0})", ("abs.default", "absolute.default")),
+    "neg": PointwiseRow(1, "torch.neg({0})", "-{0}", ("neg.default", "negative.default"), integer="-{0}"),
+    "abs": PointwiseRow(
+        1, "torch.abs({0})", "fabsf({0})", ("abs.default", "absolute.default"), integer="({0} < 0 ? -{0} : {0})"
+    ),
     "reciprocal": PointwiseRow(1, "torch.reciprocal({0})", "1.0f / {0}", ("reciprocal.default",), special=1),
     "pow": PointwiseRow(
         2, "torch.pow({0}, {1})", "powf({0}, {1})", ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), 20, 2
     ),
     "sqrt": PointwiseRow(1, "torch.sqrt({0})", "sqrtf({0})", ("sqrt.default",), special=1),
     "rsqrt": PointwiseRow(1, "torch.rsqrt({0})", "rsqrtf({0})", ("rsqrt.default",), special=1),
-    "square": PointwiseRow(1, "torch.square({0})", "{0} * {0}", ("square.default",)),
+    "square": PointwiseRow(1, "torch.square({0})", "{0} * {0}", ("square.default",), integer="{0} * {0}"),
     "maximum": PointwiseRow(
         2,
         "torch.clamp({0}, min={1})",
@@ -60,6 +77,7 @@ POINTWISE: dict[str, PointwiseRow] = {
         ("maximum.default", "max.other"),
         helpers=("nan_max",),
         flattens=True,
+        integer="({0} > {1} ? {0} : {1})",
     ),
     "minimum": PointwiseRow(
         2,
@@ -68,9 +86,17 @@ POINTWISE: dict[str, PointwiseRow] = {
         ("minimum.default", "min.other"),
         helpers=("nan_min",),
         flattens=True,
+        integer="({0} < {1} ? {0} : {1})",
     ),
     "fmod": PointwiseRow(
-        2, "torch.fmod({0}, {1})", "fmodf({0}, {1})", ("fmod.Tensor", "fmod.Scalar"), 30, 1, flattens=True
+        2,
+        "torch.fmod({0}, {1})",
+        "fmodf({0}, {1})",
+        ("fmod.Tensor", "fmod.Scalar"),
+        30,
+        1,
+        flattens=True,
+        integer="{0} % {1}",
     ),
     "hypot": PointwiseRow(2, "torch.hypot({0}, {1})", "hypotf({0}, {1})", ("hypot.default",), 12, 1),
     "copysign": PointwiseRow(
@@ -83,6 +109,7 @@ POINTWISE: dict[str, PointwiseRow] = {
         ("sign.default", "sgn.default"),
         2,
         flattens=True,
+        integer="({0} > 0) - ({0} < 0)",
     ),
     "floor": PointwiseRow(1, "torch.floor({0})", "floorf({0})", ("floor.default",), flattens=True),
     "ceil": PointwiseRow(1, "torch.ceil({0})", "ceilf({0})", ("ceil.default",), flattens=True),
@@ -130,7 +157,14 @@ POINTWISE: dict[str, PointwiseRow] = {
         flattens=True,
     ),
     # activations
-    "relu": PointwiseRow(1, "torch.relu({0})", "nan_max({0}, 0.0f)", ("relu.default",), helpers=("nan_max",)),
+    "relu": PointwiseRow(
+        1,
+        "torch.relu({0})",
+        "nan_max({0}, 0.0f)",
+        ("relu.default",),
+        helpers=("nan_max",),
+        integer="({0} > 0 ? {0} : 0)",
+    ),
     "leaky_relu": PointwiseRow(
         2, "torch.where({0} > 0, {0}, {0} * {1})", "({0} > 0.0f ? {0} : {0} * {1})", ("leaky_relu.default",), 2
     ),
@@ -193,18 +227,42 @@ POINTWISE: dict[str, PointwiseRow] = {
         flattens=True,
     ),
     # truth values
-    "gt": PointwiseRow(2, "({0} > {1})", "{0} > {1}", _overloads("gt", "greater"), boolean=True),
-    "ge": PointwiseRow(2, "({0} >= {1})", "{0} >= {1}", _overloads("ge", "greater_equal"), boolean=True),
-    "lt": PointwiseRow(2, "({0} < {1})", "{0} < {1}", _overloads("lt", "less"), boolean=True),
-    "le": PointwiseRow(2, "({0} <= {1})", "{0} <= {1}", _overloads("le", "less_equal"), boolean=True),
-    "eq": PointwiseRow(2, "({0} == {1})", "{0} == {1}", _overloads("eq"), boolean=True),
-    "ne": PointwiseRow(2, "({0} != {1})", "{0} != {1}", _overloads("ne", "not_equal"), boolean=True),
+    "gt": PointwiseRow(2, "({0} > {1})", "{0} > {1}", _overloads("gt", "greater"), boolean=True, integer="{0} > {1}"),
+    "ge": PointwiseRow(
+        2, "({0} >= {1})", "{0} >= {1}", _overloads("ge", "greater_equal"), boolean=True, integer="{0} >= {1}"
+    ),
+    "lt": PointwiseRow(2, "({0} < {1})", "{0} < {1}", _overloads("lt", "less"), boolean=True, integer="{0} < {1}"),
+    "le": PointwiseRow(
+        2, "({0} <= {1})", "{0} <= {1}", _overloads("le", "less_equal"), boolean=True, integer="{0} <= {1}"
+    ),
+    "eq": PointwiseRow(2, "({0} == {1})", "{0} == {1}", _overloads("eq"), boolean=True, integer="{0} == {1}"),
+    "ne": PointwiseRow(
+        2, "({0} != {1})", "{0} != {1}", _overloads("ne", "not_equal"), boolean=True, integer="{0} != {1}"
+    ),
     "isinf": PointwiseRow(1, "torch.isinf({0})", "isinf({0})", ("isinf.default",), boolean=True),
     "and": PointwiseRow(2, "({0} & {1})", "{0} && {1}", boolean=True),
     "or": PointwiseRow(2, "({0} | {1})", "{0} || {1}", boolean=True),
     "xor": PointwiseRow(2, "({0} ^ {1})", "{0} != {1}", boolean=True),
     "not": PointwiseRow(1, "(~{0})", "!{0}", boolean=True),
-    "where": PointwiseRow(3, "torch.where({0}, {1}, {2})", "({0} ? {1} : {2})"),
+    "where": PointwiseRow(3, "torch.where({0}, {1}, {2})", "({0} ? {1} : {2})", integer="({0} ? {1} : {2})"),
+    # between integers and floats
+    **{f"to_{dtype.value}": _conversion(dtype, name) for dtype, name in _CONVERTED.items()},
+    # of integers alone
+    "floor_divide": PointwiseRow(
+        2, "torch.floor_divide({0}, {1})", "", helpers=("floor_divide",), integer="floor_divide({0}, {1})"
+    ),
+    "bitwise_and": PointwiseRow(2, "({0} & {1})", "", integer="{0} & {1}"),
+    "bitwise_or": PointwiseRow(2, "({0} | {1})", "", integer="{0} | {1}"),
+    "bitwise_xor": PointwiseRow(2, "({0} ^ {1})", "", integer="{0} ^ {1}"),
+    "bitwise_not": PointwiseRow(1, "(~{0})", "", integer="~{0}"),
+    # the first operand, which is a class among as many as the second says, or an error
+    "class_number": PointwiseRow(
+        2,
+        "torch.arange({1}, device={0}.device).index_select(0, {0}.reshape(-1)).reshape({0}.shape)",
+        "",
+        helpers=("class_number",),
+        integer="class_number({0}, {1})",
+    ),
 }
 
 BY_ATEN: dict[str, str] = {overload: fn for fn, row in POINTWISE.items() for overload in row.aten}
@@ -229,3 +287,11 @@ DOUBLE: dict[str, str] = {
     "rsqrt": "rsqrt({0})",
 }
 """CUDA texts for operands that are doubles."""
+
+ROUNDED: dict[str, str] = {
+    "add": "__fadd_rn({0}, {1})",
+    "sub": "__fsub_rn({0}, {1})",
+    "mul": "__fmul_rn({0}, {1})",
+    "square": "__fmul_rn({0}, {0})",
+}
+"""CUDA texts of float functions that no compiler joins into one rounding."""

@@ -30,6 +30,7 @@ from fusegen.ir import (
     PermuteOp,
     PointwiseOp,
     PoolOp,
+    RangeOp,
     RecurrenceOp,
     RecurrentOp,
     ReduceOp,
@@ -124,6 +125,12 @@ def _call(node: Node) -> tuple[str, list[str]]:
             return "triangle", ["upper" if upper else "lower", *([f"diagonal={diagonal}"] if diagonal else [])]
         case FillOp(value=value, shape=shape, dtype=dtype):
             return "fill", [f"{value:g}", f"[{', '.join(map(str, shape))}]", *([dtype.value] if dtype else [])]
+        case RangeOp(length=length, start=start, step=step):
+            return "range", [
+                str(length),
+                *([f"start={start}"] if start != 0 else []),
+                *([f"step={step}"] if step != 1 else []),
+            ]
         case PoolOp() as pool:
             return f"{pool.fn}_pool{pool.rank}d", _pool_attributes(pool)
         case AdaptivePoolOp(fn=fn, size=size):

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from fusegen import dims, ops
 from fusegen.errors import GraphError, GraphFormatError
-from fusegen.ir import Graph, InputOp, Node, RegionOp
+from fusegen.ir import INTEGERS, ConstOp, Graph, InputOp, Node, RegionOp
 
 
 def verify(graph: Graph) -> None:
@@ -38,10 +38,18 @@ def verify(graph: Graph) -> None:
         raise GraphError(f"input positions are {positions}, not 0..{len(positions) - 1}")
 
 
+def _with_its_number(node: Node) -> Node:
+    """A scalar whose number is a float where its type is: JSON may leave out the point."""
+    if not isinstance(node.op, ConstOp) or not isinstance(node.op.value, int) or node.type.dtype in INTEGERS:
+        return node
+    return node.replace(op=node.op.replace(value=float(node.op.value)))
+
+
 def from_json(text: str, where: str = "graph") -> Graph:
     """Parse and verify an operator-graph description. Raises ``GraphFormatError``."""
     try:
         graph = Graph.model_validate_json(text)
+        graph = graph.replace(nodes=tuple(map(_with_its_number, graph.nodes)))
         verify(graph)
     except ValidationError as error:
         first = error.errors()[0]

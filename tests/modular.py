@@ -37,6 +37,7 @@ from fusegen.ir import (
     PermuteOp,
     PointwiseOp,
     PoolOp,
+    RangeOp,
     ReduceOp,
     ResampleOp,
     ReshapeOp,
@@ -268,6 +269,10 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return args[0].expand([int(size) for size in shape])
         case FillOp(value=value, shape=shape):
             return torch.full([int(size) for size in shape], int(value) % PRIME)
+        case RangeOp(length=length, start=start, step=step):
+            return torch.arange(int(length)) * step + int(start)
+        case PointwiseOp(fn="to_float32" | "to_int64" | "to_int32"):  # of integers that no conversion changes
+            return args[0]
         case TriangleOp(upper=upper, diagonal=diagonal):
             return (torch.triu if upper else torch.tril)(args[0], diagonal)
         case SliceOp(axis=axis, start=start, length=length, step=step):

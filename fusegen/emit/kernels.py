@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 
 import jinja2
@@ -11,7 +12,7 @@ import jinja2
 from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.errors import EmitError
-from fusegen.ir import DType, TensorType
+from fusegen.ir import INTEGERS, DType, TensorType
 from fusegen.plan.details import Detail, HopperConvPlan
 from fusegen.plan.rowprogram import OutputArg, RowProgram
 from fusegen.plan.types import KernelPlan, Program
@@ -53,7 +54,8 @@ def element_type(plan: KernelPlan, name: str) -> str:
 
 def absent(plan: KernelPlan, name: str) -> str:
     """What stands for an element that operand ``name`` does not have."""
-    return "false" if element_type(plan, name) == c_type(DType.BOOL) else "0.0f"
+    dtype = next(arg.type.dtype for arg in plan.args if arg.name == name)
+    return "0" if dtype in INTEGERS else "false" if dtype is DType.BOOL else "0.0f"
 
 
 def narrowed(text: str, dtype: DType) -> str:
@@ -109,9 +111,10 @@ def part_arguments(part: KernelPlan, plan: KernelPlan, sizes: tuple[Dim, ...], r
     return ", ".join([*found, "stream"])
 
 
-def widest_bytes(plan: KernelPlan) -> int:
-    """Bytes of the widest element type among the operands and results."""
-    return max([a.type.dtype.bytes for a in plan.args] + [o.dtype.bytes for o in plan.outputs])
+def widest_bytes(plan: KernelPlan, streamed: Container[str]) -> int:
+    """Bytes of the widest element type among the operands and results; of integers those that are ``streamed``."""
+    args = [arg for arg in plan.args if arg.name in streamed or arg.type.dtype not in INTEGERS]
+    return max([a.type.dtype.bytes for a in args] + [o.dtype.bytes for o in plan.outputs])
 
 
 def sizes_text(plans: tuple[KernelPlan, ...]) -> str:

@@ -41,6 +41,8 @@ from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, wi
 from fusegen.passes.groups import Group, Grouping, in_order
 from fusegen.passes.left_out import (
     before_windows,
+    beside,
+    computed_for_all,
     computed_once,
     cut_out,
     left_behind,
@@ -107,7 +109,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             continue  # what is viewed is written anyway
         candidates = [group.plus(unit)]
         part = rows and isinstance(node.op, CUT)  # read where it lies
-        if not alone and (part or grouping.can_copy(node)):
+        again = grouping.can_copy(node) and not computed_for_all(grouping, node, group, machine)
+        if not alone and (part or again):
             candidates.insert(0, group.plus(unit, copied=True))
         if behind := _behind_views(grouping, group.plus(unit), free):
             candidates.insert(0, behind)
@@ -117,6 +120,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         more = unit if windows else _up_to_data(grouping, unit, free)
         if more != unit:
             candidates.append(group.plus(more))
+        if not alone and (others := beside(grouping, node, group, free)):
+            candidates.append(group.plus(unit | others))
         if compared := _comparisons(grouping, group.members | unit, free):
             candidates.append(group.plus(unit).plus(compared, copied=True))
         for candidate in candidates:

@@ -104,6 +104,43 @@ def spread_over_results(grouping: Grouping, group: Group) -> str | None:
     return None
 
 
+def work(node: Node) -> int:
+    """Instructions for an element of a function, about; of anything else, none."""
+    row = POINTWISE[node.op.fn] if isinstance(node.op, PointwiseOp) else None
+    return 0 if row is None or row.flops <= 2 else 2 * row.flops + 8 * row.special
+
+
+def _readers(grouping: Grouping, name: str) -> set[str]:
+    """Who reads a value, as it is or reshaped."""
+    found = set[str]()
+    for user in set(grouping.users[name]):
+        view = isinstance(grouping.by_name[user].op, ReshapeOp)
+        found |= _readers(grouping, user) if view else {user}
+    return found
+
+
+def computed_for_all(grouping: Grouping, node: Node, group: Group, machine: Machine) -> bool:
+    """Whether several kernels read ``node``, a function, for many elements each: one of few results computes it sooner
+    than all of them again.
+    """
+    sizes, readers = grouping.graph.sizes, len(_readers(grouping, node.name))
+    results = max(dims.numel(grouping.by_name[name].type.shape, sizes) for name in group.members)
+    if readers < 2 or _SPREAD * dims.numel(node.type.shape, sizes) > results:
+        return False
+    return 2 * work(node) * results * readers > machine.launch * machine.flops
+
+
+def beside(grouping: Grouping, node: Node, group: Group, free: set[str]) -> set[str]:
+    """Functions of ``node`` that ``group`` lacks, as many as the one that it has: none of them is to be left out."""
+    others = set(grouping.users[node.name]) - group.members
+    shapes = {grouping.by_name[name].type.shape for name in grouping.outputs(group)}
+    alike = all(
+        isinstance(grouping.by_name[name].op, PointwiseOp) and {grouping.by_name[name].type.shape} == shapes
+        for name in others
+    )
+    return others if alike and others <= free and node.name not in grouping.results else set()
+
+
 def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
     """Why elementwise work of cut-out or turned data stays out of a kernel of rows, or None: that kernel would need
     copies of it, which take as long as the work itself where the data lies.

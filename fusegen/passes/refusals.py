@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from fusegen import dims
 from fusegen.costs import before_products, contractions, direct, viewproduct
-from fusegen.ir import ArgReduceOp, DType
+from fusegen.ir import INTEGERS, ArgReduceOp, DType, Graph
 from fusegen.machines import Machine
 from fusegen.passes.conv_groups import unreadable
 from fusegen.passes.groups import Group, Grouping
 from fusegen.passes.templates import template_of
 from fusegen.spaces import convpool, poolrows, poolspace, prologue, scanspace, viewreduce, viewspace
+from fusegen.spaces.parts import indices
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 _SHARED = "it is read outside the kernel too"
+_WITH_INTEGERS = ("pointwise", "reduce_views", "gemm_views", "attention")
+"""Templates whose elements are statements of their own."""
 OTHER = "what it reduces over positions is no elementwise work after the convolution alone"
 """Where a convolution has not been taken by a kernel that reduces it, and nothing says why."""
+
+
+def _computes_integers(body: Graph) -> bool:
+    """Whether integers are more than the numbers of elements, found or fetched."""
+    places = indices(body)
+    return any(
+        node.type.dtype in INTEGERS and not isinstance(node.op, ArgReduceOp) and node.name not in places
+        for node in body.nodes
+    )
+
+
+def few_results(body: Graph, machine: Machine) -> bool:
+    """Whether writing all results takes no longer than a launch."""
+    types = [body.node(name).type for name in body.outputs]
+    written = sum(dims.numel(type_.shape, body.sizes) * type_.dtype.bytes for type_ in types)
+    return written < machine.launch * machine.bandwidth
 
 
 def refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
@@ -23,10 +43,12 @@ def refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         return "it is empty"
     try:
         if viewspace.takes(body):
-            return viewspace.refusal(body)
+            return viewspace.refusal(body, few_results(body, machine))
         if any(isinstance(body.node(name).op, viewspace.STRIDED) for name in body.outputs):
             return "a kernel stores its results in its own order"
         template = template_of(body)
+        if template not in _WITH_INTEGERS and _computes_integers(body):
+            return "kernels of elementwise work alone compute with integers"
         rows = template.startswith("row") or template == "scan"
         if template != "row_stream" and any(isinstance(node.op, ArgReduceOp) for node in body.nodes):
             return "kernels of rows alone find where an extreme is"

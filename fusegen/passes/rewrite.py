@@ -9,7 +9,20 @@ from enum import StrEnum
 from fusegen import ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError
-from fusegen.ir import HALVES, ConstOp, EagerOp, Frozen, Graph, Node, Op, RuleApplied, RuleRefused, TensorType
+from fusegen.ir import (
+    HALVES,
+    INTEGERS,
+    ConstOp,
+    DType,
+    EagerOp,
+    Frozen,
+    Graph,
+    Node,
+    Op,
+    RuleApplied,
+    RuleRefused,
+    TensorType,
+)
 from fusegen.verify import verify
 
 
@@ -84,8 +97,9 @@ class Match:
 
     def const(self, value: float | Dim) -> Node:
         """A scalar node of the root's dtype."""
-        stored = value if isinstance(value, str) else float(value)
-        return self.add(ConstOp(value=stored))
+        if self.root.type.dtype in INTEGERS or isinstance(value, str):
+            return self.add(ConstOp(value=value))
+        return self.add(ConstOp(value=float(value)))
 
     def only_user(self, name: str) -> bool:
         """True when the captured node feeds nothing outside the match's chain (one use, not a result)."""
@@ -164,10 +178,16 @@ class Outcome:
     refused: tuple[RuleRefused, ...] = ()
 
 
-def _too_coarse(rule: Rule, node: Node) -> str | None:
-    """Why a rule must not move sums among values that are rounded to 16 bits, or None."""
-    if rule.numerics is Numerics.EXACT or node.type.dtype not in HALVES:
+def _too_coarse(rule: Rule, node: Node, graph: Graph) -> str | None:
+    """Why a rule must not move sums among values that are rounded to 16 bits, or to integers, or None."""
+    if rule.numerics is Numerics.EXACT:
         return None
+    if node.type.dtype is DType.FLOAT32 and node.name in ops.made_integers(graph):
+        return "an integer is made of it, which another rounding may change"
+    if node.type.dtype not in HALVES | INTEGERS:
+        return None
+    if node.type.dtype in INTEGERS:
+        return f"equal in real arithmetic, and of {node.type.dtype.value}"
     return f"sums of {node.type.dtype.value} would be rounded in other places"
 
 
@@ -180,7 +200,7 @@ def _step(
             for captures in _matches(rule.pattern, node, by_name, {}):
                 match = Match(graph, node, captures)
                 reason = rule.guard(match)
-                reason = _too_coarse(rule, node) if reason is None else reason
+                reason = _too_coarse(rule, node, graph) if reason is None else reason
                 if reason is None:
                     replacement = rule.build(match)
                     if replacement.type != node.type:

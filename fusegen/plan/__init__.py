@@ -18,6 +18,7 @@ from fusegen.verify import verify
 _ALONE = {
     "getitem": "one result of the op above",
     "fill": "one number throughout",
+    "range": "numbers that torch writes",
     "cat": "joined by torch",
     "flip": "copied by torch",
     "resample": "copied by torch",

@@ -8,7 +8,7 @@ from fusegen.plan.details import AttentionPlan
 from fusegen.plan.region import Region
 from fusegen.plan.types import KernelPlan
 from fusegen.plan.viewproduct import ElementLowering, factor_element
-from fusegen.spaces import attention
+from fusegen.spaces import attention, viewspace
 from fusegen.spaces.viewproduct import COLUMN, ROW
 from fusegen.tuning import choose
 
@@ -19,7 +19,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     body = found.body
     result = body.node(body.outputs[0])
     epilogue = ElementLowering.of(region, body, {result.name: found.result}, {found.head.name: "v"})
-    shapes = [*(node.type.shape for node in body.inputs), result.type.shape]
+    shapes = [*(node.type.shape for node in body.inputs), result.type.shape, *viewspace.numbered(body)]
     detail = AttentionPlan(
         matrices=region.sizes.product(found.matrices),
         lines=region.sizes.local(found.rows),

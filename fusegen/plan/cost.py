@@ -17,6 +17,7 @@ from fusegen.ir import (
     MatmulOp,
     Node,
     ParamOp,
+    RangeOp,
     RegionOp,
     ReshapeOp,
     SliceOp,
@@ -50,6 +51,10 @@ def node_bytes(graph: Graph, node: Node) -> int:
 def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
     """What a kernel reads of its ``operands``: of rows' parts that are cut out of one, these alone."""
     body = region.body
+    users = body.users()  # of what ranges alone read, the device
+    pairs = [pair for pair in zip(operands, body.inputs, strict=True) if not _says_where(body, users[pair[1].name])]
+    if len(pairs) < len(operands):
+        return [operand for operand, _ in pairs]
     found = parts_in(body) if region.template.startswith("row") else {}
     apart = cut_up(body, found) - set(poolrows.rows(body).axes) if found else set()
     if not apart:
@@ -67,6 +72,11 @@ def _read_of(graph: Graph, leaf: Node) -> int:
     if not readers or len(fetched) < len(readers):
         return _size(graph, leaf)
     return min(_size(graph, leaf), sum(_size(graph, reader) for reader in fetched))
+
+
+def _says_where(body: Graph, users: tuple[str, ...]) -> bool:
+    """Whether all that a value is read for is the device."""
+    return bool(users) and all(isinstance(body.node(name).op, RangeOp) for name in users)
 
 
 def _size(graph: Graph, node: Node) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from fusegen.dims import Dim
 from fusegen.ir import ScanOp
+from fusegen.plan.rowprogram import CType
 
 Reduced = Literal["sum", "max", "min", "prod", "var", "exponentials", "argmax", "argmin"]
 
@@ -55,7 +56,7 @@ class Draft:
     value: Value
     template: str
     operands: tuple[Value, ...]
-    ctype: Literal["float", "bool"]
+    ctype: CType
     comment: str
 
 

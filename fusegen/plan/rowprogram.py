@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from fusegen.dims import Dim, Dims
 from fusegen.ir import DType, Frozen, TensorType
+
+CType: TypeAlias = Literal["float", "bool", "int64_t", "int32_t"]
+"""What statements compute."""
 
 
 class TensorArg(Frozen):
@@ -84,6 +87,7 @@ class Operand(Frozen):
     """Of a part that is cut out of the operand: distances in elements that are whole accesses if accesses are to be."""
     flag: bool = False
     """A truth value, a byte in memory: kernels of rows read each by itself."""
+    integer: bool = False
 
     @property
     def along_row(self) -> bool:
@@ -98,7 +102,7 @@ class Statement(Frozen):
     """
 
     name: str
-    ctype: Literal["float", "bool"]
+    ctype: CType
     expr: str
     comment: str
     array: bool = False

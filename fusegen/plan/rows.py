@@ -7,12 +7,13 @@ sum here; the formulas are those of ATen, so NaN and Inf come out as in eager.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import (
+    INTEGERS,
     ArgReduceOp,
     CatOp,
     ConstOp,
@@ -28,10 +29,11 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
 )
-from fusegen.literals import hex_float
+from fusegen.literals import hex_float, integer
 from fusegen.plan.rowdraft import FETCHED, Draft, DraftReduction, DraftScan, Reduced, Value, total
 from fusegen.plan.rowindex import RowIndices
 from fusegen.plan.rowprogram import (
+    CType,
     Operand,
     OutputArg,
     Phase,
@@ -46,6 +48,8 @@ from fusegen.printer import format_node
 from fusegen.spaces.parts import CUT, Part, indices, part_of, root_of
 from fusegen.spaces.rowspace import AxisMap
 
+CTYPES: dict[DType, CType] = {DType.BOOL: "bool", DType.INT64: "int64_t", DType.INT32: "int32_t"}
+"""Of statements that are no floats."""
 _LOG2E = hex_float(1.4426950408889634)
 
 
@@ -72,8 +76,9 @@ class RowLowering(RowIndices):
         if not element or all(v.literal is not None for v in operands):
             phase = max([0, *(v.phase for v in operands)])
         value = Value(f"t{len(self.drafts)}", element, phase)
-        ctype: Literal["float", "bool"] = "bool" if node.type.dtype is DType.BOOL else "float"
-        self.drafts.append(Draft(value, template, operands, ctype, comment or format_node(node)))
+        self.drafts.append(
+            Draft(value, template, operands, CTYPES.get(node.type.dtype, "float"), comment or format_node(node))
+        )
         for operand in operands:
             operand.array |= operand.element and operand.phase < phase
         return value
@@ -146,6 +151,10 @@ class RowLowering(RowIndices):
     def constant(self, node: Node) -> Value:
         assert isinstance(node.op, ConstOp)
         value, times = node.op.value, node.op.times
+        if node.type.dtype in INTEGERS:
+            ctype = CTYPES[node.type.dtype]
+            text = f"static_cast<{ctype}>({self.text(value)})" if isinstance(value, str) else integer(int(value))
+            return Value(text, False, 0, literal=text)
         text = f"static_cast<float>({self.text(value)})" if isinstance(value, str) else hex_float(value)
         text = text if times == 1 else f"({hex_float(times)} * {text})"
         return Value(text, False, 0, literal=text)
@@ -170,6 +179,11 @@ class RowLowering(RowIndices):
         self.special += row.special
         text = QUICK.get(fn, row.cuda) if self.style.quick and element else row.cuda
         text = DOUBLE[fn] if self.style.double else text
+        if self.body.node(node.inputs[-1]).type.dtype in INTEGERS:
+            text = row.integer
+            if not any(value.element for value in operands):  # literals alone would be narrower
+                first = operands[0]
+                operands = (replace(first, literal=f"static_cast<int64_t>({first.literal})"), *operands[1:])
         return self.draft(text, *operands, element=element, node=node)
 
     def pointwise(self, node: Node, fn: str) -> None:

@@ -102,7 +102,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     found = viewproduct.check(region.body)
     result = region.body.node(region.body.outputs[0])
     epilogue = ElementLowering.of(region, region.body, {result.name: found.result}, {found.head.name: "v"})
-    shapes = [*(node.type.shape for node in region.body.inputs), result.type.shape]
+    shapes = [*(node.type.shape for node in region.body.inputs), result.type.shape, *viewspace.numbered(region.body)]
     detail = ViewProductPlan(
         matrices=region.sizes.product(found.matrices),
         lines=region.sizes.product(found.lines),

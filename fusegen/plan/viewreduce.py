@@ -13,7 +13,7 @@ from fusegen.plan.rowprogram import Divider, Reduction
 from fusegen.plan.types import KernelPlan
 from fusegen.plan.viewproduct import ElementLowering
 from fusegen.printer import format_node
-from fusegen.spaces import viewreduce
+from fusegen.spaces import viewreduce, viewspace
 from fusegen.spaces.viewproduct import ROW, TERM
 from fusegen.spaces.viewreduce import ViewReduction
 from fusegen.spaces.viewspace import Places
@@ -97,7 +97,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         steps = before.steps()
         elements = elements.replace(operands=tuple(o.replace(step=steps[o.name]) for o in elements.operands))
     counts = {arg.name: sizes.product(arg.type.shape) for arg in region.args.values()}
-    shapes = [node.type.shape for node in (*body.inputs, result)]
+    shapes = [*(node.type.shape for node in (*body.inputs, result)), *viewspace.numbered(body)]
     detail = ViewReducePlan(
         lines=sizes.product(found.rows),
         length=sizes.product(found.length),

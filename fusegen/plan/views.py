@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
-from fusegen import dims
+from fusegen import dims, ops
 from fusegen.dims import Dim
-from fusegen.ir import ConstOp, DType, FillOp, InputOp, InterpolateOp, Node, PadOp, PointwiseOp, TriangleOp
-from fusegen.literals import hex_float
+from fusegen.ir import (
+    HALVES,
+    INTEGERS,
+    ConstOp,
+    DType,
+    FillOp,
+    InputOp,
+    InterpolateOp,
+    Node,
+    PadOp,
+    PointwiseOp,
+    RangeOp,
+    TriangleOp,
+)
+from fusegen.literals import hex_float, integer
 from fusegen.plan.details import CountedDigit, PointwisePlan, TurnedTile
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import FETCHED, Style, Value, factor, fetched_place
 from fusegen.plan.rowprogram import Operand, OutputArg, Position, RowProgram, Store
-from fusegen.plan.rows import RowLowering
+from fusegen.plan.rows import CTYPES, RowLowering
 from fusegen.plan.types import KernelPlan
+from fusegen.pointwise import ROUNDED
 from fusegen.spaces import viewspace
 from fusegen.spaces.parts import root_of
 from fusegen.spaces.rowspace import RowSpace
@@ -33,6 +48,8 @@ _MOST_TURNED = 2
 
 def number(value: float, dtype: DType) -> str:
     """C++ of a number of a tensor of this type."""
+    if dtype in INTEGERS:
+        return integer(int(value))
     return str(bool(value)).lower() if dtype is DType.BOOL else hex_float(value)
 
 
@@ -199,6 +216,7 @@ class ViewLowering(RowLowering):
                 comment=f"%{node.name}: {node.type}",
                 guard=guard,
                 flag=node.type.dtype is DType.BOOL,
+                integer=node.type.dtype in INTEGERS,
             )
         return Value(self.operands[key].name, True, 0, literal=self.operands[key].name)
 
@@ -209,6 +227,29 @@ class ViewLowering(RowLowering):
             self.found[key] = self.compute(node, places, guard)
         return self.found[key]
 
+    def statement(self, node: Node, fn: str, operands: tuple[Value, ...], element: bool) -> Value:
+        """What an integer is made of is rounded as eager does, step by step: ATen multiplies by one over a number."""
+        number = fn == "div" and isinstance(self.body.node(node.inputs[1]).op, ConstOp)
+        text = "__fmul_rn({0}, 1.0f / {1})" if number else ROUNDED.get(fn)
+        if text is None or node.name not in self.made_integers:
+            return super().statement(node, fn, operands, element)
+        return self.draft(text, *operands, element=element, node=node)
+
+    @cached_property
+    def made_integers(self) -> set[str]:
+        """See ``ops.made_integers``."""
+        return ops.made_integers(self.body)
+
+    def numbered(self, node: Node, op: RangeOp, place: Place) -> Value:
+        """A number of a range: its place there, which differs along runs as those do that conditions compare."""
+        joined = self.joined([(place, 1)])
+        self.tested.append(joined)
+        text = f"static_cast<int64_t>({self.offset(joined) or '0'})"
+        text += "" if op.step == 1 else f" * {integer(op.step)}"
+        text += "" if op.start == 0 else f" + {self.text(op.start)}"
+        text = text if op.dtype is DType.INT64 else f"static_cast<{CTYPES.get(op.dtype, 'float')}>({text})"
+        return self.draft(text, element=True, node=node)
+
     def compute(self, node: Node, places: Places, guard: str) -> Value:
         if isinstance(node.op, InputOp):
             return self.load(node, places, guard)
@@ -217,6 +258,8 @@ class ViewLowering(RowLowering):
         if isinstance(node.op, FillOp):
             text = number(node.op.value, node.type.dtype)
             return Value(text, False, 0, literal=text)
+        if isinstance(node.op, RangeOp):
+            return self.numbered(node, node.op, places[0])
         reads = viewspace.reads(node, [self.body.node(n) for n in node.inputs], places)
         self.guard = guard
         tests = [" && ".join(filter(None, map(self.inside, read.spans))) for read in reads]
@@ -319,7 +362,7 @@ class ViewLowering(RowLowering):
             shape, dtype = self.body.node(node).type.shape, self.body.node(node).type.dtype
             if digit is None or self.runs(digit) or len(near) != 1 or dims.numel(shape, sizes) < least:
                 continue
-            if dtype is DType.BOOL or dims.exact_quotient(digit.stride, near[0].size) is None:
+            if dtype not in (DType.FLOAT32, *HALVES) or dims.exact_quotient(digit.stride, near[0].size) is None:
                 continue
             if min(dims.numel((size,), sizes) for size in (digit.size, near[0].size)) >= LEAST_SIDE:
                 found.setdefault((near[0].size, digit.stride, digit.size), []).append(operand.name)
@@ -385,7 +428,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         rows = rows.replace(operands=tuple(o.replace(step=steps[o.name]) for o in rows.operands))
     line = lowering.line() if run is None else None
     elements = dims.product(result.type.shape)
-    counts = {dims.product(arg.type.shape): arg.type.shape for arg in region.args.values()}
+    shapes = [*(arg.type.shape for arg in region.args.values()), *viewspace.numbered(region.body)]
+    counts = {dims.product(shape): shape for shape in shapes}
     more = [shape for count, shape in counts.items() if dims.exact_quotient(elements, count) is None]
     detail = PointwisePlan(
         elements=region.sizes.product(result.type.shape),

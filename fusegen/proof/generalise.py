@@ -35,6 +35,7 @@ from fusegen.ir import (
     PermuteOp,
     PointwiseOp,
     PoolOp,
+    RangeOp,
     ReduceOp,
     ResampleOp,
     ReshapeOp,
@@ -107,6 +108,8 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             return (pair(operands[0], 1 - axis if conv.transposed else axis, node, axis) for axis in (0, 1))
         case TriangleOp():
             return along(range(node.type.rank))
+        case RangeOp():  # of its operand, the device alone
+            return iter(())
         case AttentionOp():
             query, key, value = operands[:3]
             found = [pair(query, -1, key, -1), pair(query, -2, node, -2)]
@@ -144,6 +147,9 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
             own = (axis,)
         case GatherOp(axis=axis):
             yield (operands[0].name, axis)
+            return
+        case RangeOp():
+            yield (node.name, 0)
             return
         case PadOp(before=before, after=after):
             own = tuple(axis for axis, around in enumerate(zip(before, after, strict=True)) if any(around))

@@ -26,6 +26,7 @@ from fusegen.ir import (
     Op,
     ParamOp,
     PermuteOp,
+    RangeOp,
     RecurrentOp,
     RegionOp,
     ReshapeOp,
@@ -71,7 +72,7 @@ class _Numbering:
         if key not in self._numbers:
             self._numbers[key] = len(self.values)
             known = all(self.values[i].known for i in inputs) if inputs else isinstance(op, ConstOp)
-            self.values.append(Value(op, inputs, node, known or isinstance(op, FillOp)))
+            self.values.append(Value(op, inputs, node, known or isinstance(op, (FillOp, RangeOp))))
         found = self._numbers[key]
         return self.proven.get(found, found)
 

@@ -21,6 +21,7 @@ from fusegen.ir import (
     Op,
     PermuteOp,
     PointwiseOp,
+    RangeOp,
     ReshapeOp,
     TriangleOp,
 )
@@ -120,7 +121,7 @@ def following(
     these places. ``kept``: ops whose elements are made of several, and lie where these do. Raises ``NotFusable``."""
     known = dict(heads)
     for node in body.nodes:
-        if node is until or isinstance(node.op, FillOp):
+        if node is until or isinstance(node.op, (FillOp, RangeOp)):
             continue
         sources = [name for name in dict.fromkeys(node.inputs) if name in known]
         if not sources:
@@ -149,7 +150,7 @@ def check_types(body: Graph) -> None:
     """Raises ``NotFusable`` where ``body`` has several results, one of truth values, or values of other types."""
     if len(body.outputs) > 1:
         raise NotFusable("it is read outside the kernel too")
-    viewspace.check_types(body)
+    viewspace.check_elements(body, (DType.FLOAT32, DType.BOOL))
     if body.node(body.outputs[0]).type.dtype is not DType.FLOAT32:
         raise NotFusable("its result is no float32 tensor")
 

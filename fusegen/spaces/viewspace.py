@@ -15,6 +15,7 @@ from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     HALVES,
+    WIDE_INTEGERS,
     CatOp,
     ConstOp,
     DType,
@@ -31,21 +32,36 @@ from fusegen.ir import (
     PadOp,
     PermuteOp,
     PointwiseOp,
+    RangeOp,
     ReduceOp,
     ResampleOp,
     ReshapeOp,
     SliceOp,
     TriangleOp,
 )
+from fusegen.pointwise import POINTWISE
 from fusegen.spaces.parts import indices, part_of
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
-VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, TriangleOp, FillOp)
+VIEWS = (
+    ReshapeOp,
+    PermuteOp,
+    ExpandOp,
+    SliceOp,
+    CatOp,
+    PadOp,
+    FlipOp,
+    ResampleOp,
+    InterpolateOp,
+    TriangleOp,
+    FillOp,
+    RangeOp,
+)
 FETCHES = (*VIEWS, GatherOp)
 """What kernels read through: views, and elements that others name."""
 STRIDED = (ExpandOp, PermuteOp, SliceOp)
 """Views whose results torch lays out as their data lies."""
-ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, GatherOp, ExpandOp, TriangleOp, FillOp)
+ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, GatherOp, ExpandOp, TriangleOp, FillOp, RangeOp)
 """Views that no row space has."""
 NUMBER = "index"
 """What kernels call the number of an element of the result."""
@@ -269,7 +285,7 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
         case TriangleOp(upper=upper, diagonal=diagonal):
             span = Span(places[-1], diagonal if upper else None, None if upper else diagonal + 1, places[-2])
             return (Read(first.name, places, (span,)),)
-        case FillOp():
+        case FillOp() | RangeOp():
             return ()
         case CatOp(axis=axis):
             found, start = list[Read](), 0
@@ -361,28 +377,52 @@ def pays(body: Graph) -> bool:
     return turned or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
 
 
-def refusal(body: Graph) -> str | None:
-    """Why no kernel computes ``body``, elementwise work and views, or None. Raises ``NotFusable`` too."""
-    if len(body.outputs) > 1:
+def numbered(body: Graph) -> list[Dims]:
+    """The shapes of ranges: a kernel's positions go as far, however few of their numbers it reads."""
+    return [node.type.shape for node in body.nodes if isinstance(node.op, RangeOp)]
+
+
+def check_elements(body: Graph, floats: tuple[DType, ...]) -> None:
+    """Raises ``NotFusable`` where a value is none of ``floats`` and no integer that kernels compute with, or the
+    function of one that they do not compute; and where elements are fetched of what is no operand, or by what is none.
+    """
+    places, by_name = indices(body), body.by_name
+    for node in body.nodes:
+        if node.name in places:
+            continue
+        fetched = isinstance(node.op, GatherOp)
+        if fetched and part_of(node, by_name) is None:
+            raise NotFusable(f"{node.name} fetches what is computed, or from where it is computed")
+        if node.type.dtype not in (*floats, *WIDE_INTEGERS):
+            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
+        dtypes = {node.type.dtype, *(by_name[name].type.dtype for name in node.inputs[: 1 if fetched else None])}
+        integers = not isinstance(node.op, (FillOp, RangeOp)) and bool(dtypes & WIDE_INTEGERS)
+        views = isinstance(node.op, (InputOp, ConstOp, *FETCHES)) and not isinstance(node.op, InterpolateOp)
+        computed = isinstance(node.op, PointwiseOp) and POINTWISE[node.op.fn].integer
+        if integers and not views and not computed:
+            raise NotFusable(f"{node.name} ({node.op.kind}) is of integers; kernels compute it in float32")
+        if dtypes & WIDE_INTEGERS and dtypes & HALVES:
+            raise NotFusable(f"{node.name} is of integers and of 16-bit floats")
+
+
+def refusal(body: Graph, few: bool) -> str | None:
+    """Why no kernel computes ``body``, elementwise work and views, or None. Raises ``NotFusable`` too.
+
+    ``few``: the results are few, so that several functions of the same shape may be.
+    """
+    sink, *others = map(body.node, body.outputs)
+    functions = all(isinstance(node.op, PointwiseOp) and node.type.shape == sink.type.shape for node in (sink, *others))
+    if others and not (few and functions):
         return "it is read outside the kernel too"
-    sink = body.node(body.outputs[0])
     if isinstance(sink.op, FillOp):
         return "one number throughout"
     if not copies(_writer(body), body):
         return "its result is laid out in another way than the data: a view is free"
-    check_types(body, HALVES)
-    found = loads(body, sink.name, whole(sink.type.shape))
+    if isinstance(sink.op, RangeOp):
+        return "numbers that torch writes"
+    check_elements(body, (DType.FLOAT32, DType.BOOL, *HALVES))
+    found = sum(loads(body, name, whole(sink.type.shape)) for name in body.outputs)
     return f"an element of its result may come from {found} places" if found > MOST_READS else None
-
-
-def check_types(body: Graph, more: Iterable[DType] = ()) -> None:
-    """Raises ``NotFusable`` where values are no floats, nor truth values, nor places that an operand names."""
-    places = indices(body)
-    for node in body.nodes:
-        if node.type.dtype not in (DType.FLOAT32, DType.BOOL, *more) and node.name not in places:
-            raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
-        if isinstance(node.op, GatherOp) and part_of(node, body.by_name) is None:
-            raise NotFusable(f"{node.name} fetches what is computed, or from where it is computed")
 
 
 def loads(body: Graph, name: str, places: Places) -> int:

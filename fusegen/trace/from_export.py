@@ -20,6 +20,8 @@ from fusegen import dims, ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError, TraceError, UnsupportedOpError
 from fusegen.ir import (
+    INTEGERS,
+    WIDE_INTEGERS,
     CatOp,
     ConstOp,
     DType,
@@ -41,9 +43,6 @@ from fusegen.trace.aten import IMPORTERS, Call, Imported, Value, pointwise
 from fusegen.trace.counts import kept_as_floats
 from fusegen.trace.whole import aten_name
 from fusegen.verify import verify
-
-INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8})
-
 
 _MOST_RUNS = 16
 """Runs of equal numbers in a constant that forward makes: each is a tensor of its own, and they are joined."""
@@ -163,9 +162,12 @@ class _Converter:
         return tuple(self.emit(source.name, GetItemOp(index=i), (source,), type_) for i, type_ in enumerate(results))
 
     def scalar(self, value: float | Dim, like: Value) -> Value:
-        if like.type.dtype in INTEGERS:
-            raise GraphError("scalars are floating-point: integer arithmetic is left to torch")
-        stored = value if isinstance(value, str) else float(value)
+        stored: int | float | str = value if isinstance(value, str) else float(value)
+        if like.type.dtype in INTEGERS and not isinstance(value, str):
+            bits = 8 * like.type.dtype.bytes - 1
+            if like.type.dtype not in WIDE_INTEGERS or value != int(value) or not -(2**bits) <= value < 2**bits:
+                raise GraphError(f"{value} among {like.type.dtype.value} is left to torch")
+            stored = int(value)
         return self.emit("scalar", ConstOp(value=stored), (), like.type.replace(shape=()))
 
     def update(self, buffer: Value, value: Value) -> None:
@@ -302,8 +304,12 @@ class _Converter:
             return None
         return value
 
-    def first_input(self, dtype: DType) -> Value | None:
-        return next((value for value in self.inputs if value.type.dtype is dtype), None)
+    def made_by(self, value: Value) -> tuple[Op, tuple[Value, ...]]:
+        node = self.nodes[value.name]
+        return node.op, tuple(Value(name, self.nodes[name].type) for name in node.inputs)
+
+    def first_input(self, dtype: DType | None) -> Value | None:
+        return next((value for value in self.inputs if dtype in (value.type.dtype, None)), None)
 
     def constant(self, node: fx.Node, path: str) -> Value:
         """A tensor that forward makes of numbers, of its own element type: one number, or runs of a few, joined."""

@@ -302,6 +302,10 @@ inline double __shfl_up_sync(unsigned, double v, int up) { return shuffled(v, [u
 inline double __shfl_down_sync(unsigned, double v, int down) { return shuffled(v, [down](int i) { return i + down < 32 ? i + down : i; }); }
 
 // ---- In place of the helpers that are instructions ----------------------------------------------------------------
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+[[noreturn]] inline void __trap() { std::abort(); }
 inline float nan_max(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 inline float nan_min(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 inline float quick_exp2(float a) { return exp2f(a); }

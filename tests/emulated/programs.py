@@ -47,8 +47,8 @@ class Played:
             finite = r.isfinite()
             assert torch.equal(y[~finite].nan_to_num(7.0), r[~finite].float().nan_to_num(7.0)), self.plan.name
             if finite.any():
-                error, eager = (float((v - r)[finite].abs().max()) for v in (y, e))
-                allowed = 8 * eager + _ROUNDINGS * float(r[finite].abs().max())
+                error, eager = (float((v.double() - r.double())[finite].abs().max()) for v in (y, e))
+                allowed = 8 * eager + _ROUNDINGS * float(r.double()[finite].abs().max())
                 assert error <= allowed, f"{self.plan.name}: off by {error} where {allowed} is allowed"
 
 

@@ -16,6 +16,7 @@ from fusegen.ir import ArgReduceOp, ConvOp, DType, PadOp, ReduceOp, ReshapeOp, S
 from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
     elementwise,
     gathers,
+    integers,
     norms,
     pools,
     products,

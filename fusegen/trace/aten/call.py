@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from fusegen.dims import Dim
-from fusegen.ir import DType, Op, PointwiseOp, TensorType
+from fusegen.errors import GraphError
+from fusegen.ir import INTEGERS, WIDE_INTEGERS, DType, Op, PointwiseOp, TensorType
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,11 @@ class Build(Protocol):
     def not_empty(self, size: Dim) -> None:
         """A condition of the graph, of which arithmetic, whose sizes are at least 1, knows nothing."""
 
-    def first_input(self, dtype: DType) -> Value | None:
-        """The model's first input of this element type."""
+    def first_input(self, dtype: DType | None) -> Value | None:
+        """The model's first input of this element type, or of any."""
+
+    def made_by(self, value: Value) -> tuple[Op, tuple[Value, ...]]:
+        """The op of which ``value`` is the result, and its operands."""
 
     def update(self, buffer: Value, value: Value) -> None:
         """Make ``value`` the next value of ``buffer``, as an op does that writes to it unseen by the trace."""
@@ -94,20 +98,50 @@ def spread(value: Any, rank: int) -> tuple[int, ...]:
 
 def numbers(call: Call, flags: Value, like: Value) -> Value:
     """Truth values as ones and zeros of the element type of ``like``."""
+    if like.type.dtype in WIDE_INTEGERS:
+        return converted(call, flags, like.type.dtype)
     return call.build.add(PointwiseOp(fn="where"), flags, call.build.scalar(1.0, like), call.build.scalar(0.0, like))
 
 
+def converted(call: Call, value: Value, dtype: DType) -> Value:
+    """``value``, or what it is in another element type."""
+    same = value.type.dtype is dtype
+    return value if same else call.build.add(PointwiseOp(fn=f"to_{dtype.value}"), value)
+
+
+def _common(call: Call, operands: tuple[Any, ...]) -> Value:
+    """A value of the element type that the operands are brought to, as torch promotes them.
+
+    Integers are floats beside floats, and where a function gives floats. Raises ``GraphError`` where promotion depends
+    on ranks.
+    """
+    tensors = [o for o in operands if isinstance(o, Value) and o.type.dtype is not DType.BOOL]
+    if not tensors:
+        return Value("", call.result)
+    if floats := [value for value in tensors if value.type.dtype not in INTEGERS]:
+        return floats[0]
+    if call.result.dtype is DType.FLOAT32 or any(isinstance(o, float) for o in operands):
+        return Value("", call.result.replace(dtype=DType.FLOAT32))
+    if all(value.type.rank == 0 for value in tensors) and call.result.rank == 0:
+        raise GraphError("one integer, a count of calls, is torch's to compute: no kernel does it sooner")
+    dtypes = {value.type.dtype for value in tensors}
+    if len(dtypes) > 1 and (not dtypes <= WIDE_INTEGERS or any(value.type.rank == 0 for value in tensors)):
+        raise GraphError("integers of several widths are left to torch")
+    return max(tensors, key=lambda value: value.type.dtype.bytes)
+
+
 def pointwise(call: Call, fn: str, *operands: Any) -> Value:
-    """An elementwise node; numbers and truth values among the operands take the type of the others."""
-    values = [o for o in operands if isinstance(o, Value)]
-    like = next((v for v in values if v.type.dtype is not DType.BOOL), Value("", call.result))
+    """An elementwise node; its operands, numbers among them, are brought to one element type. Raises ``GraphError``."""
+    like = _common(call, operands)
 
     def promoted(position: int, value: Any) -> Value:
         if not isinstance(value, Value):
             return call.build.scalar(value, like)
-        chooses = fn == "where" and position == 0
-        if value.type.dtype is not DType.BOOL or like.type.dtype is DType.BOOL or chooses:
+        own, wanted = value.type.dtype, like.type.dtype
+        if own is wanted or wanted is DType.BOOL or (fn == "where" and position == 0):
             return value
-        return numbers(call, value, like)
+        if own is DType.BOOL:
+            return numbers(call, value, like)
+        return converted(call, value, wanted) if {own, wanted} <= {DType.FLOAT32, *WIDE_INTEGERS} else value
 
     return call.build.add(PointwiseOp(fn=fn), *(promoted(i, o) for i, o in enumerate(operands)))

@@ -9,8 +9,8 @@ import math
 from functools import partial
 from typing import Any
 
-from fusegen.ir import DType, FillOp, ReshapeOp, TriangleOp
-from fusegen.trace.aten.call import IMPORTERS, Call, Value, numbers, pointwise, register
+from fusegen.ir import INTEGERS, WIDE_INTEGERS, DType, FillOp, ReshapeOp, TriangleOp
+from fusegen.trace.aten.call import IMPORTERS, Call, Value, converted, numbers, pointwise, register
 
 # --- arithmetic ---------------------------------------------------------------------------------
 
@@ -90,9 +90,9 @@ def _remainder(call: Call) -> Value | None:
     rest = pointwise(call, "fmod", call["self"], divisor)
     if isinstance(divisor, Value):
         signs = pointwise(call, "mul", pointwise(call, "sign", rest), pointwise(call, "sign", divisor))
-        moved = pointwise(call, "lt", signs, 0.0)
+        moved = pointwise(call, "lt", signs, 0)
     else:
-        moved = pointwise(call, "lt" if divisor > 0 else "gt", rest, 0.0)
+        moved = pointwise(call, "lt" if divisor > 0 else "gt", rest, 0)
     return pointwise(call, "where", moved, pointwise(call, "add", rest, divisor), rest)
 
 
@@ -225,7 +225,10 @@ def _where(call: Call) -> Value | None:
 
 @register("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(call: Call) -> Value | None:
-    return pointwise(call, "where", call["mask"], call["value"], call["self"])
+    x, value = call["self"], call["value"]
+    if x.type.dtype in INTEGERS and isinstance(value, float):  # it becomes one of them
+        value = int(value) if math.isfinite(value) else value
+    return pointwise(call, "where", call["mask"], value, x)
 
 
 @register("index_put.default")
@@ -242,19 +245,23 @@ def _write_where_true(call: Call) -> Value | None:
 
 
 def _truth(call: Call, value: Value) -> Value:
-    return value if value.type.dtype is DType.BOOL else pointwise(call, "ne", value, 0.0)
+    return value if value.type.dtype is DType.BOOL else pointwise(call, "ne", value, 0)
 
 
 def _logical(call: Call, fn: str) -> Value | None:
     names = [name for name in ("self", "other") if name in call.args]
-    truths = all(isinstance(call[name], Value) and call[name].type.dtype is DType.BOOL for name in names)
-    if not truths and not call["fn"].startswith("logical"):  # on numbers the others work on bits
+    truths = call["fn"].startswith("logical") or call.result.dtype is DType.BOOL
+    if not truths:  # on numbers they work on bits
+        return pointwise(call, f"bitwise_{fn}", *(call[name] for name in names))
+    if not all(isinstance(call[name], Value) for name in names):
         return None
     return pointwise(call, fn, *(_truth(call, call[name]) for name in names))
 
 
 for _fn in ("and", "or", "xor"):
     for _overload in (f"logical_{_fn}.default", f"bitwise_{_fn}.Tensor", f"__{_fn}__.Tensor"):
+        IMPORTERS[_overload] = partial(_logical, fn=_fn)
+    for _overload in (f"bitwise_{_fn}.Scalar", f"bitwise_{_fn}.Scalar_Tensor", f"__{_fn}__.Scalar"):
         IMPORTERS[_overload] = partial(_logical, fn=_fn)
 for _overload in ("logical_not.default", "bitwise_not.default"):
     IMPORTERS[_overload] = partial(_logical, fn="not")
@@ -280,9 +287,10 @@ def _to_copy(call: Call) -> Value | None:
         return Value(x.name, x.type)
     if call.result.dtype is DType.BOOL:
         return _truth(call, x)
-    if x.type.dtype is DType.BOOL and call.result.dtype is DType.FLOAT32:
+    if x.type.dtype is DType.BOOL and call.result.dtype in (DType.FLOAT32, *WIDE_INTEGERS):
         return numbers(call, x, Value("", call.result))
-    return None
+    known = {x.type.dtype, call.result.dtype} <= {DType.FLOAT32, *WIDE_INTEGERS}
+    return converted(call, x, call.result.dtype) if known else None
 
 
 # --- constants ----------------------------------------------------------------------------------
@@ -297,7 +305,8 @@ def _fill(call: Call, value: float | None = None) -> Value | None:
     if like is None or not isinstance(number, (bool, int, float)):
         return None
     other = None if like.type.dtype is dtype else dtype
-    if other not in (None, DType.BOOL, DType.FLOAT32):
+    exact = number == float(number) or math.isnan(number)
+    if other not in (None, DType.BOOL, DType.FLOAT32, *WIDE_INTEGERS) or not exact:
         return None
     return call.build.add(FillOp(value=float(number), shape=call.result.shape, dtype=other), like)
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from fusegen.ir import DType, GatherOp
+from fusegen import dims
+from fusegen.dims import Dim
+from fusegen.ir import WIDE_INTEGERS, GatherOp, RangeOp, ReshapeOp, SliceOp
 from fusegen.trace.aten.call import Call, Value, register
+from fusegen.trace.aten.shapes import reshaped
 
-_WHOLE = (DType.INT64, DType.INT32)
+
+def _neighbours(call: Call, index: Value, axis: int, size: Dim) -> SliceOp | None:
+    """The part of ``axis`` that ``index`` names, if it is a range within the axis' size, which calls are held to."""
+    op, operands = call.build.made_by(index)
+    while isinstance(op, ReshapeOp):
+        op, operands = call.build.made_by(operands[0])
+    if not isinstance(op, RangeOp) or op.step < 1 or (isinstance(op.start, int) and op.start < 0):
+        return None
+    end = dims.add(op.start, dims.sub(dims.mul(op.length, op.step), op.step - 1))
+    found = SliceOp(axis=axis, start=op.start, length=op.length, step=op.step)
+    return found if call.build.at_least(size, end) else None
 
 
 def _gathered(call: Call, x: Value, index: Value, axis: int, wraps: bool = False) -> Value | None:
-    if index.type.dtype not in _WHOLE or not x.type.rank:
+    if index.type.dtype not in WIDE_INTEGERS or not x.type.rank:
         return None
+    if part := _neighbours(call, index, axis, x.type.shape[axis]):
+        return reshaped(call, call.build.add(part, x), call.result.shape)
     return call.build.add(GatherOp(axis=axis, wraps=wraps), x, index)
 
 
