@@ -41,6 +41,7 @@ from fusegen.ir import (
     TapSumOp,
     TensorType,
     TriangleOp,
+    UnfoldOp,
     WindowSumOp,
 )
 from fusegen.pointwise import POINTWISE
@@ -123,6 +124,18 @@ def infer_interpolate(op: InterpolateOp, types: Types, declared: TensorType) -> 
     shape = list(types[0].shape)
     shape[op.axis] = op.length
     return types[0].replace(shape=tuple(shape))
+
+
+def infer_unfold(op: UnfoldOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes((op.axis,), types[0].rank)
+    if min(op.size, op.step, op.dilation) < 1:
+        raise GraphError(f"windows of {op.size} elements, {op.dilation} apart, every {op.step}")
+    shape = types[0].shape
+    rest = dims.sub(shape[op.axis], op.dilation * (op.size - 1) + 1)
+    if isinstance(rest, int) and rest < 0:
+        raise GraphError(f"{shape[op.axis]} elements have no window of {op.size}, {op.dilation} apart")
+    count = dims.add(dims.floordiv(rest, op.step), 1)
+    return types[0].replace(shape=(*shape[: op.axis], count, op.size, *shape[op.axis + 1 :]))
 
 
 def infer_normalize(op: NormalizeOp, types: Types, declared: TensorType) -> TensorType:

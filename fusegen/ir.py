@@ -318,6 +318,19 @@ class InterpolateOp(Frozen):
     scale: float | None = None
 
 
+class UnfoldOp(Frozen):
+    """Windows of ``size`` elements along one axis, which becomes two: element (i, k) is number i step + k dilation.
+
+    There are as many windows as lie inside: an axis of L elements has (L - 1 - dilation (size - 1)) // step + 1.
+    """
+
+    kind: Literal["unfold"] = "unfold"
+    axis: int
+    size: int
+    step: int = 1
+    dilation: int = 1
+
+
 class ExpandOp(Frozen):
     """Broadcast to ``shape``."""
 
@@ -531,6 +544,7 @@ Op: TypeAlias = Annotated[
     | FlipOp
     | ResampleOp
     | InterpolateOp
+    | UnfoldOp
     | ExpandOp
     | SliceOp
     | CatOp

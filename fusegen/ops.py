@@ -34,6 +34,7 @@ from fusegen.ir import (
     ScanOp,
     SliceOp,
     TensorType,
+    UnfoldOp,
 )
 from fusegen.literals import python_float
 from fusegen.pointwise import POINTWISE
@@ -81,6 +82,13 @@ def _torch_interpolate(op: InterpolateOp, args: Sequence[str]) -> str:
     options += "None" if op.scale is None else python_float(op.scale)
     text = f"torch.ops.aten.upsample_{op.mode}1d.default({x}.reshape(-1, 1, {args[0]}.shape[{op.axis}]), {options})"
     return f"torch.movedim({text}.reshape(*{x}.shape[:-1], {op.length}), -1, {op.axis})"
+
+
+def _torch_unfold(op: UnfoldOp, args: Sequence[str]) -> str:
+    """Windows with the elements between theirs, without those."""
+    between = f"[..., ::{op.dilation}]" if op.dilation > 1 else ""
+    extent = op.dilation * (op.size - 1) + 1
+    return f"{args[0]}.unfold({op.axis}, {extent}, {op.step}){between}.movedim(-1, {op.axis + 1})"
 
 
 def _torch_pad(op: PadOp, args: Sequence[str]) -> str:
@@ -269,6 +277,7 @@ ROWS: dict[str, OpRow] = {
         _torch_interpolate,
         lambda op, operands, result: (3 if op.mode == "linear" else 0) * math.prod(result),
     ),
+    "unfold": OpRow(inference.infer_unfold, _torch_unfold),
     "slice": OpRow(inference.infer_slice, _torch_slice),
     "cat": OpRow(inference.infer_cat, lambda op, args: f"torch.cat([{', '.join(args)}], dim={op.axis})"),
     "pad": OpRow(inference.infer_pad, _torch_pad),

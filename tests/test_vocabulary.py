@@ -298,6 +298,13 @@ SPELLINGS = {
         F.interpolate(x[None], scale_factor=2, mode="trilinear")
         x.unfold(3, 2, 2)
         x.unfold(1, 3, 3) * 2
+        x.unfold(3, 3, 1)
+        x.unfold(-2, 4, 2) + 1
+        x.unfold(2, 3, 1).unfold(3, 2, 2)
+        F.unfold(x, 3, padding=1)
+        F.unfold(x, (2, 3), dilation=(3, 1), padding=(1, 0), stride=(1, 2))
+        F.unfold(x[0], (3, 2), stride=(3, 2))
+        nn.Unfold(1, stride=2)(x)
     """,
     "einsum": """
         torch.einsum('bchw,bchv->bcwv', x, x[..., :3])

@@ -23,7 +23,7 @@ _ALONE = {
     "resample": "copied by torch",
     "interpolate": "interpolated by torch",
     "triangle": "copied by torch",
-    **dict.fromkeys(("reshape", "permute", "slice", "expand"), "a view"),
+    **dict.fromkeys(("reshape", "permute", "slice", "expand", "unfold"), "a view"),
 }
 """What torch does of ops that no fusion was tried of."""
 _LIBRARY = {"conv": "the library's convolution", "matmul": "the library's matrix product"}

@@ -43,6 +43,7 @@ from fusegen.ir import (
     TapSumOp,
     TensorType,
     TriangleOp,
+    UnfoldOp,
     WindowSumOp,
 )
 from fusegen.verify import verify
@@ -116,6 +117,9 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
                 others = range(-mask.type.rank, -1)
                 found += [pair(mask, axis, node, axis) for axis in others if mask.type.shape[axis] != 1]
             return iter(found)
+        case UnfoldOp(axis=axis):
+            free = [own for own in range(operands[0].type.rank) if own != axis]
+            return (pair(operands[0], own, node, own + (own > axis)) for own in free)
         case SliceOp() | ResampleOp() | InterpolateOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
             own = set(_structure(node, operands))
             free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]
@@ -136,6 +140,9 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
     match node.op:
         case SliceOp(axis=axis) | ResampleOp(axis=axis) | InterpolateOp(axis=axis) | CatOp(axis=axis):
             own = (axis,)
+        case UnfoldOp(axis=axis):
+            yield from ((operands[0].name, axis), (node.name, axis), (node.name, axis + 1))
+            return
         case PadOp(before=before, after=after):
             own = tuple(axis for axis, around in enumerate(zip(before, after, strict=True)) if any(around))
         case PoolOp(rank=rank) | AdaptivePoolOp(rank=rank):

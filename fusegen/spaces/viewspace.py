@@ -35,14 +35,15 @@ from fusegen.ir import (
     ReshapeOp,
     SliceOp,
     TriangleOp,
+    UnfoldOp,
 )
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
-VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, TriangleOp, FillOp)
-STRIDED = (ExpandOp, PermuteOp, SliceOp)
+STRIDED = (ExpandOp, PermuteOp, SliceOp, UnfoldOp)
 """Views whose results torch lays out as their data lies."""
-ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, ExpandOp, TriangleOp, FillOp)
+ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, UnfoldOp, ExpandOp, TriangleOp, FillOp)
 """Views that no row space has."""
+VIEWS = (ReshapeOp, PermuteOp, SliceOp, *ELSEWHERE)
 NUMBER = "index"
 """What kernels call the number of an element of the result."""
 MOST_READS = 32
@@ -63,17 +64,18 @@ class Digit:
 Place: TypeAlias = tuple[Digit, ...]
 """A position along an axis: digits, the most significant first; none on an axis of size 1."""
 Places: TypeAlias = tuple[Place, ...]
+Terms: TypeAlias = tuple[tuple[Place, int], ...]
+"""Places, and how far each step along one goes."""
 Joined: TypeAlias = "list[tuple[Digit, Dim]]"
 """Digits of a place, and what each is multiplied by."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """``(start + step * place) // divisor``; where that is outside of an axis of ``size``, as ``edge`` has it."""
+    """``(start + the sum of terms) // divisor``; where that is outside of an axis of ``size``, as ``edge`` has it."""
 
-    place: Place
+    terms: Terms
     start: Dim
-    step: int
     divisor: int = 1
     edge: Edge | None = None
     size: Dim = 0
@@ -92,6 +94,10 @@ class Between:
     op: InterpolateOp
     size: Dim
     behind: bool = False
+
+    @property
+    def terms(self) -> Terms:
+        return ((self.place, 1),)
 
     @property
     def may_stay(self) -> bool:
@@ -152,7 +158,7 @@ def joined(places: Iterable[tuple[Place, Dim]], sizes: Mapping[str, int]) -> Joi
         for digit in reversed(place):
             parts.append((digit, stride))
             stride = dims.mul(stride, digit.size)
-    parts.sort(key=lambda part: dims.numel((part[1],), sizes))
+    parts.sort(key=lambda part: abs(dims.numel((part[1],), sizes)))
     found: Joined = []
     for digit, stride in parts:
         last, step = found[-1] if found else (digit, stride)
@@ -168,7 +174,7 @@ def _moved(place: Place, length: Dim, size: Dim, start: Dim, step: int = 1) -> P
     """``start + step * place`` along an axis of ``size`` elements, where ``place`` is below ``length``."""
     if (length, start, step) == (size, 0, 1):
         return place
-    return position(Moved(place, start, step), size)
+    return position(Moved(((place, step),), start), size)
 
 
 def regrouped(places: Places, shape: Dims) -> Places:
@@ -199,7 +205,7 @@ def regrouped(places: Places, shape: Dims) -> Places:
 def _divided(number: Place, shape: Dims) -> Places:
     """Positions in a row-major tensor of its element ``number``, whose digits are no positions of it."""
     return tuple(
-        tuple(Digit(Moved(number, 0, 1), digit.stride, digit.size, digit.total) for digit in place)
+        tuple(Digit(Moved(((number, 1),), 0), digit.stride, digit.size, digit.total) for digit in place)
         for place in whole(shape)
     )
 
@@ -232,7 +238,12 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
             return (Read(first.name, places),)
         case ResampleOp(axis=axis, start=start, step=step, divisor=divisor, edge=edge):
             size = first.type.shape[axis]
-            return (Read(first.name, at(axis, position(Moved(places[axis], start, step, divisor, edge, size), size))),)
+            moved = Moved(((places[axis], step),), start, divisor, edge, size)
+            return (Read(first.name, at(axis, position(moved, size))),)
+        case UnfoldOp(axis=axis, step=step, dilation=dilation):
+            windows = Moved(((places[axis], step), (places[axis + 1], dilation)), 0)
+            place = position(windows, first.type.shape[axis])
+            return (Read(first.name, (*places[:axis], place, *places[axis + 2 :])),)
         case InterpolateOp(axis=axis, mode=mode) as op:
             size = first.type.shape[axis]
             if size == op.length:
@@ -290,7 +301,7 @@ def copies(node: Node, body: Graph) -> bool:
     """True where torch would write the result of a view, or of elementwise work."""
     if isinstance(node.op, ReshapeOp):
         source = body.node(node.inputs[0])
-        return isinstance(source.op, PermuteOp) or _joins_copies(source, node, body)
+        return isinstance(source.op, (PermuteOp, UnfoldOp)) or _joins_copies(source, node, body)
     written = (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, TriangleOp)
     return isinstance(node.op, written) or is_copied(node, body)
 

@@ -1,0 +1,49 @@
+"""Importers of sliding windows: what lies in each is read again where it is needed."""
+
+from __future__ import annotations
+
+from fusegen import dims
+from fusegen.ir import PadOp, PermuteOp, SliceOp, UnfoldOp
+from fusegen.trace.aten.call import Call, Value, register
+from fusegen.trace.aten.shapes import reshaped
+
+
+def _windows(call: Call, x: Value, axis: int, size: int, step: int = 1, dilation: int = 1) -> Value | None:
+    """``axis`` as windows and their elements; side by side, they are what lies there."""
+    length, extent = x.type.shape[axis], dilation * (size - 1) + 1
+    if size < 1 or not call.build.at_least(length, extent):
+        return None
+    if (step, dilation) != (size, 1):
+        return call.build.add(UnfoldOp(axis=axis, size=size, step=step, dilation=dilation), x)
+    count = dims.floordiv(length, size)
+    if (covered := dims.mul(count, size)) != length:
+        x = call.build.add(SliceOp(axis=axis, start=0, length=covered), x)
+    return reshaped(call, x, (*x.type.shape[:axis], count, size, *x.type.shape[axis + 1 :]))
+
+
+@register("unfold.default")
+def _unfold(call: Call) -> Value | None:
+    x, rank = call["self"], call["self"].type.rank
+    if rank == 0 or not isinstance(call["size"], int) or not isinstance(call["step"], int):
+        return None
+    axis = call["dimension"] % rank
+    found = _windows(call, x, axis, call["size"], call["step"])
+    return found and call.build.add(PermuteOp(order=(*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)), found)
+
+
+@register("im2col.default")
+def _im2col(call: Call) -> Value | None:
+    """Zeros around the image, windows along both axes, and what is in each as channels."""
+    x: Value = call["self"]
+    if x.type.rank == 3:  # one image without a batch axis
+        x = reshaped(call, x, (1, *x.type.shape))
+    call.build.not_empty(x.type.shape[1])  # torch says what is wrong
+    around = (0, 0, *call["padding"])
+    padded = call.build.add(PadOp(before=around, after=around), x) if any(around) else x
+    settings = list(zip(call["kernel_size"], call["stride"], call["dilation"], strict=True))
+    columns = _windows(call, padded, 3, *settings[1])
+    found = columns and _windows(call, columns, 2, *settings[0])
+    if found is None:
+        return None
+    turned = call.build.add(PermuteOp(order=(0, 1, 3, 5, 2, 4)), found)
+    return reshaped(call, turned, call.result.shape)
