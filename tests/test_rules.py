@@ -46,6 +46,7 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
     TensorType,
+    UnfoldOp,
 )
 from fusegen.passes import algebra, columns, decompose, layouts, losses, moments, positions, simplify, statistics
 from fusegen.passes.algebra import axes, channels, collapse, pooled_norms, pools, samples, slices, transposed_pools
@@ -629,6 +630,15 @@ def _interpolated(draw: Draw, same: bool) -> Node:
     return draw.add(InterpolateOp.model_validate(options), draw.leaf(*shape))
 
 
+def _side_by_side(draw: Draw) -> Node:
+    """Windows one after the other, and what is left behind the last one."""
+    shape = draw.shape()
+    axis, size = draw.rng.randrange(len(shape)), draw.rng.randint(1, 4)
+    shape[axis] = size * draw.rng.randint(1, 3) + draw.rng.randrange(size)
+    dilation = draw.rng.randint(1, 3) if size == 1 else 1
+    return draw.add(UnfoldOp(axis=axis, size=size, step=size, dilation=dilation), draw.leaf(*shape))
+
+
 def _expanded(draw: Draw) -> Node:
     x = draw.leaf(*draw.shape())
     return draw.add(ExpandOp(shape=x.type.shape), x)
@@ -1137,6 +1147,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "conv(x, w) = matmul(x, w),  w as large as x;  transposed, of one position, likewise": _whole_image,
     "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product": _product_of_one_position,
     "permute(x) = reshape(x),  where only axes of one element change places": _moved_ones,
+    "unfold(x) = reshape(slice(x)),  windows side by side": _side_by_side,
     "interpolate(x, length of x) = x": lambda d: _interpolated(d, same=True),
     "interpolate(x) along a size-1 axis = expand(x)": lambda d: _interpolated(d, same=False),
     "sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise": _features_summed,

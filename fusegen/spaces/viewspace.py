@@ -342,7 +342,10 @@ def _writer(body: Graph) -> Node:
 
 
 def pays(body: Graph) -> bool:
-    """False where torch itself writes the result of one view at once, whole rows of it; padding it writes twice."""
+    """False where torch itself writes the result of one view at once, whole rows of it; padding it writes twice.
+
+    Windows it reads element by element, as they lie in memory, where caches have most of them already.
+    """
     writer = _writer(body)
     turned = isinstance(writer.op, PermuteOp) and writer.op.order[-1] != writer.type.rank - 1
     spread = {name for node in body.nodes if isinstance(node.op, CatOp) for name in node.inputs}  # joined by elements
@@ -350,7 +353,8 @@ def pays(body: Graph) -> bool:
         copies(node, body) or isinstance(node.op, FillOp) or (isinstance(node.op, ExpandOp) and node.name in spread)
         for node in body.nodes
     )
-    return turned or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
+    windows = any(isinstance(node.op, UnfoldOp) for node in body.nodes)
+    return turned or windows or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
 
 
 def refusal(body: Graph) -> str | None:

@@ -27,6 +27,7 @@ from fusegen.passes.algebra import (
     transposed_pools,
     views,
     whole,
+    windows,
 )
 from fusegen.passes.rewrite import Outcome, rewrite
 
@@ -39,6 +40,7 @@ RULES = (
     *views.RULES,
     *parts.RULES,
     *interpolation.RULES,
+    *windows.RULES,
     *padding.RULES,
     *scans.RULES,
     *boxes.RULES,

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from fusegen import dims
-from fusegen.ir import PadOp, PermuteOp, SliceOp, UnfoldOp
+from fusegen.ir import PadOp, PermuteOp, UnfoldOp
 from fusegen.trace.aten.call import Call, Value, register
 from fusegen.trace.aten.shapes import reshaped
 
 
 def _windows(call: Call, x: Value, axis: int, size: int, step: int = 1, dilation: int = 1) -> Value | None:
-    """``axis`` as windows and their elements; side by side, they are what lies there."""
-    length, extent = x.type.shape[axis], dilation * (size - 1) + 1
-    if size < 1 or not call.build.at_least(length, extent):
+    """``axis`` as windows and their elements."""
+    if size < 1 or not call.build.at_least(x.type.shape[axis], dilation * (size - 1) + 1):
         return None
-    if (step, dilation) != (size, 1):
-        return call.build.add(UnfoldOp(axis=axis, size=size, step=step, dilation=dilation), x)
-    count = dims.floordiv(length, size)
-    if (covered := dims.mul(count, size)) != length:
-        x = call.build.add(SliceOp(axis=axis, start=0, length=covered), x)
-    return reshaped(call, x, (*x.type.shape[:axis], count, size, *x.type.shape[axis + 1 :]))
+    return call.build.add(UnfoldOp(axis=axis, size=size, step=step, dilation=dilation), x)
 
 
 @register("unfold.default")
