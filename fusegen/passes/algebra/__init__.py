@@ -27,6 +27,7 @@ from fusegen.passes.algebra import (
     transposed_pools,
     views,
     whole,
+    window_products,
     windows,
 )
 from fusegen.passes.rewrite import Outcome, rewrite
@@ -41,6 +42,7 @@ RULES = (
     *parts.RULES,
     *interpolation.RULES,
     *windows.RULES,
+    *window_products.RULES,
     *padding.RULES,
     *scans.RULES,
     *boxes.RULES,
