@@ -132,10 +132,9 @@ def infer_unfold(op: UnfoldOp, types: Types, declared: TensorType) -> TensorType
         raise GraphError(f"windows of {op.size} elements, {op.dilation} apart, every {op.step}")
     shape = types[0].shape
     rest = dims.sub(shape[op.axis], op.dilation * (op.size - 1) + 1)
-    if isinstance(rest, int) and rest < 0:
-        raise GraphError(f"{shape[op.axis]} elements have no window of {op.size}, {op.dilation} apart")
-    count = dims.add(dims.floordiv(rest, op.step), 1)
-    return types[0].replace(shape=(*shape[: op.axis], count, op.size, *shape[op.axis + 1 :]))
+    if isinstance(rest, int) and op.count != (found := rest // op.step + 1 if rest >= 0 else 0):
+        raise GraphError(f"{found} windows lie inside, not {op.count}")
+    return types[0].replace(shape=(*shape[: op.axis], op.count, op.size, *shape[op.axis + 1 :]))
 
 
 def infer_normalize(op: NormalizeOp, types: Types, declared: TensorType) -> TensorType:

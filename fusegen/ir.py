@@ -321,11 +321,12 @@ class InterpolateOp(Frozen):
 class UnfoldOp(Frozen):
     """Windows of ``size`` elements along one axis, which becomes two: element (i, k) is number i step + k dilation.
 
-    There are as many windows as lie inside: an axis of L elements has (L - 1 - dilation (size - 1)) // step + 1.
+    ``count`` is how many windows lie inside, all of them: (L - 1 - dilation (size - 1)) // step + 1 of L elements.
     """
 
     kind: Literal["unfold"] = "unfold"
     axis: int
+    count: Dim
     size: int
     step: int = 1
     dilation: int = 1

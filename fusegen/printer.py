@@ -90,7 +90,7 @@ def _call(node: Node) -> tuple[str, list[str]]:
             corners = ["align_corners"] if op.align_corners else []
             return f"interpolate.{op.mode}", [f"axis={op.axis}", f"length={op.length}", *corners, *given]
         case UnfoldOp() as op:
-            return "unfold", [f"{name}={getattr(op, name)}" for name in ("axis", "size", "step", "dilation")]
+            return "unfold", [f"{name}={getattr(op, name)}" for name in ("axis", "count", "size", "step", "dilation")]
         case SoftmaxOp(axis=axis, log=log):
             return "log_softmax" if log else "softmax", [f"axis={axis}"]
         case NormalizeOp(axes=axes, eps=eps, center=center):

@@ -646,7 +646,8 @@ def _side_by_side(draw: Draw) -> Node:
     axis, size = draw.rng.randrange(len(shape)), draw.rng.randint(1, 4)
     shape[axis] = size * draw.rng.randint(1, 3) + draw.rng.randrange(size)
     dilation = draw.rng.randint(1, 3) if size == 1 else 1
-    return draw.add(UnfoldOp(axis=axis, size=size, step=size, dilation=dilation), draw.leaf(*shape))
+    op = UnfoldOp(axis=axis, count=shape[axis] // size, size=size, step=size, dilation=dilation)
+    return draw.add(op, draw.leaf(*shape))
 
 
 def _product_of_windows(draw: Draw) -> Node:
@@ -662,12 +663,14 @@ def _product_of_windows(draw: Draw) -> Node:
         around.append(rng.randint(0, 1) if kind == "both" else 0)
         sizes.append(length if kind == "both" else rng.randint(2, 3) if kind == "term" else rng.randint(1, 3))
         if kind == "both":
-            slid[axis] = UnfoldOp(axis=axis, size=size, step=step, dilation=dilation)
+            slid[axis] = UnfoldOp(axis=axis, count=0, size=size, step=step, dilation=dilation)
     x = draw.leaf(*sizes)
     if rng.random() < 0.5:
         x = draw.add(PadOp(before=tuple(around), after=(*around[:-1], rng.randint(0, 1) * around[-1])), x)
     for axis in reversed(slid):
-        found = draw.add(slid[axis], x)
+        extent = slid[axis].dilation * (slid[axis].size - 1) + 1
+        count = (int(x.type.shape[axis]) - extent) // slid[axis].step + 1
+        found = draw.add(slid[axis].replace(count=count), x)
         if slid[axis].step == slid[axis].size and slid[axis].dilation == 1 and rng.random() < 0.5:
             draw.nodes.pop()
             part = SliceOp(axis=axis, start=0, length=int(found.type.shape[axis]) * slid[axis].size)
