@@ -640,6 +640,12 @@ def _interpolated(draw: Draw, same: bool) -> Node:
     return draw.add(InterpolateOp.model_validate(options), draw.leaf(*shape))
 
 
+def _whole_part(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape())
+    axis = draw.rng.randrange(x.type.rank)
+    return draw.add(SliceOp(axis=axis, start=0, length=x.type.shape[axis]), x)
+
+
 def _side_by_side(draw: Draw) -> Node:
     """Windows one after the other, and what is left behind the last one."""
     shape = draw.shape()
@@ -1199,6 +1205,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product": _product_of_one_position,
     "permute(x) = reshape(x),  where only axes of one element change places": _moved_ones,
     "unfold(x) = reshape(slice(x)),  windows side by side": _side_by_side,
+    "slice(x, all of x) = x": _whole_part,
     "matmul(x, w) = conv(y, w),  a row of x is a window of y": _product_of_windows,
     "interpolate(x, length of x) = x": lambda d: _interpolated(d, same=True),
     "interpolate(x) along a size-1 axis = expand(x)": lambda d: _interpolated(d, same=False),

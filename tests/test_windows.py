@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
 import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -104,6 +108,13 @@ BODIES = {
     "around": "F.pad(x, (2, 2, 1, 1), mode='circular').unfold(2, 3, 1).unfold(3, 5, 1) * 2",
     "of interpolated": "F.interpolate(x, (9, 14), mode='bilinear').unfold(3, 3, 2) * 2",
 }
+FOLDS = {
+    "overlapping": ("F.fold(x, (11, 14), (4, 3), padding=(1, 0), stride=(2, 1))", (2, 36, 60)),
+    "side by side": ("F.fold(x * 2, (9, 8), (3, 2), stride=(3, 2))", (2, 12, 12)),
+    "with gaps": ("F.fold(x, (11, 9), (2, 1), stride=(4, 2), padding=(0, 1)) + 1", (2, 6, 18)),
+    "dilated": ("F.fold(x, (9, 8), (2, 3), dilation=(3, 2), padding=(1, 0))", (2, 12, 32)),
+    "of what was unfolded": ("F.fold(F.unfold(x, 4, stride=2), x.shape[2:], 4, stride=2) * 2", (2, 3, 10, 12)),
+}
 SUMS = {
     "involution": "(F.unfold(x, 3, padding=1).unflatten(1, (2, -1, 9)) * F.unfold(x.exp(), 3, padding=1)"
     ".unflatten(1, (2, -1, 9))[:, :, :1]).sum(3)",
@@ -114,14 +125,17 @@ SUMS = {
 }
 
 
-def agrees(found: Compiled, plan_type: type, tmp_path: Path) -> None:
+def agrees(found: Compiled, plan_type: type, tmp_path: Path, shapes: Sequence[tuple[int, ...]] = tuple(SHAPES)) -> None:
     """At every size that the graph stands for."""
     (plan,) = steps(found, plan_type)
     kernel = Kernel(found, plan, tmp_path)
-    for shape in SHAPES:
+    for shape in shapes:
         x, sizes = torch.randn(shape), {f"x0_{axis}": size for axis, size in enumerate(shape)}
         graph = found.program.after
-        fits = tuple(dims.evaluate(size, sizes) for size in graph.inputs[0].type.shape) == shape
+        fits = (
+            len(shape) == graph.inputs[0].type.rank
+            and tuple(dims.evaluate(size, sizes) for size in graph.inputs[0].type.shape) == shape
+        )
         if fits and guards.all_hold(graph.constraints, sizes):
             (result,) = kernel([x], *(dims.evaluate(size.size, sizes) for size in plan.given))
             (exact,) = interpret.run(kernel.body, [x.double()], {})
@@ -136,6 +150,34 @@ def test_kernels_read_windows(name: str, tmp_path: Path) -> None:
     found = compile_file(path)
     assert kinds(found)[0] == "pointwise"
     agrees(found, PointwisePlan, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("name", FOLDS)
+def test_kernels_add_up_windows(name: str, tmp_path: Path) -> None:
+    body, shape = FOLDS[name]
+    found = compile_file(write(tmp_path, f"return {body}", inputs=f"torch.rand{shape}"))
+    assert kinds(found) == ["pointwise"]
+    agrees(found, PointwisePlan, tmp_path, [shape, (1, *shape[1:]), (3, 5, 14, 16)])
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.randoms(use_true_random=False))
+def test_folds_are_torchs(rng: random.Random) -> None:
+    """Whatever the windows; those that many windows have an element of, or with gaps, are left to torch."""
+    kernel, stride, dilation, padding, extent = (
+        [rng.randint(low, high) for _ in range(2)] for low, high in ((1, 4), (1, 4), (1, 2), (0, 2), (0, 7))
+    )
+    pairs = list(zip(kernel, dilation, padding, extent, strict=True))
+    sizes = [max(1, d * (k - 1) + 1 - 2 * p) + more for k, d, p, more in pairs]
+    counts = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, d, p, _), s in zip(sizes, pairs, stride, strict=True)]
+    x = torch.randn(2, 3 * math.prod(kernel), math.prod(counts))
+    body = f"return F.fold(x, {sizes}, {kernel}, dilation={dilation}, padding={padding}, stride={stride})"
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder), body, inputs=f"torch.rand{tuple(x.shape)}")
+        (found,) = interpret.run(traced(path).graph, [x], {})
+        torch.testing.assert_close(found, load_model_file(path).model_class()(x))
 
 
 @pytest.mark.slow
@@ -158,6 +200,7 @@ PRODUCTS = {
         (8, 24),
         ((2, 3), (1, 1)),
     ),
+    "a matrix before columns": ("self.w.view(8, -1) @ F.unfold(x, 3, padding=1)", (8, 4, 3, 3), ((1, 1), (1, 1))),
     "patches": ("F.linear(F.unfold(x, 4, stride=4).transpose(1, 2), self.w)", (8, 64), ((4, 4), (1, 1))),
     "patches by windows": (
         "F.linear(x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2), self.w)",

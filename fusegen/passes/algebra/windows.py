@@ -24,7 +24,18 @@ def _split(m: Match) -> Node:
     return m.add(ReshapeOp(shape=m.root.type.shape), x)
 
 
+def _is_whole(m: Match) -> str | None:
+    return None if m["x"].type == m.root.type and isinstance(m.root.op, SliceOp) and m.root.op.start == 0 else ""
+
+
 RULES = (
+    Rule(
+        "slice(x, all of x) = x",
+        op(SliceOp, anything("x"), step=1),
+        lambda m: m["x"],
+        Numerics.EXACT,
+        _is_whole,
+    ),
     Rule(
         "unfold(x) = reshape(slice(x)),  windows side by side",
         op(UnfoldOp, anything("x")),
