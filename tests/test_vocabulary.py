@@ -307,9 +307,9 @@ SPELLINGS = {
         nn.Unfold(1, stride=2)(x)
         x[0, 0, :, :5] @ x.mT
         F.fold(x.flatten(2), (5, 13), (1, 2), stride=(1, 2))
-        F.fold(x.flatten(2), (6, 7), 2, padding=(0, 0))
-        F.fold(x.flatten(2), (12, 6), (4, 1), dilation=(2, 1), padding=(0, 0), stride=(1, 1))[:, :, 2:]
-        F.fold(x[0].flatten(1), (9, 4), 2, stride=(2, 1), padding=(1, 1))
+        F.fold(x.flatten(2), (6, 7), 2)
+        F.fold(x.flatten(2), (12, 5), (4, 1), dilation=(2, 1))
+        F.fold(x[0].flatten(1), (9, 5), 2, stride=(2, 1), padding=1)
     """,
     "einsum": """
         torch.einsum('bchw,bchv->bcwv', x, x[..., :3])

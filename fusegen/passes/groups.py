@@ -23,6 +23,7 @@ from fusegen.ir import (
     ScanOp,
     SliceOp,
     SoftmaxOp,
+    UnfoldOp,
 )
 
 
@@ -141,7 +142,7 @@ class Grouping:
         """
         if node.name in self.results:
             return False
-        if isinstance(node.op, (PermuteOp, ExpandOp)):
+        if isinstance(node.op, (PermuteOp, ExpandOp, UnfoldOp)):
             return True
         if isinstance(node.op, ReshapeOp) and isinstance(self.by_name[node.inputs[0]].op, (InputOp, ParamOp)):
             return True  # no view is needed
