@@ -46,6 +46,7 @@ from fusegen.ir import (
     TapSumOp,
     TensorType,
     TriangleOp,
+    UnfoldOp,
     WindowSumOp,
 )
 from fusegen.pointwise import POINTWISE
@@ -153,6 +154,17 @@ def infer_gather(op: GatherOp, types: Types, declared: TensorType) -> TensorType
     if index.dtype not in (DType.INT64, DType.INT32):
         raise GraphError(f"positions of type {index.dtype.value}")
     return x.replace(shape=(*x.shape[: op.axis], *index.shape, *x.shape[op.axis + 1 :]))
+
+
+def infer_unfold(op: UnfoldOp, types: Types, declared: TensorType) -> TensorType:
+    _check_axes((op.axis,), types[0].rank)
+    if min(op.size, op.step, op.dilation) < 1:
+        raise GraphError(f"windows of {op.size} elements, {op.dilation} apart, every {op.step}")
+    shape = types[0].shape
+    rest = dims.sub(shape[op.axis], op.dilation * (op.size - 1) + 1)
+    if isinstance(rest, int) and op.count != (found := rest // op.step + 1 if rest >= 0 else 0):
+        raise GraphError(f"{found} windows lie inside, not {op.count}")
+    return types[0].replace(shape=(*shape[: op.axis], op.count, op.size, *shape[op.axis + 1 :]))
 
 
 def infer_normalize(op: NormalizeOp, types: Types, declared: TensorType) -> TensorType:

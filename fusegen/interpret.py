@@ -152,7 +152,7 @@ def evaluated(op: ir.Op, sizes: Mapping[str, int]) -> tuple[object, ...]:
                 return tuple(dims.evaluate(d, sizes) for d in items)
             case str() if name == "value":
                 return float(dims.evaluate(field, sizes))
-            case str() | int() if name in ("start", "length"):
+            case str() | int() if name in ("start", "length", "count"):
                 return dims.evaluate(field, sizes)
             case str() if name == "arguments":
                 operands = [_Operand(i) for i in range(field.count("{"))]

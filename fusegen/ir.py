@@ -337,6 +337,20 @@ class GatherOp(Frozen):
     wraps: bool = False
 
 
+class UnfoldOp(Frozen):
+    """Windows of ``size`` elements along one axis, which becomes two: element (i, k) is number i step + k dilation.
+
+    ``count`` is how many windows lie inside, all of them: (L - 1 - dilation (size - 1)) // step + 1 of L elements.
+    """
+
+    kind: Literal["unfold"] = "unfold"
+    axis: int
+    count: Dim
+    size: int
+    step: int = 1
+    dilation: int = 1
+
+
 class ExpandOp(Frozen):
     """Broadcast to ``shape``."""
 
@@ -562,6 +576,7 @@ Op: TypeAlias = Annotated[
     | ResampleOp
     | InterpolateOp
     | GatherOp
+    | UnfoldOp
     | ExpandOp
     | SliceOp
     | CatOp

@@ -43,6 +43,7 @@ from fusegen.ir import (
     SliceOp,
     TensorType,
     TriangleOp,
+    UnfoldOp,
 )
 from fusegen.literals import python_float
 from fusegen.pointwise import POINTWISE
@@ -99,6 +100,13 @@ def _torch_gather(op: GatherOp, args: Sequence[str]) -> str:
         return f"{x}[{':, ' * op.axis}{index}]"
     shape = f"{x}.shape[:{op.axis}] + {index}.shape + {x}.shape[{op.axis + 1}:]"
     return f"torch.index_select({x}, {op.axis}, {index}.reshape(-1)).reshape({shape})"
+
+
+def _torch_unfold(op: UnfoldOp, args: Sequence[str]) -> str:
+    """Windows with the elements between theirs, without those."""
+    between = f"[..., ::{op.dilation}]" if op.dilation > 1 else ""
+    extent = op.dilation * (op.size - 1) + 1
+    return f"{args[0]}.unfold({op.axis}, {extent}, {op.step}){between}.movedim(-1, {op.axis + 1})"
 
 
 def _torch_pad(op: PadOp, args: Sequence[str]) -> str:
@@ -290,6 +298,7 @@ ROWS: dict[str, OpRow] = {
         lambda op, operands, result: (3 if op.mode == "linear" else 0) * math.prod(result),
     ),
     "gather": OpRow(inference.infer_gather, _torch_gather),
+    "unfold": OpRow(inference.infer_unfold, _torch_unfold),
     "slice": OpRow(inference.infer_slice, _torch_slice),
     "cat": OpRow(inference.infer_cat, lambda op, args: f"torch.cat([{', '.join(args)}], dim={op.axis})"),
     "pad": OpRow(inference.infer_pad, _torch_pad),

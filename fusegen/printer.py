@@ -42,6 +42,7 @@ from fusegen.ir import (
     SoftmaxOp,
     TapSumOp,
     TriangleOp,
+    UnfoldOp,
     WindowSumOp,
 )
 
@@ -90,6 +91,8 @@ def _call(node: Node) -> tuple[str, list[str]]:
             given = [f"scale={op.scale:g}"] if op.scale is not None else []
             corners = ["align_corners"] if op.align_corners else []
             return f"interpolate.{op.mode}", [f"axis={op.axis}", f"length={op.length}", *corners, *given]
+        case UnfoldOp() as op:
+            return "unfold", [f"{name}={getattr(op, name)}" for name in ("axis", "count", "size", "step", "dilation")]
         case SoftmaxOp(axis=axis, log=log):
             return "log_softmax" if log else "softmax", [f"axis={axis}"]
         case NormalizeOp(axes=axes, eps=eps, center=center):

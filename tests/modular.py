@@ -45,6 +45,7 @@ from fusegen.ir import (
     SliceOp,
     TapSumOp,
     TriangleOp,
+    UnfoldOp,
     WindowSumOp,
 )
 
@@ -265,6 +266,10 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             )
         case InterpolateOp() as op:
             return interpolate(args[0], op)
+        case UnfoldOp(axis=axis, size=size, step=step, dilation=dilation):
+            count = (args[0].shape[axis] - 1 - dilation * (size - 1)) // step + 1
+            parts = [args[0].index_select(axis, torch.arange(size) * dilation + i * step) for i in range(count)]
+            return torch.stack(parts, axis)
         case ExpandOp(shape=shape):
             return args[0].expand([int(size) for size in shape])
         case FillOp(value=value, shape=shape):

@@ -28,6 +28,10 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
     "nothing": ("x.diff().abs().sum(0) + 1", [[(9, 33)], [(9, 2)], [(1, 1)]]),
     "both": ("(lambda d: d.mean(1) / (d.amax(1) + 1))((x[:, ::2] - x[:, 1::2]).abs())", [[(6, 40)], [(2, 40)]]),
     "windows": ("x.unfold(1, 4, 4).prod(-1)", [[(6, 40)]]),
+    "sliding": (
+        "(F.pad(x, (1, 1)).unfold(1, 3, 1) * y.unsqueeze(1)).sum((0, 2))",
+        [[(6, 40), (6, 3)], [(2, 9), (2, 3)]],
+    ),
     "mirrored": ("(F.pad(x, (2, 2), mode='reflect') * 3).mean(-1)", [[(6, 5, 9)]]),
     "flipped": ("(x - x.flip(1)).abs().sum((0, 1))", [[(20, 9, 4)]]),
     "rows_across": (

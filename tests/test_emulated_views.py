@@ -33,6 +33,10 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
         [[(3, 7, 24), (30,)]],
     ),
     "interpolated": ("torch.matmul(F.interpolate(x, y.shape[1], mode='linear'), y)", [[(2, 5, 4), (2, 16, 6)]]),
+    "windows": (
+        "torch.matmul(F.pad(x, (1, 1)).unfold(2, 3, 1).transpose(1, 2).flatten(2), torch.relu(y).view(3, 15, 4))",
+        [[(3, 5, 13), (3, 60)], [(3, 5, 70), (3, 60)]],
+    ),
     "columns_first": ("torch.matmul(x.transpose(1, 2) * 2, torch.relu(y))", [[(2, 40, 9), (2, 40, 35)]]),
     "other_order": (
         "(torch.matmul(x, y.unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2)) > 0).float()",

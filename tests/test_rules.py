@@ -46,9 +46,20 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
     TensorType,
+    UnfoldOp,
 )
 from fusegen.passes import algebra, columns, decompose, layouts, losses, moments, positions, simplify, statistics
-from fusegen.passes.algebra import axes, channels, collapse, pooled_norms, pools, samples, slices, transposed_pools
+from fusegen.passes.algebra import (
+    axes,
+    channels,
+    collapse,
+    pooled_norms,
+    pools,
+    samples,
+    slices,
+    transposed_pools,
+    window_products,
+)
 from fusegen.passes.algebra import boxes as box_means
 from fusegen.passes.rewrite import Rule, rewrite
 from fusegen.spaces import convreduce
@@ -629,6 +640,62 @@ def _interpolated(draw: Draw, same: bool) -> Node:
     return draw.add(InterpolateOp.model_validate(options), draw.leaf(*shape))
 
 
+def _whole_part(draw: Draw) -> Node:
+    x = draw.leaf(*draw.shape())
+    axis = draw.rng.randrange(x.type.rank)
+    return draw.add(SliceOp(axis=axis, start=0, length=x.type.shape[axis]), x)
+
+
+def _side_by_side(draw: Draw) -> Node:
+    """Windows one after the other, and what is left behind the last one."""
+    shape = draw.shape()
+    axis, size = draw.rng.randrange(len(shape)), draw.rng.randint(1, 4)
+    shape[axis] = size * draw.rng.randint(1, 3) + draw.rng.randrange(size)
+    dilation = draw.rng.randint(1, 3) if size == 1 else 1
+    op = UnfoldOp(axis=axis, count=shape[axis] // size, size=size, step=size, dilation=dilation)
+    return draw.add(op, draw.leaf(*shape))
+
+
+def _product_of_windows(draw: Draw) -> Node:
+    """Windows along axes of any place among others, their elements and the channels in any order, times a matrix."""
+    rng = draw.rng
+    kinds = ["row"] * rng.randint(0, 2) + ["term"] * rng.randint(1, 2) + ["both"] * rng.randint(1, 2)
+    rng.shuffle(kinds)
+    sizes, around, slid = list[int](), list[int](), dict[int, UnfoldOp]()
+    for axis, kind in enumerate(kinds):
+        step, dilation, size, count = rng.randint(1, 3), rng.randint(1, 2), rng.randint(2, 3), rng.randint(2, 3)
+        step, dilation = (size, 1) if rng.random() < 0.3 else (step, dilation)
+        length = dilation * (size - 1) + 1 + step * (count - 1) + rng.randrange(step)
+        around.append(rng.randint(0, 1) if kind == "both" else 0)
+        sizes.append(length if kind == "both" else rng.randint(2, 3) if kind == "term" else rng.randint(1, 3))
+        if kind == "both":
+            slid[axis] = UnfoldOp(axis=axis, count=0, size=size, step=step, dilation=dilation)
+    x = draw.leaf(*sizes)
+    if rng.random() < 0.5:
+        x = draw.add(PadOp(before=tuple(around), after=(*around[:-1], rng.randint(0, 1) * around[-1])), x)
+    for axis in reversed(slid):
+        extent = slid[axis].dilation * (slid[axis].size - 1) + 1
+        count = (int(x.type.shape[axis]) - extent) // slid[axis].step + 1
+        found = draw.add(slid[axis].replace(count=count), x)
+        if slid[axis].step == slid[axis].size and slid[axis].dilation == 1 and rng.random() < 0.5:
+            draw.nodes.pop()
+            part = SliceOp(axis=axis, start=0, length=int(found.type.shape[axis]) * slid[axis].size)
+            found = draw.add(ReshapeOp(shape=found.type.shape), draw.add(part, x))
+        x = found
+    labels = [label for kind in kinds for label in (("row", "term") if kind == "both" else (kind,))]
+    rows, terms = ([axis for axis, label in enumerate(labels) if label == name] for name in ("row", "term"))
+    rng.shuffle(rows)
+    rng.shuffle(terms)
+    lead, left = rng.randint(0, len(rows) - 1), rng.random() < 0.5
+    length, inner = (math.prod(int(x.type.shape[axis]) for axis in axes) for axes in (rows[lead:], terms))
+    order = (*rows[:lead], *terms, *rows[lead:]) if left else (*rows, *terms)
+    shape = (*(x.type.shape[axis] for axis in rows[:lead]), *((inner, length) if left else (length, inner)))
+    x = draw.add(ReshapeOp(shape=shape), draw.add(PermuteOp(order=order), x))
+    outputs, transposed = rng.randint(1, 3), rng.random() < 0.5
+    w = draw.leaf(*((outputs, inner) if transposed else (inner, outputs)))
+    return draw.add(MatmulOp(transposed=transposed, left_transposed=left), x, w)
+
+
 def _expanded(draw: Draw) -> Node:
     x = draw.leaf(*draw.shape())
     return draw.add(ExpandOp(shape=x.type.shape), x)
@@ -1137,6 +1204,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "conv(x, w) = matmul(x, w),  w as large as x;  transposed, of one position, likewise": _whole_image,
     "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product": _product_of_one_position,
     "permute(x) = reshape(x),  where only axes of one element change places": _moved_ones,
+    "unfold(x) = reshape(slice(x)),  windows side by side": _side_by_side,
+    "slice(x, all of x) = x": _whole_part,
+    "matmul(x, w) = conv(y, w),  a row of x is a window of y": _product_of_windows,
     "interpolate(x, length of x) = x": lambda d: _interpolated(d, same=True),
     "interpolate(x) along a size-1 axis = expand(x)": lambda d: _interpolated(d, same=False),
     "sum over features of matmul(x, w) = matmul(x, sum over features of w),  mean likewise": _features_summed,
@@ -1313,6 +1383,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pools, "cheaper", lambda merged, direct: True)
     monkeypatch.setattr(pools, "_dear", lambda *_: None)
     monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)
+    monkeypatch.setattr(window_products, "_pays", lambda match, found: None)
     monkeypatch.setattr(boxes, "unfit", lambda *_: None)
     monkeypatch.setattr(collapse, "_pays", lambda graph, conv, count: None)
     monkeypatch.setattr(slices, "_is_cheap", lambda *_: True)

@@ -109,7 +109,8 @@ def views_of(rng: random.Random) -> str:
     """Two to five views of ``y``, [batch, 6, 4, 8], one after the other."""
     text, shape = "y", [-1, 6, 4, 8]  # -1: the batch, or what it is merged into
     for _ in range(rng.randint(2, 5)):
-        kind, axis = rng.choice(("permute", "split", "merge", "slice", "expand")), rng.randrange(len(shape))
+        kinds = ("permute", "split", "merge", "slice", "expand", "unfold")
+        kind, axis = rng.choice(kinds), rng.randrange(len(shape))
         if kind == "permute":
             order = rng.sample(range(len(shape)), len(shape))
             text, shape = f"{text}.permute({', '.join(map(str, order))})", [shape[i] for i in order]
@@ -120,6 +121,11 @@ def views_of(rng: random.Random) -> str:
         elif kind == "expand":
             text = f"{text}.unsqueeze({axis}).expand({'-1, ' * axis}3, {'-1, ' * (len(shape) - axis)})"
             shape.insert(axis, 3)
+        elif kind == "unfold" and shape[axis] > 4:
+            size, step = rng.randint(2, 3), rng.randint(1, 2)
+            text = f"{text}.unfold({axis}, {size}, {step})"
+            shape[axis] = (shape[axis] - size) // step + 1
+            shape.append(size)
         elif kind == "split" and shape[axis] > 2 and shape[axis] % 2 == 0:
             shape[axis : axis + 1] = [2, shape[axis] // 2]
             text = f"{text}.reshape({', '.join(map(str, shape))})"

@@ -298,6 +298,18 @@ SPELLINGS = {
         F.interpolate(x[None], scale_factor=2, mode="trilinear")
         x.unfold(3, 2, 2)
         x.unfold(1, 3, 3) * 2
+        x.unfold(3, 3, 1)
+        x.unfold(-2, 4, 2) + 1
+        x.unfold(2, 3, 1).unfold(3, 2, 2)
+        F.unfold(x, 3, padding=1)
+        F.unfold(x, (2, 3), dilation=(3, 1), padding=(1, 0), stride=(1, 2))
+        F.unfold(x[0], (3, 2), stride=(3, 2))
+        nn.Unfold(1, stride=2)(x)
+        x[0, 0, :, :5] @ x.mT
+        F.fold(x.flatten(2), (5, 13), (1, 2), stride=(1, 2))
+        F.fold(x.flatten(2), (6, 7), 2)
+        F.fold(x.flatten(2), (12, 5), (4, 1), dilation=(2, 1))
+        F.fold(x[0].flatten(1), (9, 5), 2, stride=(2, 1), padding=1)
     """,
     "einsum": """
         torch.einsum('bchw,bchv->bcwv', x, x[..., :3])

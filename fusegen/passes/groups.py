@@ -24,6 +24,7 @@ from fusegen.ir import (
     ScanOp,
     SliceOp,
     SoftmaxOp,
+    UnfoldOp,
 )
 
 
@@ -142,7 +143,7 @@ class Grouping:
         """
         if node.name in self.results:
             return False
-        if isinstance(node.op, (PermuteOp, ExpandOp, RangeOp)):
+        if isinstance(node.op, (PermuteOp, ExpandOp, RangeOp, UnfoldOp)):
             return True
         if isinstance(node.op, ReshapeOp) and isinstance(self.by_name[node.inputs[0]].op, (InputOp, ParamOp)):
             return True  # no view is needed

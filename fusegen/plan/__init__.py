@@ -25,7 +25,7 @@ _ALONE = {
     "interpolate": "interpolated by torch",
     "gather": "fetched by torch",
     "triangle": "copied by torch",
-    **dict.fromkeys(("reshape", "permute", "slice", "expand"), "a view"),
+    **dict.fromkeys(("reshape", "permute", "slice", "expand", "unfold"), "a view"),
 }
 """What torch does of ops that no fusion was tried of."""
 _LIBRARY = {"conv": "the library's convolution", "matmul": "the library's matrix product"}

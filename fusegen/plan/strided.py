@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import ExpandOp, Graph, Node, PermuteOp, RegionOp, ReshapeOp, SliceOp
+from fusegen.ir import ExpandOp, Graph, Node, PermuteOp, RegionOp, ReshapeOp, SliceOp, UnfoldOp
 from fusegen.plan import cost
 from fusegen.spaces import viewspace
 from fusegen.spaces.viewspace import Places
 
-_VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp)
+_VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, UnfoldOp)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def strided(graph: Graph, node: Node) -> Strided | None:
         else:
             assert isinstance(digit.of, viewspace.Moved)
             offset = dims.add(offset, dims.mul(stride, digit.of.start))
-            pending += viewspace.joined([(digit.of.place, dims.mul(stride, digit.of.step))], graph.sizes)
+            pending += viewspace.joined(
+                [(place, dims.mul(stride, step)) for place, step in digit.of.terms], graph.sizes
+            )
     return Strided(root.name, shape, tuple(found[name] for name in names), offset)
 
 

@@ -82,7 +82,7 @@ class ElementLowering(ViewLowering):
 
     def mentions(self, joined: Joined, number: str) -> int:
         """How many digits of a place are of ``number``."""
-        inside = [self.joined([(digit.of.place, 1)]) for digit, _ in joined if not isinstance(digit.of, str)]
+        inside = [self.joined(digit.of.terms) for digit, _ in joined if not isinstance(digit.of, str)]
         return sum(digit.of == number for digit, _ in joined) + sum(self.mentions(own, number) for own in inside)
 
 

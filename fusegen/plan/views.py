@@ -103,7 +103,7 @@ class ViewLowering(RowLowering):
         """The place that an element of an index names; no matter what, where there is no such element."""
         self.helpers.add(FETCHED)
         arg = self.args[root_of(self.body.node(named.index), self.body.by_name).name]
-        place = self.offset(self.joined([(named.place, 1)])) or "0"
+        place = self.offset(self.joined(named.terms)) or "0"
         number = f"{self.pointer.format(arg.name)}[{place}]"
         text = f"static_cast<Index>({fetched_place(number, self.text(named.size), named.wraps)})"
         return self.named("j", f"{self.guard} ? {text} : 0" if self.guard else text)
@@ -111,11 +111,11 @@ class ViewLowering(RowLowering):
     def moved(self, moved: Moved) -> str:
         if not moved.linear:
             return self.held(moved)
-        place = self.offset(self.joined([(moved.place, abs(moved.step))]))
+        ahead = self.offset(self.joined((place, step) for place, step in moved.terms if step > 0))
+        back = self.offset(self.joined((place, -step) for place, step in moved.terms if step < 0))
         start = "" if moved.start == 0 else self.text(moved.start)
-        if moved.step < 0:
-            return self.named("j", f"{start or 0} - {factor(place)}" if place else start or "0")
-        return self.named("j", " + ".join(filter(None, (place, start))).replace("+ -", "- ") or "0")
+        text = " + ".join(filter(None, (ahead, start))).replace("+ -", "- ") or "0"
+        return self.named("j", f"{text} - {factor(back)}" if back else text)
 
     def held(self, moved: Moved) -> str:
         """A position that is divided, or taken from the edge where it is outside."""
@@ -310,7 +310,7 @@ class ViewLowering(RowLowering):
             if digit.of == self.along:
                 strides.add(digit.stride)
             elif not isinstance(digit.of, str):
-                fixed += [own for own, _ in self.joined([(digit.of.place, 1)])]
+                fixed += [own for own, _ in self.joined(digit.of.terms)]
         lengths = {*last, *strides}
         run = min(lengths, key=lambda size: dims.numel((size,), self.body.sizes), default=1)
         whole = all(dims.exact_quotient(length, run) is not None for length in lengths)
@@ -339,8 +339,8 @@ class ViewLowering(RowLowering):
             if isinstance(digit.of, str):
                 found.append((digit, stride))
             elif digit.stride == 1 and digit.size == digit.total and isinstance(digit.of, Moved) and digit.of.linear:
-                inner = self.moving(self.joined([(digit.of.place, 1)]))
-                found += [(own, dims.mul(dims.mul(stride, step), digit.of.step)) for own, step in inner]
+                inner = self.moving(self.joined(digit.of.terms))
+                found += [(own, dims.mul(stride, step)) for own, step in inner]
         return found
 
     def turned(self) -> tuple[Dim, Digit, tuple[str, ...]] | None:
@@ -357,11 +357,12 @@ class ViewLowering(RowLowering):
         for operand in self.operands.values():
             node = next(node for node, arg in self.args.items() if arg.name == operand.arg)
             moving = self.moving(self.digits[operand.name])
-            digit = next((digit for digit, stride in moving if stride == 1), None)
+            beside = [digit for digit, stride in moving if stride == 1]
             near = [digit for digit, _ in moving if self.runs(digit)]
             shape, dtype = self.body.node(node).type.shape, self.body.node(node).type.dtype
-            if digit is None or self.runs(digit) or len(near) != 1 or dims.numel(shape, sizes) < least:
+            if not beside or any(map(self.runs, beside)) or len(near) != 1 or dims.numel(shape, sizes) < least:
                 continue
+            digit = beside[0]
             if dtype not in (DType.FLOAT32, *HALVES) or dims.exact_quotient(digit.stride, near[0].size) is None:
                 continue
             if min(dims.numel((size,), sizes) for size in (digit.size, near[0].size)) >= LEAST_SIDE:

@@ -45,6 +45,7 @@ from fusegen.ir import (
     TapSumOp,
     TensorType,
     TriangleOp,
+    UnfoldOp,
     WindowSumOp,
 )
 from fusegen.verify import verify
@@ -125,6 +126,9 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             found = [pair(x, own, node, own) for own in range(axis)]
             found += [pair(index, own, node, axis + own) for own in range(index.type.rank)]
             return iter([*found, *(pair(x, own, node, own - x.type.rank) for own in range(axis + 1, x.type.rank))])
+        case UnfoldOp(axis=axis):
+            free = [own for own in range(operands[0].type.rank) if own != axis]
+            return (pair(operands[0], own, node, own + (own > axis)) for own in free)
         case SliceOp() | ResampleOp() | InterpolateOp() | CatOp() | PadOp() | PoolOp() | AdaptivePoolOp():
             own = set(_structure(node, operands))
             free = [axis for axis in range(node.type.rank) if (node.name, axis) not in own]
@@ -150,6 +154,9 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
             return
         case RangeOp():
             yield (node.name, 0)
+            return
+        case UnfoldOp(axis=axis):
+            yield from ((operands[0].name, axis), (node.name, axis), (node.name, axis + 1))
             return
         case PadOp(before=before, after=after):
             own = tuple(axis for axis, around in enumerate(zip(before, after, strict=True)) if any(around))

@@ -38,31 +38,20 @@ from fusegen.ir import (
     ReshapeOp,
     SliceOp,
     TriangleOp,
+    UnfoldOp,
 )
 from fusegen.pointwise import POINTWISE
 from fusegen.spaces.parts import indices, part_of
 from fusegen.spaces.rowspace import NotFusable, aligned, analyze
 
-VIEWS = (
-    ReshapeOp,
-    PermuteOp,
-    ExpandOp,
-    SliceOp,
-    CatOp,
-    PadOp,
-    FlipOp,
-    ResampleOp,
-    InterpolateOp,
-    TriangleOp,
-    FillOp,
-    RangeOp,
-)
+STRIDED = (ExpandOp, PermuteOp, SliceOp, UnfoldOp)
+"""Views whose results torch lays out as their data lies."""
+_OTHERS = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, UnfoldOp, ExpandOp, TriangleOp, FillOp, RangeOp)
+VIEWS = (ReshapeOp, PermuteOp, SliceOp, *_OTHERS)
 FETCHES = (*VIEWS, GatherOp)
 """What kernels read through: views, and elements that others name."""
-STRIDED = (ExpandOp, PermuteOp, SliceOp)
-"""Views whose results torch lays out as their data lies."""
-ELSEWHERE = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, GatherOp, ExpandOp, TriangleOp, FillOp, RangeOp)
-"""Views that no row space has."""
+ELSEWHERE = (*_OTHERS, GatherOp)
+"""Those that no row space has."""
 NUMBER = "index"
 """What kernels call the number of an element of the result."""
 MOST_READS = 32
@@ -83,17 +72,18 @@ class Digit:
 Place: TypeAlias = tuple[Digit, ...]
 """A position along an axis: digits, the most significant first; none on an axis of size 1."""
 Places: TypeAlias = tuple[Place, ...]
+Terms: TypeAlias = tuple[tuple[Place, int], ...]
+"""Places, and how far each step along one goes."""
 Joined: TypeAlias = "list[tuple[Digit, Dim]]"
 """Digits of a place, and what each is multiplied by."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """``(start + step * place) // divisor``; where that is outside of an axis of ``size``, as ``edge`` has it."""
+    """``(start + the sum of terms) // divisor``; where that is outside of an axis of ``size``, as ``edge`` has it."""
 
-    place: Place
+    terms: Terms
     start: Dim
-    step: int
     divisor: int = 1
     edge: Edge | None = None
     size: Dim = 0
@@ -114,6 +104,10 @@ class Between:
     behind: bool = False
 
     @property
+    def terms(self) -> Terms:
+        return ((self.place, 1),)
+
+    @property
     def may_stay(self) -> bool:
         """Whether the axis may be as long as the result's, where every element stays."""
         sizes = self.op.length, self.size
@@ -129,6 +123,10 @@ class Named:
     index: str
     size: Dim
     wraps: bool
+
+    @property
+    def terms(self) -> tuple[tuple[Place, int], ...]:
+        return ((self.place, 1),)
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ def joined(places: Iterable[tuple[Place, Dim]], sizes: Mapping[str, int]) -> Joi
         for digit in reversed(place):
             parts.append((digit, stride))
             stride = dims.mul(stride, digit.size)
-    parts.sort(key=lambda part: dims.numel((part[1],), sizes))
+    parts.sort(key=lambda part: abs(dims.numel((part[1],), sizes)))
     found: Joined = []
     for digit, stride in parts:
         last, step = found[-1] if found else (digit, stride)
@@ -198,7 +196,7 @@ def _moved(place: Place, length: Dim, size: Dim, start: Dim, step: int = 1) -> P
     """``start + step * place`` along an axis of ``size`` elements, where ``place`` is below ``length``."""
     if (length, start, step) == (size, 0, 1):
         return place
-    return position(Moved(place, start, step), size)
+    return position(Moved(((place, step),), start), size)
 
 
 def regrouped(places: Places, shape: Dims) -> Places:
@@ -229,7 +227,7 @@ def regrouped(places: Places, shape: Dims) -> Places:
 def _divided(number: Place, shape: Dims) -> Places:
     """Positions in a row-major tensor of its element ``number``, whose digits are no positions of it."""
     return tuple(
-        tuple(Digit(Moved(number, 0, 1), digit.stride, digit.size, digit.total) for digit in place)
+        tuple(Digit(Moved(((number, 1),), 0), digit.stride, digit.size, digit.total) for digit in place)
         for place in whole(shape)
     )
 
@@ -262,7 +260,12 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
             return (Read(first.name, places),)
         case ResampleOp(axis=axis, start=start, step=step, divisor=divisor, edge=edge):
             size = first.type.shape[axis]
-            return (Read(first.name, at(axis, position(Moved(places[axis], start, step, divisor, edge, size), size))),)
+            moved = Moved(((places[axis], step),), start, divisor, edge, size)
+            return (Read(first.name, at(axis, position(moved, size))),)
+        case UnfoldOp(axis=axis, step=step, dilation=dilation):
+            windows = Moved(((places[axis], step), (places[axis + 1], dilation)), 0)
+            place = position(windows, first.type.shape[axis])
+            return (Read(first.name, (*places[:axis], place, *places[axis + 2 :])),)
         case GatherOp(axis=axis, wraps=wraps):
             size, index = first.type.shape[axis], operands[1]
             behind = axis + index.type.rank
@@ -325,7 +328,7 @@ def copies(node: Node, body: Graph) -> bool:
     """True where torch would write the result of a view, or of elementwise work."""
     if isinstance(node.op, ReshapeOp):
         source = body.node(node.inputs[0])
-        return isinstance(source.op, PermuteOp) or _joins_copies(source, node, body)
+        return isinstance(source.op, (PermuteOp, UnfoldOp)) or _joins_copies(source, node, body)
     written = (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, GatherOp, TriangleOp)
     return isinstance(node.op, written) or is_copied(node, body)
 
@@ -366,7 +369,10 @@ def _writer(body: Graph) -> Node:
 
 
 def pays(body: Graph) -> bool:
-    """False where torch itself writes the result of one view at once, whole rows of it; padding it writes twice."""
+    """False where torch itself writes the result of one view at once, whole rows of it; padding it writes twice.
+
+    Windows it reads element by element, as they lie in memory, where caches have most of them already.
+    """
     writer = _writer(body)
     turned = isinstance(writer.op, PermuteOp) and writer.op.order[-1] != writer.type.rank - 1
     spread = {name for node in body.nodes if isinstance(node.op, CatOp) for name in node.inputs}  # joined by elements
@@ -374,7 +380,8 @@ def pays(body: Graph) -> bool:
         copies(node, body) or isinstance(node.op, FillOp) or (isinstance(node.op, ExpandOp) and node.name in spread)
         for node in body.nodes
     )
-    return turned or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
+    windows = any(isinstance(node.op, UnfoldOp) for node in body.nodes)
+    return turned or windows or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
 
 
 def numbered(body: Graph) -> list[Dims]:

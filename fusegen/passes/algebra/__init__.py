@@ -27,6 +27,8 @@ from fusegen.passes.algebra import (
     transposed_pools,
     views,
     whole,
+    window_products,
+    windows,
 )
 from fusegen.passes.rewrite import Outcome, rewrite
 
@@ -39,6 +41,8 @@ RULES = (
     *views.RULES,
     *parts.RULES,
     *interpolation.RULES,
+    *windows.RULES,
+    *window_products.RULES,
     *padding.RULES,
     *scans.RULES,
     *boxes.RULES,

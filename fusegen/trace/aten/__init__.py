@@ -23,6 +23,7 @@ from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
     recurrent,
     resampling,
     shapes,
+    windows,
 )
 from fusegen.trace.aten.call import IMPORTERS, Call, Imported, Value, axes_of, numbers, pointwise, register, spread
 

@@ -20,8 +20,13 @@ def _linear(call: Call) -> Value | None:
 
 @register("mm.default", "bmm.default", "matmul.default")
 def _matmul(call: Call) -> Value | None:
+    """One matrix before many: as ATen does, columns of all of those times its rows, and turned."""
     a, b = call["self"], call["mat2" if "mat2" in call.args else "other"]
-    return call.build.add(MatmulOp(), a, b)
+    rank = b.type.rank
+    if a.type.rank != 2 or rank <= 2:
+        return call.build.add(MatmulOp(), a, b)
+    swap = PermuteOp(order=(*range(rank - 2), rank - 1, rank - 2))
+    return call.build.add(swap, call.build.add(MatmulOp(transposed=True), call.build.add(swap, b), a))
 
 
 @register("scaled_dot_product_attention.default")

@@ -293,19 +293,6 @@ def _triangle(call: Call) -> Value | None:
     return call.build.add(TriangleOp(upper=call["fn"] == "triu", diagonal=call["diagonal"]), call["self"])
 
 
-@register("unfold.default")
-def _unfold(call: Call) -> Value | None:
-    """Windows side by side; those that overlap are left to torch."""
-    x, size, rank = call["self"], call["size"], call["self"].type.rank
-    axis = call["dimension"] % rank
-    if call["step"] != size:
-        return None
-    count = call.result.shape[axis]
-    x = _part(call, x, axis, 0, dims.mul(count, size))
-    x = reshaped(call, x, (*x.type.shape[:axis], count, size, *x.type.shape[axis + 1 :]))
-    return call.build.add(PermuteOp(order=(*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)), x)
-
-
 @register("glu.default")
 def _glu(call: Call) -> Value | None:
     x = call["self"]
