@@ -139,7 +139,7 @@ def agrees(found: Compiled, plan_type: type, tmp_path: Path, shapes: Sequence[tu
         if fits and guards.all_hold(graph.constraints, sizes):
             (result,) = kernel([x], *(dims.evaluate(size.size, sizes) for size in plan.given))
             (exact,) = interpret.run(kernel.body, [x.double()], {})
-            torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-4)  # places of float32
 
 
 @pytest.mark.slow
