@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fusegen import dims, guards, interpret, ops
 from fusegen.compiler import Compiled, compile_file
 from fusegen.errors import GraphError
-from fusegen.ir import ConvOp, DType, EagerOp, Graph, InputOp, MatmulOp, Node, TensorType, UnfoldOp
+from fusegen.ir import ConvOp, DType, EagerOp, Graph, InputOp, InterpolateOp, MatmulOp, Node, TensorType, UnfoldOp
 from fusegen.passes.algebra import window_products
 from fusegen.plan.details import PointwisePlan, ViewReducePlan
 from fusegen.plan.types import KernelStep
@@ -139,7 +139,9 @@ def agrees(found: Compiled, plan_type: type, tmp_path: Path, shapes: Sequence[tu
         if fits and guards.all_hold(graph.constraints, sizes):
             (result,) = kernel([x], *(dims.evaluate(size.size, sizes) for size in plan.given))
             (exact,) = interpret.run(kernel.body, [x.double()], {})
-            torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+            between = any(isinstance(node.op, InterpolateOp) for node in kernel.body.nodes)
+            error = 1e-4 if between else 1e-5  # places of float32, and of float64
+            torch.testing.assert_close(result.double(), exact, rtol=error, atol=error)
 
 
 @pytest.mark.slow

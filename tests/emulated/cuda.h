@@ -211,7 +211,6 @@ inline bool __syncthreads_or(bool v) {
     __syncthreads();
     return any;
 }
-inline void __trap() { std::abort(); }
 inline void __syncwarp() {
     uint32_t none[1] = {};
     emulated::together(none, none, [](emulated::Warp&) {});
