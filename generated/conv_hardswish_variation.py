@@ -3031,7 +3031,7 @@ namespace k1_reduce_views_kernel {
 constexpr bool STRIDED = false;   // threads side by side take neighbouring rows
 constexpr int THREADS = 256, WARP = 32;
 constexpr int THREAD_ROW = 4, SHORT_ROW = 16, WARP_ROW = 256;   // slots that a thread, a few, and a warp are enough for
-constexpr int FEW = 4;             // threads of a short row
+constexpr int FEW = 4;             // threads of a short row, or twice as many of one twice as long
 template <int WIDTH>
 constexpr int AT_ONCE = WIDTH == 1 ? 8 : 4;   // slots that a thread reads together
 constexpr int TURNS = 4;           // batches of slots that a thread takes before a row is shared by more blocks
@@ -3205,6 +3205,7 @@ Schedule schedule(int64_t lines, int64_t length) {
     const int64_t slots = length / WIDTH;
     int share = THREADS;
     if (slots <= WARP_ROW && lines * WARP >= threads / 4) share = WARP;
+    if (slots <= 2 * SHORT_ROW && lines * 2 * FEW >= threads / 4) share = 2 * FEW;
     if (slots <= SHORT_ROW && lines * FEW >= threads / 4) share = FEW;
     if (slots <= THREAD_ROW && lines >= threads) share = 1;
     const int64_t rows = share == 1 ? EACH * THREADS : THREADS / share, groups = (lines - 1) / rows + 1, blocks = threads / THREADS;
@@ -3234,6 +3235,7 @@ int launch(const Args& args, const Schedule& plan, bool short_indices, cudaStrea
     const auto blocks = static_cast<unsigned int>(plan.groups * plan.splits);
     if (plan.share == 1) enqueue(short_indices ? run_short<int32_t, WIDTH> : run_short<int64_t, WIDTH>, blocks, THREADS, 0, stream, args);
     else if (plan.share == FEW) enqueue(short_indices ? run<int32_t, FEW, WIDTH> : run<int64_t, FEW, WIDTH>, blocks, THREADS, 0, stream, args);
+    else if (plan.share == 2 * FEW) enqueue(short_indices ? run<int32_t, 2 * FEW, WIDTH> : run<int64_t, 2 * FEW, WIDTH>, blocks, THREADS, 0, stream, args);
     else if (plan.share == WARP) enqueue(short_indices ? run<int32_t, WARP, WIDTH> : run<int64_t, WARP, WIDTH>, blocks, THREADS, 0, stream, args);
     else enqueue(short_indices ? run<int32_t, THREADS, WIDTH> : run<int64_t, THREADS, WIDTH>, blocks, THREADS, 0, stream, args);
     return cudaGetLastError();
@@ -3442,18 +3444,18 @@ Tensor call_k1_reduce_views(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_05c198e26f0a9e20, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_30352fba768f9574, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_reduce_views(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_05c198e26f0a9e20, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_30352fba768f9574, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_reduce_views", TORCH_BOX(&call_k1_reduce_views));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_05c198e26f0a9e20"
+_fusegen_NAMESPACE = "fusegen_30352fba768f9574"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -3889,10 +3889,10 @@ struct Extent {
         if (compact()) return {true, WARP, 1, slots, 0, (row_count + rows - 1) / rows};
         return schedule(row_count, slots, STRIDED ? 1 : WIDE, wide ? WIDE : 1);
     }
-    // A thread to a row is best for short ones, of four neighbouring rows where they are many; single elements, where blocks have few.
+    // A thread to a row is best for short ones that are kept, and of four neighbouring rows where they are many; single elements, where blocks have few.
     bool pays_wide() const {
         const Schedule narrow = plan(false);
-        if (plan(true).parts == 1) return true;
+        if (plan(true).parts == 1 || (KEPT == 0 && narrow.parts == 1)) return true;
         if (row_count * before * run > FEW_ELEMENTS) return narrow.parts > 1;
         return before * run > THREAD_ROW && narrow.chunk * COLUMNS > FEW_OF_BLOCK;
     }
@@ -4159,18 +4159,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_09a91eb20e465ae6, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_eec3b2238593c6e5, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
     m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_09a91eb20e465ae6, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_eec3b2238593c6e5, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_09a91eb20e465ae6"
+_fusegen_NAMESPACE = "fusegen_eec3b2238593c6e5"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

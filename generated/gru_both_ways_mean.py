@@ -929,10 +929,10 @@ struct Extent {
         if (compact()) return {true, WARP, 1, slots, 0, (row_count + rows - 1) / rows};
         return schedule(row_count, slots, STRIDED ? 1 : WIDE, wide ? WIDE : 1);
     }
-    // A thread to a row is best for short ones, of four neighbouring rows where they are many; single elements, where blocks have few.
+    // A thread to a row is best for short ones that are kept, and of four neighbouring rows where they are many; single elements, where blocks have few.
     bool pays_wide() const {
         const Schedule narrow = plan(false);
-        if (plan(true).parts == 1) return true;
+        if (plan(true).parts == 1 || (KEPT == 0 && narrow.parts == 1)) return true;
         if (row_count * before * run > FEW_ELEMENTS) return narrow.parts > 1;
         return before * run > THREAD_ROW && narrow.chunk * COLUMNS > FEW_OF_BLOCK;
     }
@@ -1128,18 +1128,18 @@ Tensor call_k1_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fa4739c92480db2e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c71b851287227d17, m) {
     m.def("k0_recurrence(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
     m.def("k1_row_stream(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fa4739c92480db2e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c71b851287227d17, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fa4739c92480db2e"
+_fusegen_NAMESPACE = "fusegen_c71b851287227d17"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

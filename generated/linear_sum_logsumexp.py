@@ -854,10 +854,10 @@ struct Extent {
         if (compact()) return {true, WARP, 1, slots, 0, (row_count + rows - 1) / rows};
         return schedule(row_count, slots, STRIDED ? 1 : WIDE, wide ? WIDE : 1);
     }
-    // A thread to a row is best for short ones, of four neighbouring rows where they are many; single elements, where blocks have few.
+    // A thread to a row is best for short ones that are kept, and of four neighbouring rows where they are many; single elements, where blocks have few.
     bool pays_wide() const {
         const Schedule narrow = plan(false);
-        if (plan(true).parts == 1) return true;
+        if (plan(true).parts == 1 || (KEPT == 0 && narrow.parts == 1)) return true;
         if (row_count * before * run > FEW_ELEMENTS) return narrow.parts > 1;
         return before * run > THREAD_ROW && narrow.chunk * COLUMNS > FEW_OF_BLOCK;
     }
@@ -1217,20 +1217,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_69383c963ff7db9d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd6acf40b3404c8e, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_stream(Tensor p0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_69383c963ff7db9d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cd6acf40b3404c8e, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_69383c963ff7db9d"
+_fusegen_NAMESPACE = "fusegen_cd6acf40b3404c8e"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

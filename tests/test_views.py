@@ -212,12 +212,20 @@ def runs(found: Compiled) -> object:
         ("return torch.cat([x, x * 2], 3)", None),  # where a part ends is no multiple of anything
         ("return (x.relu() + x[:, :, :1, :1] * self.p) * x[:1, :1]", "height*width"),
         ("return torch.cat([x.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1) * 2], 1)", "channels"),
-        ("return torch.cat([x[..., 1:], x[..., 1:] * 2], 1)", None),
+        ("return torch.cat([x[..., 1:], x[..., 1:] * 2], 1)", "width - 1"),  # they may begin anywhere
     ],
 )
 def test_runs(body: str, run: str | None, tmp_path: Path) -> None:
     """Between their multiples, positions are computed once for several elements."""
     assert runs(compiled(tmp_path, body)) == run
+
+
+@pytest.mark.parametrize(("at", "run"), [(8, 24), (10, None)])
+def test_accesses_that_lie_in_one_part(at: int, run: int | None, tmp_path: Path) -> None:
+    """Of what is turned by halves, or padded by whole accesses, conditions are the same for all of an access."""
+    body = f"y = x * self.p\nreturn torch.cat([-x[..., {at}:], x[..., :{at}]], 2) * y.sigmoid()"
+    path = write(tmp_path, body, "self.p = nn.Parameter(torch.randn(24))", "torch.rand(5, 6, 24)")
+    assert runs(compile_file(path)) == run
 
 
 def test_positions_are_divided_once_for_the_elements_of_an_access(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fusegen.tuning import choose
 class ElementLowering(ViewLowering):
     """Statements for an element of each node of ``wanted``, at its places, over C++ of the nodes that are ``given``."""
 
+    from_anywhere: ClassVar[bool] = False
     pointer: ClassVar[str] = "args.{}"
     wanted: Mapping[str, Places] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)

@@ -64,8 +64,12 @@ class ViewLowering(RowLowering):
     """Digits of the result's number that have names."""
     tested: list[Joined] = field(default_factory=list)
     """Digits of the places that conditions compare."""
+    even: list[Digit] = field(default_factory=list)
+    """Those along runs, of which conditions hold for whole accesses or for none of them."""
     along: str = viewspace.NUMBER
     """The number that neighbours of a run differ in."""
+    from_anywhere: ClassVar[bool] = True
+    """The template's runs may begin anywhere in an operand."""
     pointer: ClassVar[str] = "{}"
     """The template's name for an operand."""
     guard: str = ""
@@ -191,12 +195,31 @@ class ViewLowering(RowLowering):
         return " + ".join(terms)
 
     def inside(self, span: Span) -> str:
-        self.tested += [self.joined([(span.place, 1)]), self.joined([(span.less, 1)])]
-        place, less = (self.offset(joined) for joined in self.tested[-2:])
+        parts = [self.joined([(span.place, 1)]), self.joined([(span.less, 1)])]
+        if (digit := self.met_whole(span)) is not None:
+            self.even.append(digit)
+        else:
+            self.tested += parts
+        place, less = map(self.offset, parts)
         place = factor(f"{place or 0} - {factor(less)}" if less else place or "0")
         bounds = [] if span.start is None else [f"{place} >= {self.text(span.start)}"]
         bounds += [] if span.stop is None else [f"{place} < {self.text(span.stop)}"]
         return " && ".join(bounds)
+
+    def met_whole(self, span: Span) -> Digit | None:
+        """The digit along runs of which whole accesses lie inside ``span``, or outside, if it is bounded so."""
+        bounds, place = [bound for bound in (span.start, span.stop) if bound is not None], span.place
+        types = [*(arg.type for arg in self.args.values()), *(self.body.node(name).type for name in self.body.outputs)]
+        unit = max(WIDE, 16 // max(type_.dtype.bytes for type_ in types))
+        while not span.less and len(joined := self.joined([(place, 1)])) == 1 and joined[0][1] == 1:
+            digit = joined[0][0]
+            if self.runs(digit):
+                return digit if all(dims.exact_quotient(bound, unit) is not None for bound in bounds) else None
+            moved = viewspace.sum_of(digit)
+            if moved is None or len(moved.terms) > 1 or moved.terms[0][1] != 1:
+                return None
+            bounds, place = [dims.sub(bound, moved.start) for bound in bounds], moved.terms[0][0]
+        return None
 
     # --- values ---------------------------------------------------------------------------------
 
@@ -301,9 +324,16 @@ class ViewLowering(RowLowering):
 
     def run(self) -> Dim | None:
         """The length of runs of the result whose elements differ in how far along the run they are, and in no more."""
-        last = [digit.size for joined in self.digits.values() for digit, _ in joined if self.runs(digit)]
-        fixed = [digit for joined in self.digits.values() for digit, _ in joined if not self.runs(digit)]
-        fixed += [digit for joined in self.tested for digit, _ in joined]
+        last, fixed = [digit.size for digit in self.even], [digit for joined in self.tested for digit, _ in joined]
+        pending = [digit for joined in self.digits.values() for digit, _ in joined]
+        while pending:
+            digit = pending.pop()
+            if self.runs(digit):
+                last.append(digit.size)
+            elif self.from_anywhere and (moved := viewspace.sum_of(digit)):
+                pending += [own for own, _ in self.joined(moved.terms)]
+            else:
+                fixed.append(digit)
         strides = set[Dim]()
         while fixed:
             digit = fixed.pop()
@@ -318,7 +348,10 @@ class ViewLowering(RowLowering):
 
     def steps(self) -> dict[str, str]:
         """By operand, C++ of the distance of neighbours in a run."""
-        along = {name: [stride for digit, stride in joined if self.runs(digit)] for name, joined in self.digits.items()}
+        along = {
+            name: [stride for digit, stride in self.moving(joined) if self.runs(digit)]
+            for name, joined in self.digits.items()
+        }
         return {name: " + ".join(map(self.text, strides)) or "0" for name, strides in along.items()}
 
     def line(self) -> Dim | None:
@@ -338,8 +371,8 @@ class ViewLowering(RowLowering):
         for digit, stride in joined:
             if isinstance(digit.of, str):
                 found.append((digit, stride))
-            elif digit.stride == 1 and digit.size == digit.total and isinstance(digit.of, Moved) and digit.of.linear:
-                inner = self.moving(self.joined(digit.of.terms))
+            elif moved := viewspace.sum_of(digit):
+                inner = self.moving(self.joined(moved.terms))
                 found += [(own, dims.mul(stride, step)) for own, step in inner]
         return found
 

@@ -148,6 +148,12 @@ class Read:
     spans: tuple[Span, ...] = ()
 
 
+def sum_of(digit: Digit) -> Moved | None:
+    """The sum of others that ``digit`` is all of, if it is one."""
+    whole = digit.stride == 1 and digit.size == digit.total
+    return digit.of if whole and isinstance(digit.of, Moved) and digit.of.linear else None
+
+
 def position(of: Moved | Between | Named | str, size: Dim) -> Place:
     """All of a number below ``size`` as a position along an axis."""
     return (Digit(of, 1, size, size),) if size != 1 else ()

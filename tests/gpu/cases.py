@@ -162,7 +162,8 @@ def agrees(
     with torch.no_grad():
         found = generated(*xs) if y is None else y
     results = found if isinstance(found, tuple) else (found,)
-    exact = call(copy.deepcopy(reference).double(), tuple(value.double() for value in xs))
+    wide = tuple(value.double() if value.is_floating_point() else value for value in xs)
+    exact = call(copy.deepcopy(reference).double(), wide)
     eager = call(copy.deepcopy(reference), xs)
     permitted = tf32_results(lambda: call(copy.deepcopy(reference), xs)) or [None] * len(eager)
     for result, e, r, tf32 in zip(results, eager, exact, permitted, strict=True):

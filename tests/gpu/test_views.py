@@ -38,11 +38,11 @@ SHAPE = (24, 96, 130)
         "nearest to sizes of the call": "return F.interpolate(x[:, None], (x.shape[2], x.shape[1])) + 1",
         "columns of windows": "return F.unfold(x[:, None], 3, padding=1)",
         "columns of strided windows": "return F.unfold(x[:, None].exp(), (2, 3), 2, (0, 1), (1, 3))",
-        "frames": "return x.unfold(2, 5, 2) * x[..., :5].unsqueeze(2)",
+        "frames": "return x.unfold(2, 2, 1) * x[..., :2].unsqueeze(2)",
         "windows of rows": "return x.unfold(1, 4, 1).unfold(2, 3, 2).contiguous()",
         "means of windows": "return F.pad(x, (2, 2)).unfold(2, 5, 1).mean(-1)",
         "windows times a kernel": (
-            "u = F.unfold(x[:, None], 3, padding=1).view(x.shape[0], 9, *x.shape[1:])\n"
+            "u = F.unfold(x[:, None] / 8, 3, padding=1).view(x.shape[0], 9, *x.shape[1:])\n"
             "return (u * u[:, :1].exp()).sum(1)"
         ),
         "differences": "return x.diff(dim=2).abs().mean(2) + (x[:, 1:] - x[:, :-1]).square().mean()",

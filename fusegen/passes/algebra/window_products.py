@@ -17,7 +17,7 @@ from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node, PadOp, Per
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 from fusegen.spaces import viewspace
-from fusegen.spaces.viewspace import Digit, Joined, Moved, Place, Places
+from fusegen.spaces.viewspace import Digit, Joined, Place, Places
 
 _ROW, _TERM = "row", "term"
 _MOST_AXES = 3
@@ -79,10 +79,10 @@ def _steps(place: Place, graph: Graph) -> Joined | None:
         if isinstance(digit.of, str):
             found.append((digit, step))
             continue
-        whole = digit.stride == 1 and digit.size == digit.total
-        if not whole or not isinstance(digit.of, Moved) or not digit.of.linear or digit.of.start != 0:
+        sums = viewspace.sum_of(digit)
+        if sums is None or sums.start != 0:
             return None
-        for inner, own in digit.of.terms:
+        for inner, own in sums.terms:
             if (moved := _steps(inner, graph)) is None:
                 return None
             found += [(d, dims.mul(dims.mul(step, own), more)) for d, more in moved]
