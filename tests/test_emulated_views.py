@@ -1,4 +1,5 @@
-"""Products whose factors are computed as they are read, run on the CPU thread by thread, against float64."""
+"""Products whose factors are computed as they are read, and elementwise work behind views, run on the CPU thread by
+thread, against float64."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.costs import viewproduct
-from fusegen.plan.details import ViewProductPlan
+from fusegen.plan.details import PointwisePlan, ViewProductPlan
 from tests.emulated import agrees_with_float64
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
@@ -52,3 +53,21 @@ def test_agrees_with_float64(name: str, tile: tuple[int, int], tmp_path: Path, m
     monkeypatch.setattr(viewproduct, "seconds", lambda *_: -1.0)
     monkeypatch.setattr(viewproduct, "_TILES", (tile,))
     agrees_with_float64(MODELS[name][0], INIT, MODELS[name][1], ViewProductPlan, tmp_path)
+
+
+RUNS: dict[str, tuple[str, list[Shapes]]] = {
+    "halves": ("torch.cat([-x[..., 12:], x[..., :12]], 2) * self.w.sin() + x", [[(3, 5, 24)], [(1, 1, 24)]]),
+    "parts": ("torch.cat([x[..., 8:] * 2, x[..., 3:7], x[..., 1:5]], 2).exp()", [[(3, 5, 24)], [(40, 2, 24)]]),
+    "between_accesses": ("torch.cat([x[..., 10:], x[..., :10]], 2) * self.w", [[(3, 5, 24)]]),
+    "padded": ("F.pad(x * self.w, (4, 8)).cos()", [[(3, 5, 24)], [(1, 3, 24)]]),
+    "padded_unevenly": ("F.pad(x * self.w, (3, 5)).cos()", [[(3, 5, 24)]]),
+    "turned": ("x.flip(2) * self.w + torch.cat([x[..., 4:], x[..., :4].flip(2)], 2)", [[(3, 5, 24)]]),
+    "every_other": ("torch.cat([x[..., ::2], x[..., 1::2]], 2) * self.w", [[(3, 5, 24)]]),
+    "from_the_second": ("torch.cat([x[..., 1:], x[..., 1:] * 2], 1) + 1", [[(3, 5, 25)], [(2, 7, 6)], [(2, 3, 9)]]),
+}
+"""The same for accesses of several elements that lie in one part, or in several."""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_accesses_lie_in_parts(name: str, tmp_path: Path) -> None:
+    agrees_with_float64(RUNS[name][0], INIT, RUNS[name][1], PointwisePlan, tmp_path)

@@ -16,6 +16,7 @@ from fusegen.ir import (
     CatOp,
     ConvOp,
     DType,
+    GatherOp,
     GetItemOp,
     Graph,
     InputOp,
@@ -81,6 +82,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
     reason = refusal(grouping, group, machine)
     if (behind := _behind_views(grouping, group, free)) and refusal(grouping, behind, machine) is None:
         group, reason = behind, None
+    if (fetched := _fetched_in_order(grouping, sink, free)) and refusal(grouping, fetched, machine) is None:
+        group, reason = fetched, None
     if (joined := _joined_rows(grouping, sink, free)) and refusal(grouping, joined, machine) is None:
         group, reason = joined, None
     if reason and isinstance(sink.op, ReshapeOp) and isinstance(by_name[sink.inputs[0]].op, PermuteOp):
@@ -156,6 +159,16 @@ def _behind_views(grouping: Grouping, group: Group, free: set[str]) -> Group | N
                 views.add(name)
                 pending.append(name)
     return group.plus(views, copied=True) if views else None
+
+
+def _fetched_in_order(grouping: Grouping, sink: Node, free: set[str]) -> Group | None:
+    """The group of what is fetched and then read in another order of axes, by kernels: it may as well lie so."""
+    if not isinstance(sink.op, PermuteOp) or sink.name in grouping.results:
+        return None
+    (name,) = sink.inputs
+    alone = name in free and set(grouping.users[name]) == {sink.name} and name not in grouping.results
+    fetched = alone and isinstance(grouping.by_name[name].op, GatherOp)
+    return Group(frozenset((sink.name, name))) if fetched and grouping.fusable_readers(sink.name) else None
 
 
 def _joined_rows(grouping: Grouping, sink: Node, free: set[str]) -> Group | None:

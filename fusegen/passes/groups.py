@@ -147,7 +147,7 @@ class Grouping:
             return True
         if isinstance(node.op, ReshapeOp) and isinstance(self.by_name[node.inputs[0]].op, (InputOp, ParamOp)):
             return True  # no view is needed
-        if not self._fusable_readers(node.name):
+        if not self.fusable_readers(node.name):
             return False
         if isinstance(node.op, (ReshapeOp, SliceOp)):
             return True
@@ -156,11 +156,12 @@ class Grouping:
         data = sum(dims.numel(o.type.shape, sizes) for o in operands if not isinstance(o.op, (ParamOp, ConstOp)))
         return isinstance(node.op, PointwiseOp) and 16 * data <= 17 * dims.numel(node.type.shape, sizes)
 
-    def _fusable_readers(self, name: str) -> bool:
+    def fusable_readers(self, name: str) -> bool:
+        """Whether all that reads a value, reshaped or not, may be in a kernel."""
         for user in self.users[name]:
             op = self.by_name[user].op
             if isinstance(op, ReshapeOp):
-                if user in self.results or not self._fusable_readers(user):
+                if user in self.results or not self.fusable_readers(user):
                     return False
             elif not isinstance(op, (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp)):
                 return False

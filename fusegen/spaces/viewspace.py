@@ -367,8 +367,10 @@ def is_copied(node: Node, graph: Graph) -> bool:
 
 
 def _writer(body: Graph) -> Node:
-    """What writes the result of ``body``, which may be reshaped then."""
+    """What writes the result of ``body``, which may be reshaped then; or, where it is fetched, in another order."""
     node = body.node(body.outputs[0])
+    if isinstance(node.op, PermuteOp) and isinstance(body.node(node.inputs[0]).op, GatherOp):
+        return body.node(node.inputs[0])
     while isinstance(node.op, ReshapeOp) and not copies(node, body):
         node = body.node(node.inputs[0])
     return node
@@ -380,7 +382,9 @@ def pays(body: Graph) -> bool:
     Windows it reads element by element, as they lie in memory, where caches have most of them already.
     """
     writer = _writer(body)
-    turned = isinstance(writer.op, PermuteOp) and writer.op.order[-1] != writer.type.rank - 1
+    source = body.node(writer.inputs[0]) if isinstance(writer.op, ReshapeOp) else writer
+    source = body.node(body.outputs[0]) if isinstance(writer.op, GatherOp) else source
+    turned = isinstance(source.op, PermuteOp) and source.op.order[-1] != source.type.rank - 1
     spread = {name for node in body.nodes if isinstance(node.op, CatOp) for name in node.inputs}  # joined by elements
     written = sum(
         copies(node, body) or isinstance(node.op, FillOp) or (isinstance(node.op, ExpandOp) and node.name in spread)

@@ -195,6 +195,9 @@ def _refusal(m: Match) -> str | None:
 def _pays(m: Match, found: _Convolution) -> str | None:
     """None where the convolution takes less time than to write the windows and multiply them."""
     product, graph = m.root, m.graph
+    extents = [d * (k - 1) + 1 for d, k in zip(found.op.dilation, found.kernel, strict=True)]
+    if all(step >= extent for step, extent in zip(found.op.stride, extents, strict=True)):
+        return "windows that share nothing are written in one pass over the data"
     x, weight = (
         Node(name=name, op=InputOp(position=i), type=product.type.replace(shape=shape))
         for i, (name, shape) in enumerate((("x", found.shape), ("w", _weight_shape(m, found))))
