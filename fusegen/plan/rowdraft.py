@@ -101,9 +101,9 @@ def factor(text: str) -> str:
     return f"({text})" if any(symbol in text for symbol in "+-*/% ") else text
 
 
-def fetched_place(number: str, size: str, wraps: bool) -> str:
-    """C++ of the place along an axis of ``size`` that ``number`` names; from the end, if that ``wraps``."""
-    return f"{FETCHED}<{str(wraps).lower()}>({number}, {size})"
+def fetched_place(pointer: str, offset: str, size: str, wraps: bool) -> str:
+    """C++ of the place along an axis of ``size`` that a number names; from the end, if that ``wraps``."""
+    return f"{FETCHED}<{str(wraps).lower()}>({pointer} + {offset}, {size})"
 
 
 FETCHED = "named_place"

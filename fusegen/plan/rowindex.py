@@ -83,7 +83,7 @@ class RowIndices:
         terms = self.terms(order)
         names = [name for name, _ in terms] or [""]
         arg, size = self.args[root_of(part.index, self.body.by_name).name], part.whole.type.shape[part.axis]
-        text = fetched_place(f"args.{arg.name}[{total(text for _, text in terms)}]", self.text(size), part.wraps)
+        text = fetched_place(f"args.{arg.name}", total(text for _, text in terms), self.text(size), part.wraps)
         return "l" if "l" in names else names[-1], text
 
     def follows(self, order: list[int], strides: list[Dim], i: int) -> bool:

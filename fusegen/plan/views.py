@@ -108,8 +108,8 @@ class ViewLowering(RowLowering):
         self.helpers.add(FETCHED)
         arg = self.args[root_of(self.body.node(named.index), self.body.by_name).name]
         place = self.offset(self.joined(named.terms)) or "0"
-        number = f"{self.pointer.format(arg.name)}[{place}]"
-        text = f"static_cast<Index>({fetched_place(number, self.text(named.size), named.wraps)})"
+        text = fetched_place(self.pointer.format(arg.name), place, self.text(named.size), named.wraps)
+        text = f"static_cast<Index>({text})"
         return self.named("j", f"{self.guard} ? {text} : 0" if self.guard else text)
 
     def moved(self, moved: Moved) -> str:
