@@ -154,6 +154,19 @@ inline FastDivide fast_divide(unsigned int divisor) {
     return {divisor, static_cast<unsigned int>(multiplier), shift};
 }
 
+// A quotient without a division, of what has 31 bits.
+struct Quotient {
+    int64_t divisor;
+    FastDivide fast;
+    explicit Quotient(int64_t by) : divisor(by), fast(fast_divide(static_cast<unsigned int>(by > 0 && by <= INT32_MAX ? by : 1))) {}
+    Quotient() = default;
+    template <typename Index>
+    __device__ __forceinline__ Index of(Index number) const {
+        if constexpr (sizeof(Index) == 4) return static_cast<Index>(fast.quotient(static_cast<unsigned int>(number)));
+        else return number / divisor;
+    }
+};
+
 // Opaque to the compiler, which would otherwise keep every unrolled address in a register.
 template <typename T>
 __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
@@ -3037,19 +3050,6 @@ constexpr int AT_ONCE = WIDTH == 1 ? 8 : 4;   // slots that a thread reads toget
 constexpr int TURNS = 4;           // batches of slots that a thread takes before a row is shared by more blocks
 constexpr int MAX_GROUPS = 2048;   // of rows that several blocks share
 
-// A quotient without a division, of what has 31 bits.
-struct Quotient {
-    int64_t divisor;
-    FastDivide fast;
-    explicit Quotient(int64_t by) : divisor(by), fast(fast_divide(static_cast<unsigned int>(by > 0 && by <= INT32_MAX ? by : 1))) {}
-    Quotient() = default;
-    template <typename Index>
-    __device__ __forceinline__ Index of(Index number) const {
-        if constexpr (sizeof(Index) == 4) return static_cast<Index>(fast.quotient(static_cast<unsigned int>(number)));
-        else return number / divisor;
-    }
-};
-
 struct Args {
     const float* x0;
     float* y0;
@@ -3444,18 +3444,18 @@ Tensor call_k1_reduce_views(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_30352fba768f9574, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_79fabf5dcc29b88d, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_reduce_views(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_30352fba768f9574, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_79fabf5dcc29b88d, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_reduce_views", TORCH_BOX(&call_k1_reduce_views));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_30352fba768f9574"
+_fusegen_NAMESPACE = "fusegen_79fabf5dcc29b88d"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -205,6 +205,19 @@ inline FastDivide fast_divide(unsigned int divisor) {
     return {divisor, static_cast<unsigned int>(multiplier), shift};
 }
 
+// A quotient without a division, of what has 31 bits.
+struct Quotient {
+    int64_t divisor;
+    FastDivide fast;
+    explicit Quotient(int64_t by) : divisor(by), fast(fast_divide(static_cast<unsigned int>(by > 0 && by <= INT32_MAX ? by : 1))) {}
+    Quotient() = default;
+    template <typename Index>
+    __device__ __forceinline__ Index of(Index number) const {
+        if constexpr (sizeof(Index) == 4) return static_cast<Index>(fast.quotient(static_cast<unsigned int>(number)));
+        else return number / divisor;
+    }
+};
+
 // Opaque to the compiler, which would otherwise keep every unrolled address in a register.
 template <typename T>
 __device__ __forceinline__ void advance(T*& p, int64_t bytes) {
@@ -3059,9 +3072,6 @@ template <typename Index, bool FIRST>
 struct Digit {
     Index at, rest;
 
-    __device__ Digit(Index number, Index stride, Index size) : at(number / stride), rest(number - at * stride) {
-        if (!FIRST) at %= size;
-    }
     __device__ void advance(Index stride, Index size) {
         if (++rest < stride) return;
         rest = 0;
@@ -3077,10 +3087,13 @@ __device__ __forceinline__ void compute(
     float* __restrict__ y0,
     const Index height,
     const Index width,
+    const Quotient q0,
     const int64_t base
 ) {
     const auto x1_pack = *reinterpret_cast<const Pack<float, COUNT>*>(x1 + base);
-    Digit<Index, true> i0_digit(static_cast<Index>(base), height*width, 1);
+    const Index number = static_cast<Index>(base);
+    const Index i0_whole = q0.of(number);
+    Digit<Index, true> i0_digit{i0_whole, number - i0_whole * (height*width)};
     Pack<float, COUNT> y0_pack;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -3103,13 +3116,14 @@ __global__ void __launch_bounds__(THREADS) run(
     float* __restrict__ y0,
     const Index height,
     const Index width,
+    const Quotient q0,
     const int64_t count
 ) {
     await_previous();
     const int64_t base = (int64_t(blockIdx.x) * THREADS + threadIdx.x) * COUNT;
     if (RUNS && base + COUNT <= count) compute_run<Index, COUNT>(x0, x1, y0, height, width, base);
-    else if (base + COUNT <= count) compute<Index, COUNT>(x0, x1, y0, height, width, base);
-    else for (int64_t i = base; i < count; ++i) compute<Index, 1>(x0, x1, y0, height, width, i);
+    else if (base + COUNT <= count) compute<Index, COUNT>(x0, x1, y0, height, width, q0, base);
+    else for (int64_t i = base; i < count; ++i) compute<Index, 1>(x0, x1, y0, height, width, q0, i);
 }
 
 // Coordinates are 32 bits wide where they fit.
@@ -3118,11 +3132,12 @@ int launch(const float* x0, const float* x1, float* y0, int64_t batch, int64_t h
     const int64_t needed = (count - 1) / (int64_t(THREADS) * COUNT) + 1;
     if (needed > INT32_MAX) return cudaErrorInvalidValue;
     const auto blocks = static_cast<unsigned int>(needed);
+    const Quotient q0(height*width);
     if (count <= INT32_MAX) {
         enqueue(run<int32_t, COUNT, RUNS>, blocks, THREADS, 0, stream,
-            x0, x1, y0, int32_t(height), int32_t(width), count);
+            x0, x1, y0, int32_t(height), int32_t(width), q0, count);
     } else {
-        enqueue(run<int64_t, COUNT, RUNS>, blocks, THREADS, 0, stream, x0, x1, y0, height, width, count);
+        enqueue(run<int64_t, COUNT, RUNS>, blocks, THREADS, 0, stream, x0, x1, y0, height, width, q0, count);
     }
     return cudaGetLastError();
 }
@@ -3341,14 +3356,14 @@ Tensor call_k3_pointwise(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3bf62840b2dda22b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_546f778c59ca49ad, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor)");
     m.def("k1_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k3_pointwise(Tensor x0, Tensor x1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3bf62840b2dda22b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_546f778c59ca49ad, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_gemm_simt", TORCH_BOX(&call_k1_gemm_simt));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
@@ -3356,7 +3371,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_3bf62840b2dda22b, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3bf62840b2dda22b"
+_fusegen_NAMESPACE = "fusegen_546f778c59ca49ad"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -323,9 +323,6 @@ template <typename Index, bool FIRST>
 struct Digit {
     Index at, rest;
 
-    __device__ Digit(Index number, Index stride, Index size) : at(number / stride), rest(number - at * stride) {
-        if (!FIRST) at %= size;
-    }
     __device__ void advance(Index stride, Index size) {
         if (++rest < stride) return;
         rest = 0;
@@ -341,10 +338,15 @@ __device__ __forceinline__ void compute(
     const int64_t base
 ) {
 
-    Digit<Index, false> i0_digit(static_cast<Index>(base), 16, 4);
-    Digit<Index, false> i1_digit(static_cast<Index>(base), 4, 4);
-    Digit<Index, false> i2_digit(static_cast<Index>(base), 1, 4);
-    Digit<Index, true> i3_digit(static_cast<Index>(base), 64, 1);
+    const Index number = static_cast<Index>(base);
+    const Index i0_whole = number / 16;
+    Digit<Index, false> i0_digit{i0_whole % 4, number - i0_whole * (16)};
+    const Index i1_whole = number / 4;
+    Digit<Index, false> i1_digit{i1_whole % 4, number - i1_whole * (4)};
+    const Index i2_whole = number;
+    Digit<Index, false> i2_digit{i2_whole % 4, 0};
+    const Index i3_whole = number / 64;
+    Digit<Index, true> i3_digit{i3_whole, number - i3_whole * (64)};
     Pack<float, COUNT> y0_pack;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -3470,20 +3472,20 @@ Tensor call_k2_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_068e9b5f9fbe0389, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9404d98d6c2ea159, m) {
     m.def("k0_pointwise(Tensor p0) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_068e9b5f9fbe0389, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9404d98d6c2ea159, CUDA, m) {
     m.impl("k0_pointwise", TORCH_BOX(&call_k0_pointwise));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_068e9b5f9fbe0389"
+_fusegen_NAMESPACE = "fusegen_9404d98d6c2ea159"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -27,7 +27,7 @@ from fusegen.literals import hex_float, integer
 from fusegen.plan.details import CountedDigit, PointwisePlan, TurnedTile
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import FETCHED, Style, Value, factor, fetched_place
-from fusegen.plan.rowprogram import Operand, OutputArg, Position, RowProgram, Store
+from fusegen.plan.rowprogram import Divider, Operand, OutputArg, Position, RowProgram, Store
 from fusegen.plan.rows import CTYPES, RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import ROUNDED
@@ -406,18 +406,23 @@ class ViewLowering(RowLowering):
         (near_size, _, _), names = max(found.items(), key=lambda item: len(item[1]))
         return near_size, digits[names[0]], tuple(names[:_MOST_TURNED])
 
-    def counted(self) -> tuple[CountedDigit, ...]:
-        """The digits of the result's number that are positions."""
+    def counted(self) -> tuple[tuple[CountedDigit, ...], tuple[Divider, ...]]:
+        """The digits of the result's number that are positions, and what they are divided by."""
         names = {position.name for position in self.positions.values()}
-        found = [(name, digit) for name, digit in self.of_index.items() if name in names]
-        return tuple(
-            CountedDigit(
-                name=name,
-                stride=self.sizes.local(digit.stride),
-                size=None if dims.mul(digit.stride, digit.size) == digit.total else self.sizes.local(digit.size),
-            )
-            for name, digit in found
-        )
+        found, dividers = list[CountedDigit](), dict[str, Divider]()
+
+        def divider(size: Dim | None) -> str:
+            if size is None or isinstance(size, int):
+                return ""
+            return dividers.setdefault(size, Divider(name=f"q{len(dividers)}", divisor=size)).name
+
+        for name, digit in self.of_index.items():
+            if name in names:
+                last = dims.mul(digit.stride, digit.size) == digit.total
+                stride, size = self.sizes.local(digit.stride), None if last else self.sizes.local(digit.size)
+                by, end = divider(stride), divider(size)
+                found.append(CountedDigit(name=name, stride=stride, size=size, by=by, end=end))
+        return tuple(found), tuple(dividers.values())
 
     def in_tile(self, digit: Digit, near: Dim, far: Digit) -> str | None:
         """C++ of a digit of ``from + f * step + n``, as far as it is one of ``n``, of ``f`` or of ``from`` alone."""
@@ -465,13 +470,15 @@ def plan(region: Region, name: str) -> KernelPlan:
     shapes = [*(arg.type.shape for arg in region.args.values()), *viewspace.numbered(region.body)]
     counts = {dims.product(shape): shape for shape in shapes}
     more = [shape for count, shape in counts.items() if dims.exact_quotient(elements, count) is None]
+    counted, dividers = lowering.counted()
     detail = PointwisePlan(
         elements=region.sizes.product(result.type.shape),
         vector_args=tuple(o.arg for o in rows.operands if o.index == "index" and not o.guard),
         reach=tuple(map(region.sizes.product, more)),
         run=None if run is None else region.sizes.local(run),
         line=None if line is None else region.sizes.local(line),
-        counted=lowering.counted(),
+        counted=counted,
+        dividers=dividers,
         tile=lowering.tile(rows),
         rows=rows,
     )

@@ -22,12 +22,17 @@ class TurnedTile(Frozen):
 
 
 class CountedDigit(Frozen):
-    """The position ``name`` = index / stride % size, over binding names: it counts from an element to the next one."""
+    """The position ``name`` = index / stride % size, over binding names: it counts from an element to the next one.
+
+    ``by`` and ``end`` divide by a stride, and by a size, that are sizes of the call.
+    """
 
     name: str
     stride: Dim
     size: Dim | None
     """None where there are no more elements than these."""
+    by: str = ""
+    end: str = ""
 
 
 class PointwisePlan(Frozen):
@@ -50,6 +55,8 @@ class PointwisePlan(Frozen):
     line: Dim | None = None
     """Elements of the result, from every multiple of it on, of whose positions the last one alone differs, by one."""
     counted: tuple[CountedDigit, ...] = ()
+    dividers: tuple[Divider, ...] = ()
+    """What those are divided by."""
     """Positions that are digits of ``index``, divided once for all elements of a thread."""
     tile: TurnedTile | None = None
     """Operands that lie in another order than the result are read in tiles, in theirs, and turned on chip."""
