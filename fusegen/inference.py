@@ -151,7 +151,7 @@ def infer_interpolate(op: InterpolateOp, types: Types, declared: TensorType) -> 
 def infer_gather(op: GatherOp, types: Types, declared: TensorType) -> TensorType:
     x, index = types
     _check_axes((op.axis,), x.rank)
-    if index.dtype not in (DType.INT64, DType.INT32):
+    if index.dtype not in WIDE_INTEGERS:
         raise GraphError(f"positions of type {index.dtype.value}")
     return x.replace(shape=(*x.shape[: op.axis], *index.shape, *x.shape[op.axis + 1 :]))
 

@@ -36,7 +36,7 @@ from fusegen.ir import (
     TapSumOp,
     WindowSumOp,
 )
-from fusegen.spaces.parts import CUT, Part, cut_up, indices, parts_in
+from fusegen.spaces.parts import CUT, Part, cut_up, indices, parts_in, root_of
 
 AxisMap = tuple[tuple[int, ...], ...]
 """For each axis of a value: the base axes that it is made of, outermost first; none for a size-1 axis."""
@@ -309,9 +309,7 @@ def _check_part(body: Graph, node: Node, axes: AxisMap, source: Node) -> None:
 
 
 def _is_view_of_input(node: Node, by_name: Mapping[str, Node]) -> bool:
-    while isinstance(node.op, ReshapeOp):
-        node = by_name[node.inputs[0]]
-    return isinstance(node.op, InputOp)
+    return isinstance(root_of(node, by_name).op, InputOp)
 
 
 def feature_axis(contraction: Node) -> int:

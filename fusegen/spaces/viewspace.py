@@ -125,7 +125,7 @@ class Named:
     wraps: bool
 
     @property
-    def terms(self) -> tuple[tuple[Place, int], ...]:
+    def terms(self) -> Terms:
         return ((self.place, 1),)
 
 
