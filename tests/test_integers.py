@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
-import os
 import random
-import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from fusegen.trace import load_model_file
 from fusegen.verify import from_json
 from tests import modular
 from tests.emitted import bodies
-from tests.emulated import Kernel, steps
+from tests.emulated import steps
 from tests.emulated.programs import OnTheCPU
 from tests.models import traced, write
 
@@ -279,21 +278,33 @@ def test_products_have_integers_in_their_factors(name: str, tmp_path: Path, monk
         torch.testing.assert_close(played(*given), model(*given), rtol=1e-4, atol=1e-4)
 
 
+ONE_KERNEL = """
+import faulthandler, resource, sys
+from pathlib import Path
+import torch
+from fusegen.compiler import compile_file
+from fusegen.plan.details import PointwisePlan
+from tests.emulated import Kernel, steps
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+faulthandler.disable()
+path, folder, number = sys.argv[1:]
+found = compile_file(Path(path))
+(plan,) = steps(found, PointwisePlan)
+Kernel(found, plan, Path(folder))([torch.tensor([[0, 1, int(number), 2]])])
+"""
+
+
 @needs_compiler
 def test_a_class_that_is_none_ends_the_kernel(tmp_path: Path) -> None:
-    """As torch's own assertion does; the emulated trap ends the process."""
+    """As torch's own assertion does; the emulated trap ends the process, so each has one of its own."""
     path = write(tmp_path, "return F.one_hot(i, 5).float() * 2", "pass", "torch.randint(0, 5, (3, 4))", "i")
+    for number, ends in ((4, False), (5, True), (-1, True)):
+        folder = tmp_path / f"of_{number}"
+        folder.mkdir()
+        command = [sys.executable, "-c", ONE_KERNEL, str(path), str(folder), str(number)]
+        run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+        assert run.returncode < 0 if ends else run.returncode == 0, run.stderr
     found = compile_file(path)
-    (plan,) = steps(found, PointwisePlan)
-    kernel = Kernel(found, plan, tmp_path)
-    for bad in (5, -1):
-        child = os.fork()
-        if not child:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            faulthandler.disable()
-            kernel([torch.tensor([[0, 1, bad, 2]])])
-            os._exit(0)
-        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     with pytest.raises((IndexError, RuntimeError)):
         interpret.run(found.program.before, [torch.tensor([[0, 7]])], {})
 
