@@ -659,6 +659,7 @@ class Graph(Frozen):
         """Every node that must be computed: outputs, then buffer updates."""
         return self.outputs + tuple(node for _, node in self.updates)
 
+    @cached_property
     def users(self) -> dict[str, tuple[str, ...]]:
         """Node -> the nodes that read it (once per use)."""
         users: dict[str, list[str]] = {node.name: [] for node in self.nodes}
@@ -673,7 +674,7 @@ class Graph(Frozen):
 
     def has_one_reader(self, name: str) -> bool:
         """True when one operand of one node is all that reads it: it is no result."""
-        return len(self.users()[name]) == 1 and name not in self.results
+        return len(self.users[name]) == 1 and name not in self.results
 
     def needed(self, *names: str) -> set[str]:
         """``names`` and all that they are computed from."""

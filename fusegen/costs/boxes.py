@@ -215,7 +215,7 @@ def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], se
     found, available = _boxes(graph, conv), set(free)
     if found is None or conv.type.dtype is not DType.FLOAT32 or unfit_region(graph, conv):
         return None
-    users, (pool, pad) = graph.users(), found
+    users, (pool, pad) = graph.users, found
     readers = [graph.node(name) for name in users[pool.name]]
     if pool.name in graph.results or any(unfit_region(graph, reader) for reader in readers):
         return None

@@ -52,7 +52,7 @@ class Grouping:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.by_name, self.users = graph.by_name, graph.users()
+        self.by_name, self.users = graph.by_name, graph.users
         self.results = set(graph.results)
         self.groups: dict[str, Group] = {}
         self._place = {node.name: place for place, node in enumerate(graph.nodes)}

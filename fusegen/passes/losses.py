@@ -76,7 +76,7 @@ def _is_written_for_nothing_else(m: Match) -> str | None:
     slow = len(sizes) == 2 and sizes[0] >= _ROWS and loss.reduction != _NONE
     if len(sizes) < 2 or not (slow or prod(sizes) >= WORTH) or softmax.name in m.graph.outputs:
         return ""
-    readers = (m.graph.node(name) for name in m.graph.users()[softmax.name])
+    readers = (m.graph.node(name) for name in m.graph.users[softmax.name])
     sums = (isinstance(n.op, ReduceOp) and n.op.axes == (_CLASSES,) for n in readers if n.name != m.root.name)
     return None if all(sums) else ""
 

@@ -120,7 +120,7 @@ def _not_centred(m: Match) -> str | None:
         return ""
     if any(not constant_along(operand, norm, mean.op.axes) for operand in affine):
         return "the norm's scale or shift varies along the axes of the mean"
-    users = m.graph.users()
+    users = m.graph.users
     readers = {*users[norm.name], *users[mean.name]} - {mean.name}
     if readers != {m.root.name} or {norm.name, mean.name} & set(m.graph.results):
         return "the norm is read elsewhere too"
@@ -196,7 +196,7 @@ def _norm_of_norm(m: Match) -> Node:
 def _finer(m: Match) -> tuple[int, ...]:
     """Axes of a variance of the same ``x`` that is computed anyway, fewer than this reduction's; else none."""
     axes = set(reduction(m).axes)
-    for name in m.graph.users()[m["x"].name]:
+    for name in m.graph.users[m["x"].name]:
         node = m.graph.node(name)
         if isinstance(node.op, ReduceOp) and node.op.fn == "var" and set(node.op.axes) < axes:
             return node.op.axes

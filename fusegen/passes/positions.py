@@ -26,7 +26,7 @@ def _convolution(m: Match) -> Node | None:
         if not isinstance(node.op, PointwiseOp):
             return None
         pending.update(name for name in node.inputs if m.graph.node(name).type == node.type)
-    names, users = {node.name for node in chain}, m.graph.users()
+    names, users = {node.name for node in chain}, m.graph.users
     alone = all(names | {m.root.name} >= set(users[name]) for name in names) and not names & set(m.graph.results)
     return chain[-1] if alone and not pending and isinstance(chain[-1].op, ConvOp) else None
 

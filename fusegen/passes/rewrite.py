@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 
 from fusegen import ops
 from fusegen.dims import Dim
@@ -192,11 +193,11 @@ def _too_coarse(rule: Rule, node: Node, graph: Graph) -> str | None:
 
 
 def _step(
-    graph: Graph, rules: Sequence[Rule], refused: dict[tuple[str, str], RuleRefused]
+    graph: Graph, rules: Callable[[type[Op]], tuple[Rule, ...]], refused: dict[tuple[str, str], RuleRefused]
 ) -> tuple[Graph, RuleApplied] | None:
     by_name = graph.by_name
     for node in graph.nodes:
-        for rule in rules:
+        for rule in rules(type(node.op)):
             for captures in _matches(rule.pattern, node, by_name, {}):
                 match = Match(graph, node, captures)
                 reason = rule.guard(match)
@@ -224,7 +225,13 @@ def rewrite(graph: Graph, rules: Sequence[Rule], limit: int = 1000) -> Outcome:
     """
     applied: list[RuleApplied] = []
     refused: dict[tuple[str, str], RuleRefused] = {}
-    while (step := _step(graph, rules, refused)) is not None:
+
+    @cache
+    def about(kind: type[Op]) -> tuple[Rule, ...]:
+        """The rules that may match a node of this op."""
+        return tuple(rule for rule in rules if rule.pattern.op is None or issubclass(kind, rule.pattern.op))
+
+    while (step := _step(graph, about, refused)) is not None:
         graph, event = step
         verify(graph)
         applied.append(event)

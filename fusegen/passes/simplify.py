@@ -197,7 +197,7 @@ def _moves_only_ones(m: Match) -> str | None:
     permute = m.root.op
     assert isinstance(permute, PermuteOp)
     moved = [axis for axis in permute.order if m["x"].type.shape[axis] != 1]
-    readers = map(m.graph.node, m.graph.users()[m.root.name])
+    readers = map(m.graph.node, m.graph.users[m.root.name])
     plain = not any(isinstance(reader.op, MatmulOp) for reader in readers) and m.root.name not in m.graph.results
     return None if plain and moved == sorted(moved) else ""
 
@@ -231,7 +231,7 @@ def _part_of_operand(m: Match) -> Node:
 
 def _is_only_read(m: Match) -> str | None:
     """Unless the model returns it, or a view of it: eager's result is a tensor of its own, which may be written to."""
-    users, by_name, pending = m.graph.users(), m.graph.by_name, [m.root.name]
+    users, by_name, pending = m.graph.users, m.graph.by_name, [m.root.name]
     while pending:
         name = pending.pop()
         if name in m.graph.results:

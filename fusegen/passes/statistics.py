@@ -69,7 +69,7 @@ def _is_reduced_elsewhere(m: Match) -> str | None:
     if (isinstance(source.op, ConvOp) and softmax.axis == 1) or (isinstance(source.op, MatmulOp) and last):
         return ""
     while m.graph.has_one_reader(node.name):
-        node = m.graph.node(m.graph.users()[node.name][0])
+        node = m.graph.node(m.graph.users[node.name][0])
         if isinstance(node.op, ReduceOp):
             return None if softmax.axis not in node.op.axes else ""
         if not isinstance(node.op, PointwiseOp) or node.type.shape != m.root.type.shape:

@@ -194,7 +194,7 @@ def _refusal(graph: Graph, loop: list[_Step], place: int, target: Machine) -> st
     data = {term.data for step in loop for i, term in enumerate(step.terms) if i != place}
     if graph.needed(*data) & own:
         return "what a step reads beside the state follows from the states before"
-    if loop[0].cell == "lstm" and any(len(graph.users()[step.cells or ""]) > 1 for step in loop[1:]):
+    if loop[0].cell == "lstm" and any(len(graph.users[step.cells or ""]) > 1 for step in loop[1:]):
         return "an LSTM's c between its steps is read elsewhere too"
     samples, hidden = loop[0].node.type.shape
     if not isinstance(hidden, int) or loop[0].terms[place].count != hidden:
@@ -243,7 +243,7 @@ def _result(graph: Graph, step: _Step, index: int) -> str | None:
     """The node that reads a state of a step."""
     if step.cell != "lstm":
         return step.node.name
-    readers = (graph.node(name) for name in graph.users()[step.node.name])
+    readers = (graph.node(name) for name in graph.users[step.node.name])
     return next((n.name for n in readers if isinstance(n.op, GetItemOp) and n.op.index == index), None)
 
 

@@ -116,7 +116,7 @@ def _kernel_step(
     outputs = _results(graph, region)
     counters = found.counters if plan.counts else ()
     written = {output for output, arg in zip(outputs, plan.outputs, strict=True) if arg.into}
-    buffers = {name for node in counters for name in graph.users()[node.name]} | written
+    buffers = {name for node in counters for name in graph.users[node.name]} | written
     return KernelStep(
         plan=plan,
         inputs=(*region.inputs, *(node.name for node in counters)),

@@ -51,7 +51,7 @@ def node_bytes(graph: Graph, node: Node) -> int:
 def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
     """What a kernel reads of its ``operands``: of rows' parts that are cut out of one, these alone."""
     body = region.body
-    users = body.users()  # of what ranges alone read, the device
+    users = body.users  # of what ranges alone read, the device
     pairs = [pair for pair in zip(operands, body.inputs, strict=True) if not _says_where(body, users[pair[1].name])]
     if len(pairs) < len(operands):
         return [operand for operand, _ in pairs]
@@ -65,7 +65,7 @@ def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
 
 def _read_of(graph: Graph, leaf: Node) -> int:
     """Bytes of ``leaf`` that a program reads: where elements of it are fetched alone, no more than those."""
-    readers = [graph.node(name) for name in set(graph.users()[leaf.name])]
+    readers = [graph.node(name) for name in set(graph.users[leaf.name])]
     fetched = [
         r for r in readers if isinstance(r.op, GatherOp) and r.inputs[0] == leaf.name and r.inputs[1] != leaf.name
     ]

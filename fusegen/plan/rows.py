@@ -230,7 +230,7 @@ class RowLowering(RowIndices):
 
     def beside_variance(self, mean: Node) -> bool:
         """Whether the variance of the same row is asked for, too."""
-        readers = [self.body.node(name).op for name in self.body.users()[mean.inputs[0]]]
+        readers = [self.body.node(name).op for name in self.body.users[mean.inputs[0]]]
         return any(isinstance(op, ReduceOp) and op.fn == "var" for op in readers)
 
     def refined(self, x: Value, node: Node) -> tuple[Value, Value]:

@@ -128,7 +128,7 @@ class StreamLowering(MemoryLowering):
 
     def centered(self, node: Node) -> Node | None:
         """``x`` where ``node`` is ``x - mean(x)`` and all that is asked for is the mean of that."""
-        by_name, readers = self.body.by_name, [self.body.node(name).op for name in self.body.users()[node.name]]
+        by_name, readers = self.body.by_name, [self.body.node(name).op for name in self.body.users[node.name]]
         if not isinstance(node.op, PointwiseOp) or node.op.fn != "sub" or node.name in self.body.outputs:
             return None
         x, mean = (by_name[name] for name in node.inputs)

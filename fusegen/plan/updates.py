@@ -39,7 +39,7 @@ def added(graph: Graph, path: str, name: str) -> int | None:
     if step is None or getattr(node.op, "target", "") != "aten.add.Tensor":
         return None
     own = [getattr(graph.node(operand).op, "path", None) for operand in node.inputs] == [path]
-    return int(step[1]) if own and not graph.users()[name] and graph.results.count(name) == 1 else None
+    return int(step[1]) if own and not graph.users[name] and graph.results.count(name) == 1 else None
 
 
 def _elementwise(body: Graph, operand: str, result: str) -> bool:
@@ -56,7 +56,7 @@ def _elementwise(body: Graph, operand: str, result: str) -> bool:
 
 def _written(graph: Graph, path: str, name: str) -> tuple[str, tuple[int, int]] | None:
     """The region that computes the next value of the buffer ``path`` from its last and has no other use for either."""
-    node, users = graph.node(name), graph.users()
+    node, users = graph.node(name), graph.users
     if not isinstance(node.op, GetItemOp) or users[name] or graph.results.count(name) != 1:
         return None
     region = graph.node(node.inputs[0])
@@ -88,7 +88,7 @@ def find(graph: Graph) -> dict[str, Found]:
         if addend is None or region is None:
             continue
         counter = graph.node(graph.node(name).inputs[0])
-        only = len(graph.users()[counter.name]) == 1 and counter.name not in graph.results
+        only = len(graph.users[counter.name]) == 1 and counter.name not in graph.results
         if only and counter.type.dtype is DType.INT64 and not counter.type.shape:
             counters.setdefault(region, []).append((counter, addend))
     return {

@@ -123,7 +123,7 @@ def _found(graph: Graph, nodes: Iterable[Node], conv: Node) -> dict[str, tuple[s
 
 def _readers(graph: Graph, value: Node) -> tuple[list[Node], list[str]]:
     """What reads ``value`` or a view of it, and these views."""
-    users = graph.users()
+    users = graph.users
     readers = [graph.node(name) for name in dict.fromkeys(users[value.name])]
     views = [node.name for node in readers if isinstance(node.op, ReshapeOp)]
     of_views = [graph.node(user) for name in views for user in dict.fromkeys(users[name])]
@@ -132,7 +132,7 @@ def _readers(graph: Graph, value: Node) -> tuple[list[Node], list[str]]:
 
 def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], set[str]] | None:
     """(nodes, copied nodes) of a kernel that computes ``conv`` and statistics of its result."""
-    users, available = graph.users(), set(free)
+    users, available = graph.users, set(free)
     found = leading(graph, conv, available, lambda node: (statistic(graph, node, conv) or (None,))[0])
     if found is None:
         return None
@@ -195,7 +195,7 @@ def split(body: Graph) -> tuple[Graph, Graph | None]:
 
 def _meets(graph: Graph, value: Node, statistics: Iterable[str]) -> bool:
     """Whether ``statistics`` meet elements of ``value`` again by elementwise work alone."""
-    users, pending, seen = graph.users(), list(statistics), set[str]()
+    users, pending, seen = graph.users, list(statistics), set[str]()
     size = dims.product(value.type.shape)
     while pending:
         for node in map(graph.node, users[pending.pop()]):
@@ -209,7 +209,7 @@ def _meets(graph: Graph, value: Node, statistics: Iterable[str]) -> bool:
 
 def _apart(graph: Graph, value: Node, rows: Rows) -> bool:
     """Whether what follows the norm of ``value`` is another kernel than one that also finds its statistics."""
-    users, pending, seen, found = graph.users(), [value.name], set[str](), list[str]()
+    users, pending, seen, found = graph.users, [value.name], set[str](), list[str]()
     size = dims.product(value.type.shape)
     while pending:
         for node in map(graph.node, users[pending.pop()]):

@@ -117,7 +117,7 @@ def _readers(graph: Graph, value: Node) -> dict[str, PositionFn | None] | None:
 
     None where something else reads it.
     """
-    users, positions = graph.users(), value.type.rank - 2
+    users, positions = graph.users, value.type.rank - 2
     found: dict[str, PositionFn | None] = {}
     alike, apart = [value], []
     for data in alike:
@@ -158,7 +158,7 @@ def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], se
     if not led or not found:
         return None
     _, inside, copies = led
-    users = graph.users()
+    users = graph.users
     hidden = inside | {name for name, fn in found.items() if fn is None}
     known = inside | found.keys()
     if not found.keys() <= available or hidden & set(graph.results):

@@ -83,7 +83,7 @@ def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], se
     if led is None:
         return None
     value, inside, copies = led
-    users = graph.users()
+    users = graph.users
     last = next(node for node in graph.nodes if _reduced(graph, node, conv) == value.name)
     known = inside | {last.name}
     if last.name not in available or inside & set(graph.results):

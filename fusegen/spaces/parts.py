@@ -61,7 +61,7 @@ def parts_in(body: Graph) -> dict[str, Part]:
 
 def cut_up(body: Graph, found: Mapping[str, Part]) -> set[str]:
     """Operands of ``body`` of which nothing but the parts ``found`` is read."""
-    users = body.users()
+    users = body.users
     views: set[str] = set()
     for node in reversed(body.nodes):
         readers = users[node.name]
@@ -73,7 +73,7 @@ def cut_up(body: Graph, found: Mapping[str, Part]) -> set[str]:
 
 def indices(body: Graph) -> set[str]:
     """Operands of ``body``, and reshapes of them, that say which elements of others are fetched, and nothing else."""
-    users, by_name = body.users(), body.by_name
+    users, by_name = body.users, body.by_name
     found: set[str] = set()
     for node in reversed(body.nodes):
         readers = [by_name[name] for name in users[node.name]]

@@ -278,7 +278,7 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
                 _check_part(body, node, first, source)
                 axes[node.name] = first
             case CatOp(axis=axis):
-                if body.users()[node.name] or any(operand.name not in axes for operand in operands):
+                if body.users[node.name] or any(operand.name not in axes for operand in operands):
                     raise NotFusable(f"{node.name} is read by others, or joins what the kernel does not have")
                 axes[node.name] = (*first[:axis], (), *first[axis + 1 :])
             case ReshapeOp():
@@ -299,7 +299,7 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
 def _check_part(body: Graph, node: Node, axes: AxisMap, source: Node) -> None:
     """A slice is that part of the row which sums count. Raises ``NotFusable`` when it is anything else."""
     assert isinstance(node.op, SliceOp)
-    readers = [body.node(name).op for name in body.users()[node.name]]
+    readers = [body.node(name).op for name in body.users[node.name]]
     sums = all(isinstance(op, ReduceOp) and op.fn == "sum" and node.op.axis in op.axes for op in readers)
     if not sums or not readers or node.name in body.outputs or len(axes[node.op.axis]) != 1:
         raise NotFusable(f"{node.name} is part of the data, for more than sums along its axis")

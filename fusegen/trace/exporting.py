@@ -159,7 +159,7 @@ def _products_around(graph: Graph, softmax: Node) -> Iterator[str]:
             yield node.name
         elif isinstance(node.op, (PointwiseOp, ReshapeOp)):
             pending += node.inputs
-    users = graph.users()
+    users = graph.users
     pending = list(users[softmax.name])
     while pending:
         node = graph.node(pending.pop())

@@ -156,7 +156,7 @@ def conv_below(graph: Graph, node: Node, axes: tuple[int, ...] = ()) -> Node | N
 
     Other operands do not vary along ``axes``.
     """
-    by_name, users = graph.by_name, graph.users()
+    by_name, users = graph.by_name, graph.users
     while isinstance(node.op, PointwiseOp) and node.op.fn in TERMS_AND_FACTORS:
         operands = [by_name[name] for name in node.inputs]
         data = next((i for i, operand in enumerate(operands) if operand.type.shape == node.type.shape), None)
@@ -174,7 +174,7 @@ def is_summed(graph: Graph, node: Node, ends: tuple[type, ...] = (ReduceOp,), th
 
     ``ends``: the ops that a sum or mean may be.
     """
-    users = graph.users()
+    users = graph.users
     while len(users[node.name]) == 1 and node.name not in graph.results:
         node = graph.node(users[node.name][0])
         if isinstance(node.op, ends):
@@ -206,7 +206,7 @@ def largest_operand(graph: Graph, node: Node) -> Node:
 
 def product_below(graph: Graph, node: Node) -> bool:
     """True when a matrix product lies under ``node`` through what sums pass through, all of it read here alone."""
-    users = graph.users()
+    users = graph.users
     while len(users[node.name]) == 1 and node.name not in graph.results:
         if isinstance(node.op, PointwiseOp) and node.op.fn not in TERMS_AND_FACTORS:
             return False

@@ -91,7 +91,7 @@ def _up_to_a_reduction(m: Match) -> str | None:
     if not _grows(m) or node.type != data.type:
         return ""
     while _with_numbers(m.graph, node, data.name) and m.graph.has_one_reader(node.name):
-        node, data = m.graph.node(m.graph.users()[node.name][0]), node
+        node, data = m.graph.node(m.graph.users[node.name][0]), node
     reduces = isinstance(node.op, ReduceOp) and _padded(_padding(m)).isdisjoint(node.op.axes)
     return None if data is not m["pad"] and reduces and math.isfinite(_value_of_function(m)) else ""
 
@@ -116,7 +116,7 @@ def _pools_padding(m: Match) -> str | None:
     """
     pool, pad = m.root.op, _padding(m)
     assert isinstance(pool, PoolOp)
-    if any(isinstance(m.graph.node(name).op, ConvOp) for name in m.graph.users()[m.root.name]):
+    if any(isinstance(m.graph.node(name).op, ConvOp) for name in m.graph.users[m.root.name]):
         return ""
     planes = m.root.type.rank - pool.rank
     adds_nothing = pad.value == (0 if pool.fn == "mean" else -math.inf)

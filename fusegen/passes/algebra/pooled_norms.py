@@ -72,7 +72,7 @@ def _pools_a_conv(m: Match) -> str | None:
     found = _shifted_conv(m)
     if found is None or not norm.op.center or not m.only_user("norm") or pools.is_composed(m):
         return ""
-    others = set(m.graph.users()[norm.inputs[0]]) - {norm.name}
+    others = set(m.graph.users[norm.inputs[0]]) - {norm.name}
     if norm.inputs[0] in m.graph.results or not all(_is_statistic(m, name) for name in others):
         return READ_ELSEWHERE
     pooled = _pooled_conv(m, found)

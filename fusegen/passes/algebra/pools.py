@@ -61,7 +61,7 @@ def _composes(m: Match) -> str | None:
 
 def is_composed(m: Match) -> bool:
     """Whether the mean pooling ``m.root`` becomes a part of the one that alone reads it."""
-    readers = m.graph.users()[m.root.name]
+    readers = m.graph.users[m.root.name]
     outer = m.graph.node(readers[0]) if len(readers) == 1 else m.root
     if not isinstance(outer.op, PoolOp) or outer.op.fn != "mean" or outer is m.root:
         return False

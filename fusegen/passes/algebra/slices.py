@@ -75,7 +75,7 @@ def _is_cheap(graph: Graph, part: SliceOp, axis: int, operand: Node, result: Nod
 def _reaches_a_product(m: Match) -> str | None:
     """None when only the slice reads what it would move before, down to a product that shrinks or to a parameter."""
     graph, part, node, axis = m.graph, _slice(m), m["x"], _slice(m).axis
-    users = graph.users()
+    users = graph.users
     while not isinstance(node.op, ParamOp) and len(set(users[node.name])) == 1 and node.name not in graph.results:
         operands, axes = [graph.node(name) for name in node.inputs], _operand_axes(graph, node, axis)
         if not axes:
@@ -143,7 +143,7 @@ def _most_is_summed(m: Match) -> str | None:
     *functions, part = _chain_of_a_part(m) or [m["y"]]
     if not functions or not isinstance(part.op, SliceOp) or part.op.axis not in reduction(m).axes:
         return ""
-    axis, users, own = part.op.axis, m.graph.users(), {node.name for node in (*functions, part)}
+    axis, users, own = part.op.axis, m.graph.users, {node.name for node in (*functions, part)}
     if any(len(set(users[name])) > 1 or name in m.graph.results for name in own):
         return ""
     others = {name for node in functions for name in node.inputs} - own
