@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusegen import dims
 from fusegen.compiler import compile_file, optimise
@@ -18,6 +20,7 @@ from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
 from fusegen.plan.types import EagerStep, KernelStep, Program
 from fusegen.proof import prove
+from tests.emulated.programs import OnTheCPU
 from tests.models import traced, write
 
 
@@ -372,6 +375,42 @@ def test_rows_read_parts_where_they_lie(body: str, expected: list[str], tmp_path
             for arg in s.plan.args
         ]
         assert not [shape for shape in shapes if len(shape) == 3 and shape[1:] != found.after.inputs[0].type.shape[1:]]
+
+
+SIBLINGS = {
+    "return x.relu() * y, x.sigmoid() + 1": ["pointwise"],
+    "return x * y, z * y": ["pointwise"],
+    "return x.relu(), x.square(), x + y": ["pointwise"],
+    "return x.exp() > 1, x.sigmoid()": ["pointwise"],
+    "return x.log_softmax(3), x.mean(3)": ["row_reduce"],
+    "return x.mean(3), x.log_softmax(3), x.amax(3)": ["row_reduce"],
+    "return x.mean((0, 2, 3)), x.relu() + y": ["row_stream"],
+    "return (x * y).sum(3), (x * z).sum(3)": ["row_stream"],
+    "return x.relu(), y.sigmoid()": ["pointwise", "pointwise"],  # of different data
+    "return x.relu() + y, x[:, :1] * 2": ["pointwise", "pointwise"],  # of different sizes
+    "return x.softmax(3), y.softmax(3)": ["row_reduce", "row_reduce"],
+    "return x.softmax(3), (x * 2).softmax(3)": ["row_reduce", "row_reduce"],  # a kernel holds one result in registers
+    "return x.softmax(3), x.mean(2)": ["row_reduce", "row_stream"],  # rows of different axes
+    "return x * self.p, y * self.p": ["pointwise", "pointwise"],  # a parameter alone is read at once
+    "a = x * y\nreturn a, a.msort() * y": ["pointwise", "torch", "pointwise"],  # one comes before the other
+}
+
+
+@pytest.mark.parametrize("body", SIBLINGS)
+def test_kernels_of_the_same_data_are_one(body: str, tmp_path: Path) -> None:
+    sizes = ", ".join(["torch.randn(4, 6, 9, 40)"] * 3)
+    found = program(tmp_path, body, "self.p = nn.Parameter(torch.ones(40))", sizes, "x, y, z")
+    assert templates(found) == SIBLINGS[body]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("body", [body for body, expected in SIBLINGS.items() if len(expected) == 1])
+def test_kernels_that_are_one_agree_with_float64(body: str, tmp_path: Path) -> None:
+    inputs = [torch.randn(4, 6, 9, 40) for _ in range(3)]
+    sizes = ", ".join(["torch.randn(4, 6, 9, 40)"] * 3)
+    path = write(tmp_path, body, "self.p = nn.Parameter(torch.ones(40))", sizes, "x, y, z")
+    OnTheCPU(compile_file(path), "generated_siblings", tmp_path)(*inputs)
 
 
 @pytest.mark.parametrize(

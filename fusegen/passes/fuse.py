@@ -37,6 +37,7 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.machines import DEFAULT_TARGET, Machine, machine
+from fusegen.passes import siblings
 from fusegen.passes.attention_groups import attended
 from fusegen.passes.conv_groups import axis_sums, over_boxes, reduced, swept, with_statistics
 from fusegen.passes.groups import Group, Grouping, in_order
@@ -316,6 +317,7 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
             continue  # a view, not a kernel
         grouping.add(sink.name, group)
         free -= group.owned
+    siblings.merge(grouping, machine(target))
     inside = {name for group in grouping.groups.values() for name in group.owned}
     nodes: list[Node] = []
     for node in graph.nodes:

@@ -66,6 +66,13 @@ class Grouping:
         for member in group.members:
             self._holders[member].append(group)
 
+    def merge(self, first: str, second: str, both: Group) -> None:
+        """Take ``both`` in place of the groups that were started at ``first`` and ``second``, as the first."""
+        for group in (self.groups.pop(first), self.groups.pop(second)):
+            for member in group.members:
+                self._holders[member].remove(group)
+        self.add(first, both)
+
     def in_order(self, names: Iterable[str]) -> list[Node]:
         """The nodes ``names`` in execution order."""
         return [self.by_name[name] for name in sorted(names, key=self._place.__getitem__)]
