@@ -8,8 +8,8 @@ from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import ExpandOp, Graph, Node, PermuteOp, RegionOp, ReshapeOp, SliceOp, UnfoldOp
 from fusegen.plan import cost
-from fusegen.spaces import viewspace
-from fusegen.spaces.viewspace import Places
+from fusegen.spaces import placement, viewspace
+from fusegen.spaces.placement import Places
 
 _VIEWS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, UnfoldOp)
 
@@ -33,18 +33,18 @@ class Strided:
 def strided(graph: Graph, node: Node) -> Strided | None:
     """``node`` as one view of a kernel's result, if it is a view of a view of that, and no size has to be divided."""
     shape, names = node.type.shape, [f"axis{axis}" for axis in range(node.type.rank)]
-    places: Places = tuple(map(viewspace.position, names, shape))
+    places: Places = tuple(map(placement.position, names, shape))
     views, root = 0, node
     while isinstance(root.op, _VIEWS) and not viewspace.is_copied(root, graph):
         source = graph.node(root.inputs[0])
-        ((read),) = viewspace.reads(root, [source], places)
+        ((read),) = placement.reads(root, [source], places)
         places, root, views = read.places, source, views + 1
     by_rows = isinstance(root.op, RegionOp) or cost.is_result_of_kernel(graph, root)
     if views < 2 or not by_rows or root.name in dict(graph.updates).values():
         return None
     found = dict[str, Dim](dict.fromkeys(names, 0))
     offset: Dim = 0
-    pending = list(viewspace.joined(zip(places, viewspace.row_major(root.type.shape), strict=True), graph.sizes))
+    pending = list(placement.joined(zip(places, placement.row_major(root.type.shape), strict=True), graph.sizes))
     while pending:
         digit, stride = pending.pop()
         if digit.stride != 1 or digit.size != digit.total:
@@ -52,9 +52,9 @@ def strided(graph: Graph, node: Node) -> Strided | None:
         if isinstance(digit.of, str):
             found[digit.of] = dims.add(found[digit.of], stride)
         else:
-            assert isinstance(digit.of, viewspace.Moved)
+            assert isinstance(digit.of, placement.Moved)
             offset = dims.add(offset, dims.mul(stride, digit.of.start))
-            pending += viewspace.joined(
+            pending += placement.joined(
                 [(place, dims.mul(stride, step)) for place, step in digit.of.terms], graph.sizes
             )
     return Strided(root.name, shape, tuple(found[name] for name in names), offset)

@@ -16,9 +16,9 @@ from fusegen.plan.rowdraft import Style, Value
 from fusegen.plan.rowprogram import OutputArg, Store
 from fusegen.plan.types import KernelPlan
 from fusegen.plan.views import ViewLowering
-from fusegen.spaces import viewproduct, viewspace
+from fusegen.spaces import placement, viewproduct, viewspace
+from fusegen.spaces.placement import Joined, Places
 from fusegen.spaces.rowspace import RowSpace
-from fusegen.spaces.viewspace import Joined, Places
 from fusegen.tuning import choose
 
 
@@ -50,7 +50,7 @@ class ElementLowering(ViewLowering):
         return super().compute(node, places, guard)
 
     def store(self, output: OutputArg) -> Store:
-        strides = viewspace.row_major(self.body.node(output.node).type.shape)
+        strides = placement.row_major(self.body.node(output.node).type.shape)
         index = self.offset(self.joined(zip(self.wanted[output.node], strides, strict=True))) or "0"
         value = self.reference(self.values[output.node])
         return Store(output=output.name, value=value, index=index, per_element=True)

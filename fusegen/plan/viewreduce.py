@@ -14,9 +14,9 @@ from fusegen.plan.types import KernelPlan
 from fusegen.plan.viewproduct import ElementLowering
 from fusegen.printer import format_node
 from fusegen.spaces import viewreduce, viewspace
+from fusegen.spaces.placement import Places
 from fusegen.spaces.viewproduct import ROW, TERM
 from fusegen.spaces.viewreduce import ViewReduction
-from fusegen.spaces.viewspace import Places
 
 
 @dataclass

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fusegen import dims, ops
 from fusegen.dims import Dim
@@ -25,19 +24,17 @@ from fusegen.ir import (
 )
 from fusegen.literals import hex_float, integer
 from fusegen.plan.details import CountedDigit, PointwisePlan, TurnedTile
+from fusegen.plan.placed import WIDE, PlacedRows
 from fusegen.plan.region import Region
-from fusegen.plan.rowdraft import FETCHED, Style, Value, factor, fetched_place
-from fusegen.plan.rowprogram import Divider, Operand, OutputArg, Position, RowProgram, Store
-from fusegen.plan.rows import CTYPES, RowLowering
+from fusegen.plan.rowdraft import Style, Value
+from fusegen.plan.rowprogram import Divider, Operand, OutputArg, RowProgram, Store
+from fusegen.plan.rowvalues import CTYPES
 from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import ROUNDED
-from fusegen.spaces import viewspace
-from fusegen.spaces.parts import root_of
+from fusegen.spaces import placement, viewspace
+from fusegen.spaces.placement import Between, Digit, Joined, Place, Places
 from fusegen.spaces.rowspace import RowSpace
-from fusegen.spaces.viewspace import Between, Digit, Joined, Moved, Named, Place, Places, Span
 
-WIDE = 4
-"""Elements of the accesses that runs are for, at least."""
 LEAST_SIDE = 16
 """Neighbours of the result and of an operand, from which on a tile of them is worth turning."""
 _LEAST_TURNED, _FEW = 1 << 18, 8
@@ -54,177 +51,19 @@ def number(value: float, dtype: DType) -> str:
 
 
 @dataclass
-class ViewLowering(RowLowering):
+class ViewLowering(PlacedRows):
     """Statements for one element of the result, element number ``index``."""
 
     found: dict[tuple[str, Places, str], Value] = field(default_factory=dict)
     digits: dict[str, Joined] = field(default_factory=dict)
     """Of the place of every operand that is read."""
-    of_index: dict[str, Digit] = field(default_factory=dict)
-    """Digits of the result's number that have names."""
-    tested: list[Joined] = field(default_factory=list)
-    """Digits of the places that conditions compare."""
-    even: list[Digit] = field(default_factory=list)
-    """Those along runs, of which conditions hold for whole accesses or for none of them."""
-    along: str = viewspace.NUMBER
-    """The number that neighbours of a run differ in."""
     from_anywhere: ClassVar[bool] = True
     """The template's runs may begin anywhere in an operand."""
-    pointer: ClassVar[str] = "{}"
-    """The template's name for an operand."""
-    guard: str = ""
-    """Where what is being lowered exists."""
-
-    # --- positions as text ----------------------------------------------------------------------
-
-    def named(self, letter: str, text: str, ctype: Literal["Index", "float"] = "Index") -> str:
-        """``text`` as a position of its own, if it is more than a word."""
-        if text.isidentifier() or text.isdigit():
-            return text
-        name = f"{letter}{sum(position.name.startswith(letter) for position in self.positions.values())}"
-        return self.positions.setdefault(text, Position(name=name, expr=text, ctype=ctype)).name
-
-    def portion(self, whole: str, stride: Dim, size: Dim, total: Dim) -> str:
-        """C++ of ``whole / stride % size``, where ``whole`` is below ``total``."""
-        text = whole if stride == 1 else f"{whole} / {factor(self.text(stride))}"
-        return text if dims.mul(stride, size) == total else f"{text} % {factor(self.text(size))}"
-
-    def digit(self, digit: Digit) -> str:
-        """C++ of one digit."""
-        whole = digit.of if isinstance(digit.of, str) else self.followed(digit.of)
-        name = self.named("i", self.portion(whole, digit.stride, digit.size, digit.total))
-        if isinstance(digit.of, str):
-            self.of_index[name] = digit
-        return name
-
-    def followed(self, of: Moved | Between | Named) -> str:
-        """A position that follows from others."""
-        if isinstance(of, Named):
-            return self.fetched_number(of)
-        return self.neighbour(of) if isinstance(of, Between) else self.moved(of)
-
-    def fetched_number(self, named: Named) -> str:
-        """The place that an element of an index names; no matter what, where there is no such element."""
-        self.helpers.add(FETCHED)
-        arg = self.args[root_of(self.body.node(named.index), self.body.by_name).name]
-        place = self.offset(self.joined(named.terms)) or "0"
-        text = fetched_place(self.pointer.format(arg.name), place, self.text(named.size), named.wraps)
-        text = f"static_cast<Index>({text})"
-        return self.named("j", f"{self.guard} ? {text} : 0" if self.guard else text)
-
-    def moved(self, moved: Moved) -> str:
-        if not moved.linear:
-            return self.held(moved)
-        ahead = self.offset(self.joined((place, step) for place, step in moved.terms if step > 0))
-        back = self.offset(self.joined((place, -step) for place, step in moved.terms if step < 0))
-        start = "" if moved.start == 0 else self.text(moved.start)
-        text = " + ".join(filter(None, (ahead, start))).replace("+ -", "- ") or "0"
-        return self.named("j", f"{text} - {factor(back)}" if back else text)
-
-    def held(self, moved: Moved) -> str:
-        """A position that is divided, or taken from the edge where it is outside."""
-        assert moved.edge
-        at, size = self.moved(replace(moved, divisor=1, edge=None)), factor(self.text(moved.size))
-        if moved.divisor != 1:
-            at = self.named("j", f"({at} < 0 ? -1 : {at} / {moved.divisor})")  # of what is held, -1 says enough
-        outside = {
-            "hold": ("0", f"{size} - 1"),
-            "mirror": (f"-{at}", f"2 * {size} - 2 - {at}"),
-            "wrap": (f"{at} + {size}", f"{at} - {size}"),
-        }
-        before, behind = outside[moved.edge]
-        return self.named("j", f"{at} < 0 ? {before} : {at} < {size} ? {at} : {behind}")
-
-    def spacing(self, between: Between) -> str:
-        """C++ of how far the places of an interpolation's neighbouring elements lie apart."""
-        op, size, length = between.op, between.size, between.op.length
-        if op.scale is not None:
-            return hex_float(1 / op.scale)
-        if op.align_corners:
-            if length == 1:
-                return hex_float(0.0)
-            size, length = dims.sub(size, 1), dims.sub(length, 1)
-        elif isinstance(ratio := dims.exact_quotient(length, size), int):
-            size, length = 1, ratio
-        if isinstance(size, int) and isinstance(length, int):
-            return hex_float(size / length)
-        text = f"static_cast<float>({self.text(size)}) / static_cast<float>({self.text(length)})"
-        if op.align_corners and not isinstance(length, int):
-            text = f"{self.text(length)} > 0 ? {text} : 0.0f"
-        return self.named("s", text, "float")
-
-    def between(self, between: Between) -> str:
-        """The place in the operand of an interpolation, as ATen rounds it."""
-        spacing, place = self.spacing(between), self.offset(self.joined([(between.place, 1)])) or "0"
-        if between.op.align_corners or between.op.mode == "nearest":
-            return self.named("s", f"{spacing} * static_cast<float>({place})", "float")
-        return self.named("s", f"fmaxf(fmaf({spacing}, static_cast<float>({place}) + 0.5f, -0.5f), 0.0f)", "float")
-
-    def neighbour(self, between: Between) -> str:
-        """The position of an element beside such a place: there always is one, so nothing waits for a condition."""
-        last = self.text(dims.sub(between.size, 1))
-        if between.behind:
-            first = self.neighbour(replace(between, behind=False))
-            return self.named("j", f"{first} < {last} ? {first} + 1 : {last}")
-        at = self.named("j", f"static_cast<Index>({self.between(between)})")
-        at = self.named("j", f"{at} < {last} ? {at} : {last}")
-        if between.op.mode == "nearest" and between.op.scale is not None and between.may_stay:
-            place = self.offset(self.joined([(between.place, 1)])) or "0"
-            at = self.named("j", f"{self.stays(between)} ? {place} : {at}")
-        return at
-
-    def stays(self, between: Between) -> str:
-        return f"{self.text(between.size)} == {self.text(between.op.length)}"
-
-    def shared(self, between: Between) -> str:
-        """C++ of the sum of both neighbours' shares, over those: as ATen adds them up."""
-        first = self.neighbour(between)
-        second = self.named("s", f"{self.between(between)} - static_cast<float>({first})", "float")
-        text = f"{self.named('s', f'1.0f - {second}', 'float')} * {{0}} + {second} * {{1}}"
-        return f"{self.stays(between)} ? {{0}} : {text}" if between.may_stay else text
-
-    def joined(self, places: Iterable[tuple[Place, Dim]]) -> Joined:
-        return viewspace.joined(places, self.body.sizes)
-
-    def offset(self, joined: Joined) -> str:
-        """C++ of the sum of digits times strides."""
-        terms = [
-            self.digit(d) if stride == 1 else f"{self.digit(d)} * {factor(self.text(stride))}"
-            for d, stride in reversed(joined)
-        ]
-        return " + ".join(terms)
-
-    def inside(self, span: Span) -> str:
-        parts = [self.joined([(span.place, 1)]), self.joined([(span.less, 1)])]
-        if (digit := self.met_whole(span)) is not None:
-            self.even.append(digit)
-        else:
-            self.tested += parts
-        place, less = map(self.offset, parts)
-        place = factor(f"{place or 0} - {factor(less)}" if less else place or "0")
-        bounds = [] if span.start is None else [f"{place} >= {self.text(span.start)}"]
-        bounds += [] if span.stop is None else [f"{place} < {self.text(span.stop)}"]
-        return " && ".join(bounds)
-
-    def met_whole(self, span: Span) -> Digit | None:
-        """The digit along runs of which whole accesses lie inside ``span``, or outside, if it is bounded so."""
-        bounds, place = [bound for bound in (span.start, span.stop) if bound is not None], span.place
-        types = [*(arg.type for arg in self.args.values()), *(self.body.node(name).type for name in self.body.outputs)]
-        unit = max(WIDE, 16 // max(type_.dtype.bytes for type_ in types))
-        while not span.less and len(joined := self.joined([(place, 1)])) == 1 and joined[0][1] == 1:
-            digit = joined[0][0]
-            if self.runs(digit):
-                return digit if all(dims.exact_quotient(bound, unit) is not None for bound in bounds) else None
-            moved = viewspace.sum_of(digit)
-            if moved is None or len(moved.terms) > 1 or moved.terms[0][1] != 1:
-                return None
-            bounds, place = [dims.sub(bound, moved.start) for bound in bounds], moved.terms[0][0]
-        return None
 
     # --- values ---------------------------------------------------------------------------------
 
     def load(self, node: Node, places: Places, guard: str) -> Value:
-        arg, strides = self.args[node.name], viewspace.row_major(node.type.shape)
+        arg, strides = self.args[node.name], placement.row_major(node.type.shape)
         self.guard = guard
         joined = self.joined(zip(places, strides, strict=True))
         index = self.offset(joined) or "0"
@@ -283,7 +122,7 @@ class ViewLowering(RowLowering):
             return Value(text, False, 0, literal=text)
         if isinstance(node.op, RangeOp):
             return self.numbered(node, node.op, places[0])
-        reads = viewspace.reads(node, [self.body.node(n) for n in node.inputs], places)
+        reads = placement.reads(node, [self.body.node(n) for n in node.inputs], places)
         self.guard = guard
         tests = [" && ".join(filter(None, map(self.inside, read.spans))) for read in reads]
         values = tuple(
@@ -309,7 +148,7 @@ class ViewLowering(RowLowering):
 
     def lower(self) -> None:
         for name in self.body.outputs:
-            places = viewspace.whole(self.body.node(name).type.shape)
+            places = placement.whole(self.body.node(name).type.shape)
             self.values[name] = self.element(name, places, "")
 
     def store(self, output: OutputArg) -> Store:
@@ -317,10 +156,6 @@ class ViewLowering(RowLowering):
         return Store(output=output.name, value=value, index="index", per_element=True, like_source=True)
 
     # --- runs -----------------------------------------------------------------------------------
-
-    def runs(self, digit: Digit) -> bool:
-        """True for the digit that goes from one element to the next."""
-        return digit.of == self.along and digit.stride == 1
 
     def run(self) -> Dim | None:
         """The length of runs of the result whose elements differ in how far along the run they are, and in no more."""
@@ -330,7 +165,7 @@ class ViewLowering(RowLowering):
             digit = pending.pop()
             if self.runs(digit):
                 last.append(digit.size)
-            elif self.from_anywhere and (moved := viewspace.sum_of(digit)):
+            elif self.from_anywhere and (moved := placement.sum_of(digit)):
                 pending += [own for own, _ in self.joined(moved.terms)]
             else:
                 fixed.append(digit)
@@ -371,7 +206,7 @@ class ViewLowering(RowLowering):
         for digit, stride in joined:
             if isinstance(digit.of, str):
                 found.append((digit, stride))
-            elif moved := viewspace.sum_of(digit):
+            elif moved := placement.sum_of(digit):
                 inner = self.moving(self.joined(moved.terms))
                 found += [(own, dims.mul(stride, step)) for own, step in inner]
         return found

@@ -28,10 +28,10 @@ from fusegen.ir import (
     TensorType,
     TriangleOp,
 )
-from fusegen.spaces import viewspace
+from fusegen.spaces import placement, viewspace
+from fusegen.spaces.placement import Places
 from fusegen.spaces.rowspace import NotFusable
 from fusegen.spaces.viewproduct import COLUMN, MATRIX, ROW, TERM, check_types, digits, following, heads
-from fusegen.spaces.viewspace import Places
 
 MOST_READS = 4
 """Operands that an element of a factor may come from: every block of rows reads keys and values again."""
@@ -129,8 +129,8 @@ def split(body: Graph) -> Attention:
     scores, head = heads(body)
     query, key, query_last, key_last = _sides(body, scores)
     *lead, rows, keys = scores.type.shape
-    of_matrices = viewspace.whole(tuple(lead), MATRIX)
-    row, column = viewspace.position(ROW, rows), viewspace.position(COLUMN, keys)
+    of_matrices = placement.whole(tuple(lead), MATRIX)
+    row, column = placement.position(ROW, rows), placement.position(COLUMN, keys)
     known = following(body, {scores.name: (*of_matrices, row, column)}, until=head, kept=(SoftmaxOp,))
     softmax = _softmax(body, known, column)
 
@@ -140,7 +140,7 @@ def split(body: Graph) -> Attention:
     weights_last, value_last = (right_last, left_last) if flipped else (left_last, right_last)
     if weights.name not in known or value.name in known:
         raise NotFusable("its products do not follow from one another")
-    of_head = viewspace.whole(head.type.shape[:-2], MATRIX)
+    of_head = placement.whole(head.type.shape[:-2], MATRIX)
     wanted = (*of_head, row, column) if weights_last else (*of_head, column, row)
     if digits(known[weights.name], body) != digits(wanted, body):
         raise NotFusable(f"{head.name} adds up along other elements than {scores.name} has in a row")
@@ -148,7 +148,7 @@ def split(body: Graph) -> Attention:
     def factor(node: Node, matrices: Places, side: str, last: bool) -> tuple[Places, Dim]:
         shape = node.type.shape[-2:]
         terms, others = shape if not last else shape[::-1]
-        k, place = viewspace.position(TERM, terms), viewspace.position(side, others)
+        k, place = placement.position(TERM, terms), placement.position(side, others)
         of_node = matrices if node.type.rank > 2 else ()
         return (*of_node, *((place, k) if last else (k, place))), others
 
@@ -160,7 +160,7 @@ def split(body: Graph) -> Attention:
         raise NotFusable(
             f"scores of {inputs} terms, results of {outputs} columns: up to {MOST_WIDE} of each are on chip"
         )
-    feature = viewspace.position(COLUMN, outputs)
+    feature = placement.position(COLUMN, outputs)
     result = (*of_head, feature, row) if flipped else (*of_head, row, feature)
     after = following(body, {head.name: result})
     if body.outputs[0] not in after:
@@ -190,7 +190,7 @@ def split(body: Graph) -> Attention:
     )
 
 
-def _softmax(body: Graph, known: dict[str, Places], column: viewspace.Place) -> Node | None:
+def _softmax(body: Graph, known: dict[str, Places], column: placement.Place) -> Node | None:
     """The softmax over the keys among what follows from the scores, which views alone follow. Raises ``NotFusable``."""
     softmax: Node | None = None
     for node in body.nodes:
@@ -211,7 +211,7 @@ def check(body: Graph) -> Attention:
     found = split(body)
     factors = [(found.query, found.query_places), (found.key, found.key_places), (found.value, found.value_places)]
     for factor, places in factors:
-        if (loads := viewspace.loads(found.body, factor.name, places)) > MOST_READS:
+        if (loads := placement.loads(found.body, factor.name, places)) > MOST_READS:
             raise NotFusable(f"an element of {factor.name} may come from {loads} places")
     return found
 

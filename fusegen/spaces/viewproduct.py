@@ -25,9 +25,9 @@ from fusegen.ir import (
     ReshapeOp,
     TriangleOp,
 )
-from fusegen.spaces import prologue, viewspace
+from fusegen.spaces import placement, prologue, viewspace
+from fusegen.spaces.placement import Joined, Places
 from fusegen.spaces.rowspace import NotFusable, analyze
-from fusegen.spaces.viewspace import Joined, Places
 
 MATRIX, ROW, TERM, COLUMN = "matrix", "row", "k", "column"
 """What the kernel calls the numbers of a product's matrix, row, term of the sum, and column."""
@@ -78,16 +78,16 @@ def split(body: Graph) -> ViewProduct:
     left, right = (body.node(name) for name in head.inputs)
     *lead, rows, outputs = head.type.shape
     inputs = left.type.shape[-2 if head.op.left_transposed else -1]
-    k, column = viewspace.position(TERM, inputs), viewspace.position(COLUMN, outputs)
+    k, column = placement.position(TERM, inputs), placement.position(COLUMN, outputs)
     right_places: Places = (column, k) if head.op.transposed else (k, column)
     matrices: Dims = ()
     lines: Dims = (*lead, rows)
     if right.type.rank == 2 and not head.op.left_transposed:  # rows of all matrices, one after the other
-        of_rows = viewspace.whole(lines, ROW)
+        of_rows = placement.whole(lines, ROW)
         left_places: Places = (*of_rows, k)
     else:
         matrices, lines = tuple(lead), (rows,)
-        of_matrices, row = viewspace.whole(matrices, MATRIX), viewspace.position(ROW, rows)
+        of_matrices, row = placement.whole(matrices, MATRIX), placement.position(ROW, rows)
         of_rows = (*of_matrices, row)
         left_places = (*of_matrices, k, row) if head.op.left_transposed else (*of_rows, k)
         right_places = right_places if right.type.rank == 2 else (*of_matrices, *right_places)
@@ -111,7 +111,7 @@ def split(body: Graph) -> ViewProduct:
 
 def digits(places: Places, body: Graph) -> list[Joined]:
     """The same for equal places, however their axes were split and joined."""
-    return [viewspace.joined([(place, 1)], body.sizes) for place in places]
+    return [placement.joined([(place, 1)], body.sizes) for place in places]
 
 
 def following(
@@ -134,7 +134,7 @@ def following(
                     raise NotFusable(f"{node.name} pairs results with others")
                 known[node.name] = found
             case ReshapeOp(shape=shape):
-                known[node.name] = viewspace.regrouped(found, shape)
+                known[node.name] = placement.regrouped(found, shape)
             case TriangleOp():
                 known[node.name] = found
             case PermuteOp(order=order):
@@ -160,7 +160,7 @@ def check(body: Graph) -> ViewProduct:
     check_types(body)
     found = split(body)
     for factor, places in ((found.left, found.left_places), (found.right, found.right_places)):
-        loads = viewspace.loads(body, factor.name, places)
+        loads = placement.loads(body, factor.name, places)
         if loads > viewspace.MOST_READS:
             raise NotFusable(f"an element of {factor.name} may come from {loads} places")
     return found

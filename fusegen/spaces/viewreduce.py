@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from fusegen.dims import Dims
 from fusegen.ir import CatOp, ConstOp, Graph, InputOp, Node, PointwiseOp, ReduceOp
-from fusegen.spaces import viewspace
+from fusegen.spaces import placement, viewspace
+from fusegen.spaces.placement import Places
 from fusegen.spaces.rowspace import NotFusable, analyze, analyze_rows
 from fusegen.spaces.viewproduct import ROW, TERM, check_types, following
-from fusegen.spaces.viewspace import Places
 
 REDUCED = ("sum", "mean", "max", "min", "prod")
 """What takes one pass over the elements, in any order."""
@@ -85,8 +85,8 @@ def split(body: Graph, last: int | None = None) -> ViewReduction:
     shape, axes = shapes[0], ops[0].axes
     left = sorted((axis for axis in range(len(shape)) if axis not in axes), key=lambda axis: axis == last)
     rows, length = tuple(shape[axis] for axis in left), tuple(shape[axis] for axis in axes)
-    found = dict(zip(left, viewspace.whole(rows, ROW), strict=True))
-    found |= dict(zip(axes, viewspace.whole(length, TERM), strict=True))
+    found = dict(zip(left, placement.whole(rows, ROW), strict=True))
+    found |= dict(zip(axes, placement.whole(length, TERM), strict=True))
     places = tuple(found[axis] for axis in range(len(shape)))
     known = following(body, {head.name: _left(head, places) for head in heads})
     if body.outputs[0] not in known:
@@ -99,7 +99,7 @@ def check(body: Graph, last: int | None = None) -> ViewReduction:
     check_types(body)
     found = split(body, last)
     for head in found.heads:
-        loads = viewspace.loads(body, head.inputs[0], found.places)
+        loads = placement.loads(body, head.inputs[0], found.places)
         if loads > viewspace.MOST_READS:
             raise NotFusable(f"an element of {head.inputs[0]} may come from {loads} places")
     return found

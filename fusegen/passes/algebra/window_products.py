@@ -16,8 +16,8 @@ from fusegen.dims import Dim, Dims
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node, PadOp, PermuteOp, ReshapeOp, SliceOp, UnfoldOp
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
-from fusegen.spaces import viewspace
-from fusegen.spaces.viewspace import Digit, Joined, Place, Places
+from fusegen.spaces import placement
+from fusegen.spaces.placement import Digit, Joined, Place, Places
 
 _ROW, _TERM = "row", "term"
 _MOST_AXES = 3
@@ -75,11 +75,11 @@ class _Convolution:
 def _steps(place: Place, graph: Graph) -> Joined | None:
     """Digits of numbers that a place moves with, and how far; None where it moves in another way."""
     found: Joined = []
-    for digit, step in viewspace.joined([(place, 1)], graph.sizes):
+    for digit, step in placement.joined([(place, 1)], graph.sizes):
         if isinstance(digit.of, str):
             found.append((digit, step))
             continue
-        sums = viewspace.sum_of(digit)
+        sums = placement.sum_of(digit)
         if sums is None or sums.start != 0:
             return None
         for inner, own in sums.terms:
@@ -110,13 +110,13 @@ def _source(m: Match) -> tuple[Node, Places]:
     """What the left factor is a view of, and where in it the term of a row lies."""
     product, node, graph = m.root, m["x"], m.graph
     assert isinstance(product.op, MatmulOp)
-    rows, term = viewspace.whole(product.type.shape[:-1], _ROW), viewspace.position(_TERM, _terms(m))
+    rows, term = placement.whole(product.type.shape[:-1], _ROW), placement.position(_TERM, _terms(m))
     places: Places = (*rows[:-1], term, rows[-1]) if product.op.left_transposed else (*rows, term)
     while isinstance(node.op, (ReshapeOp, PermuteOp, UnfoldOp)) or (
         isinstance(node.op, SliceOp) and (node.op.start, node.op.step) == (0, 1)
     ):
         operand = graph.node(node.inputs[0])
-        (read,) = viewspace.reads(node, [operand], places)
+        (read,) = placement.reads(node, [operand], places)
         node, places = operand, read.places
     return node, places
 
@@ -176,9 +176,9 @@ def _padding(x: Node, spatial: list[int], graph: Graph) -> tuple[tuple[int, ...]
 def _lies_in_rows(places: Places, x: Node, graph: Graph) -> bool:
     """Whether the terms of a row lie side by side: a product reads them there."""
     moved: Joined = []
-    for place, stride in zip(places, viewspace.row_major(x.type.shape), strict=True):
+    for place, stride in zip(places, placement.row_major(x.type.shape), strict=True):
         moved += [(digit, dims.mul(step, stride)) for digit, step in _steps(place, graph) or () if digit.of == _TERM]
-    together = viewspace.joined([((digit,), step) for digit, step in moved], graph.sizes)
+    together = placement.joined([((digit,), step) for digit, step in moved], graph.sizes)
     return [step for _, step in together] == [1]
 
 
