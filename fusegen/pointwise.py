@@ -260,8 +260,8 @@ POINTWISE: dict[str, PointwiseRow] = {
         2,
         "torch.arange({1}, device={0}.device).index_select(0, {0}.reshape(-1)).reshape({0}.shape)",
         "",
-        helpers=("class_number",),
-        integer="class_number({0}, {1})",
+        helpers=("checked_number",),
+        integer="checked_number({0}, {1})",
     ),
 }
 
