@@ -24,6 +24,7 @@ from fusegen.ir import (
     DType,
     ExpandOp,
     FlipOp,
+    GatherElementsOp,
     GatherOp,
     GetItemOp,
     InterpolateOp,
@@ -154,6 +155,17 @@ def infer_gather(op: GatherOp, types: Types, declared: TensorType) -> TensorType
     if index.dtype not in WIDE_INTEGERS:
         raise GraphError(f"positions of type {index.dtype.value}")
     return x.replace(shape=(*x.shape[: op.axis], *index.shape, *x.shape[op.axis + 1 :]))
+
+
+def infer_gather_elements(op: GatherElementsOp, types: Types, declared: TensorType) -> TensorType:
+    x, index = types
+    _check_axes((op.axis,), x.rank)
+    if index.dtype not in WIDE_INTEGERS:
+        raise GraphError(f"positions of type {index.dtype.value}")
+    beside = zip(x.shape, index.shape, strict=False)
+    if index.rank != x.rank or any(n not in (1, size) for own, (size, n) in enumerate(beside) if own != op.axis):
+        raise GraphError(f"positions of {index} for elements of {x}")
+    return x.replace(shape=(*x.shape[: op.axis], index.shape[op.axis], *x.shape[op.axis + 1 :]))
 
 
 def infer_unfold(op: UnfoldOp, types: Types, declared: TensorType) -> TensorType:

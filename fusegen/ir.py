@@ -337,6 +337,18 @@ class GatherOp(Frozen):
     wraps: bool = False
 
 
+class GatherElementsOp(Frozen):
+    """Along one axis of x, in every place, the element whose number the second operand, of whole numbers, has there.
+
+    Numbers have x's axes, of x's sizes or 1 but for that one, which is as long as they say. Which numbers there are is
+    as in ``GatherOp``. ONNX's name; ``torch.gather`` where no axis of the numbers is spread.
+    """
+
+    kind: Literal["gather_elements"] = "gather_elements"
+    axis: int
+    wraps: bool = False
+
+
 class UnfoldOp(Frozen):
     """Windows of ``size`` elements along one axis, which becomes two: element (i, k) is number i step + k dilation.
 
@@ -576,6 +588,7 @@ Op: TypeAlias = Annotated[
     | ResampleOp
     | InterpolateOp
     | GatherOp
+    | GatherElementsOp
     | UnfoldOp
     | ExpandOp
     | SliceOp

@@ -20,6 +20,7 @@ from fusegen.ir import (
     ExpandOp,
     FillOp,
     FlipOp,
+    GatherElementsOp,
     GatherOp,
     Graph,
     InputOp,
@@ -100,6 +101,13 @@ def _torch_gather(op: GatherOp, args: Sequence[str]) -> str:
         return f"{x}[{':, ' * op.axis}{index}]"
     shape = f"{x}.shape[:{op.axis}] + {index}.shape + {x}.shape[{op.axis + 1}:]"
     return f"torch.index_select({x}, {op.axis}, {index}.reshape(-1)).reshape({shape})"
+
+
+def _torch_gather_elements(op: GatherElementsOp, args: Sequence[str]) -> str:
+    x, index = args
+    if op.wraps:
+        index = f"torch.where({index} < 0, {index} + {x}.shape[{op.axis}], {index})"
+    return f"torch.take_along_dim({x}, {index}, {op.axis})"
 
 
 def _torch_unfold(op: UnfoldOp, args: Sequence[str]) -> str:
@@ -298,6 +306,7 @@ ROWS: dict[str, OpRow] = {
         lambda op, operands, result: (3 if op.mode == "linear" else 0) * math.prod(result),
     ),
     "gather": OpRow(inference.infer_gather, _torch_gather),
+    "gather_elements": OpRow(inference.infer_gather_elements, _torch_gather_elements),
     "unfold": OpRow(inference.infer_unfold, _torch_unfold),
     "slice": OpRow(inference.infer_slice, _torch_slice),
     "cat": OpRow(inference.infer_cat, lambda op, args: f"torch.cat([{', '.join(args)}], dim={op.axis})"),

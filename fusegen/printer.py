@@ -17,6 +17,7 @@ from fusegen.ir import (
     ExpandOp,
     FillOp,
     FlipOp,
+    GatherElementsOp,
     GatherOp,
     GetItemOp,
     Graph,
@@ -120,8 +121,8 @@ def _call(node: Node) -> tuple[str, list[str]]:
             ]
         case CatOp(axis=axis):
             return "cat", [f"axis={axis}"]
-        case GatherOp(axis=axis, wraps=wraps):
-            return "gather", [f"axis={axis}", *(["wraps"] if wraps else [])]
+        case GatherOp(axis=axis, wraps=wraps) | GatherElementsOp(axis=axis, wraps=wraps):
+            return node.op.kind, [f"axis={axis}", *(["wraps"] if wraps else [])]
         case PadOp(before=before, after=after, value=value):
             return "pad", [f"before={before}", f"after={after}", *([f"value={value:g}"] if value else [])]
         case TriangleOp(upper=upper, diagonal=diagonal):

@@ -25,6 +25,7 @@ from fusegen.ir import (
     ExpandOp,
     FillOp,
     FlipOp,
+    GatherElementsOp,
     GatherOp,
     Graph,
     InputOp,
@@ -264,6 +265,8 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return torch.movedim(args[0], axis, 0)[args[1] % args[0].shape[axis]].movedim(
                 tuple(range(args[1].dim())), tuple(range(axis, axis + args[1].dim()))
             )
+        case GatherElementsOp(axis=axis):
+            return torch.take_along_dim(args[0], args[1] % args[0].shape[axis], axis)
         case InterpolateOp() as op:
             return interpolate(args[0], op)
         case UnfoldOp(axis=axis, size=size, step=step, dilation=dilation):

@@ -10,8 +10,8 @@ import torch
 from fusegen import interpret
 from fusegen.compiler import compile_file
 from fusegen.errors import GraphError
-from fusegen.inference import infer_gather
-from fusegen.ir import DType, EagerOp, GatherOp, SliceOp, TensorType
+from fusegen.inference import infer_gather, infer_gather_elements
+from fusegen.ir import DType, EagerOp, GatherElementsOp, GatherOp, SliceOp, TensorType
 from fusegen.plan.types import KernelStep
 from fusegen.trace import load_model_file
 from tests.models import traced, write
@@ -24,7 +24,16 @@ SPELLINGS = {
     "embedding": "F.embedding(i, x[:, 0])",
     "selected": "x.index_select(2, i[0])",
     "two lists": "x[i, i // 2]",
+    "in places": "x[:3, :5].gather(2, i[:, :, None])",
+    "in places, left out": "torch.gather(x, 1, i[:, :, None].expand(3, 5, 7))",
+    "in places, spread": "torch.take_along_dim(x, i[:1, :4, None], 1)",
+    "in places, of all": "torch.take_along_dim(x, i)",
+    "in every place": "x[torch.arange(x.size(0))[:, None], torch.arange(x.size(1)), i.sum().expand(x.shape[:2]) % 9]",
+    "in every row": "x[torch.arange(x.shape[0]), i.sum().expand(x.shape[0]) % 6]",
+    "in every column": "x[:, torch.arange(x.shape[1]), i.sum().expand(x.shape[1]) % 24]",
+    "in some rows": "x[torch.arange(3), i[:, 0]]",
 }
+LEFT = {"two lists", "in places, of all", "in some rows"}
 
 
 def ops_of(path: Path) -> list[type]:
@@ -33,10 +42,11 @@ def ops_of(path: Path) -> list[type]:
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_is_torchs(name: str, tmp_path: Path) -> None:
-    """One list of whole numbers names elements; several are left to torch."""
+    """One list of whole numbers names elements, or one beside every place; several are left to torch."""
     path = write(tmp_path, f"return {SPELLINGS[name]}", inputs=INPUTS, arguments="x, i")
     graph = traced(path).graph
-    assert (GatherOp in ops_of(path)) == (name != "two lists")
+    own = GatherElementsOp if name.startswith("in ") else GatherOp
+    assert (own in ops_of(path)) == (name not in LEFT)
     x, i = torch.randn(9, 6, 24), torch.randint(0, 6, (3, 5))
     (found,) = interpret.run(graph, [x, i], {})
     assert torch.equal(found, load_model_file(path).model_class()(x, i))
@@ -74,8 +84,47 @@ def test_kernels_fetch_what_they_read_once(body: str, kernels: int, tmp_path: Pa
     assert bool(left) == (kernels == 0 or "linear" in body)
 
 
+LOGITS = "torch.randn(4, 7, 500), torch.randint(0, 500, (4, 7))"
+IN_PLACES = {
+    "x.log_softmax(-1).gather(-1, i.unsqueeze(-1)).squeeze(-1)": ["row_reduce"],
+    "(x / 0.7).softmax(-1).gather(-1, i.unsqueeze(-1)).squeeze(-1)": ["row_reduce"],
+    "x[:, :-1].log_softmax(-1).gather(2, i[:, 1:, None]).squeeze(-1)": ["row_reduce"],
+    "x.gather(-1, i.unsqueeze(-1)).squeeze(-1) - x.logsumexp(-1)": ["row_stream"],
+    "x.gather(-1, i.unsqueeze(-1)).exp()": ["pointwise"],
+    "x.gather(-1, i.unsqueeze(-1)).square().mean()": ["reduce_views"],
+    "x.gather(-1, i.unsqueeze(-1))": ["torch", "torch"],  # a view, and torch's own
+}
+
+
+@pytest.mark.parametrize("body", IN_PLACES)
+def test_what_numbers_name_is_computed_there(body: str, tmp_path: Path) -> None:
+    """And is not written for that, as eager's softmax is."""
+    found = compile_file(write(tmp_path, f"return {body}", "self.v = 500", LOGITS, "x, i"), target="sm_90")
+    steps = [step.plan.detail.template if isinstance(step, KernelStep) else "torch" for step in found.program.steps]
+    assert steps == IN_PLACES[body]
+
+
+@pytest.mark.parametrize("other", ["y", "y.cumsum(-1)"])
+def test_what_is_written_anyway_is_read(other: str, tmp_path: Path) -> None:
+    body = f"y = x.log_softmax(-1)\nreturn y.gather(-1, i.unsqueeze(-1)) * 2, {other}"
+    found = compile_file(write(tmp_path, body, inputs=LOGITS, arguments="x, i"))
+    refused = [event for event in found.program.refusals if event.identity.startswith("log_softmax(x)[i]")]
+    assert ["written anyway" in event.reason for event in refused] == [True]
+
+
+def test_entropy_and_what_is_named_are_one_pass(tmp_path: Path) -> None:
+    body = "y = x.log_softmax(-1)\nreturn y.gather(-1, i.unsqueeze(-1)).squeeze(-1), -(y.exp() * y).sum(-1)"
+    found = compile_file(write(tmp_path, body, inputs=LOGITS, arguments="x, i"))
+    assert len(found.program.kernels) == 1
+
+
 def test_types_are_checked() -> None:
     x, numbers = TensorType(dtype=DType.FLOAT32, shape=(4, "n")), TensorType(dtype=DType.INT64, shape=(2, 3))
     assert infer_gather(GatherOp(axis=1), (x, numbers), x).shape == (4, 2, 3)
     with pytest.raises(GraphError, match="positions of type float32"):
         infer_gather(GatherOp(axis=0), (x, x), x)
+    assert infer_gather_elements(GatherElementsOp(axis=1), (x, numbers.replace(shape=(1, 3))), x).shape == (4, 3)
+    with pytest.raises(GraphError, match="positions of type float32"):
+        infer_gather_elements(GatherElementsOp(axis=1), (x, x), x)
+    with pytest.raises(GraphError, match="for elements of"):
+        infer_gather_elements(GatherElementsOp(axis=1), (x, numbers), x)

@@ -23,10 +23,10 @@ from fusegen.ir import (
     ConstOp,
     ConvOp,
     DType,
-    EagerOp,
     ExpandOp,
     FillOp,
     FlipOp,
+    GatherElementsOp,
     Graph,
     InputOp,
     InterpolateOp,
@@ -90,6 +90,12 @@ class Draw:
         self.nodes.append(node)
         self.values[name] = torch.randint(1, modular.PRIME, shape, generator=self.torch_rng)
         return node
+
+    def numbers(self, *shape: int) -> Node:
+        """A leaf of whole numbers."""
+        leaf = self.leaf(*shape)
+        self.nodes[-1] = leaf.replace(type=leaf.type.replace(dtype=DType.INT64))
+        return self.nodes[-1]
 
     def add(self, op: Op, *operands: Node) -> Node:
         like = operands[0].type if operands else TensorType(dtype=DType.FLOAT32, shape=())
@@ -1113,7 +1119,41 @@ def _chain(draw: Draw, *fns: str) -> Node:
     return x
 
 
+def _names(draw: Draw, x: Node, axis: int) -> list[int]:
+    """The shape of numbers that name elements of ``x`` along ``axis``, no more than there are."""
+    shape = [draw.rng.choice([1, int(size)]) for size in x.type.shape]
+    shape[axis] = draw.rng.randint(1, int(x.type.shape[axis]))
+    return shape
+
+
+def _named_of_function(draw: Draw) -> Node:
+    shape = draw.shape()
+    axis, last = draw.rng.randrange(len(shape)), len(shape) - 1
+    along = [1 if own == axis else draw.rng.choice([1, size]) for own, size in enumerate(shape)]
+    others = [lambda: draw.leaf(*shape), lambda: draw.leaf(*along), draw.const]
+    others += [lambda: draw.leaf(shape[-1])] if axis == last else []
+    operands = [draw.leaf(*shape), draw.rng.choice(others)()]
+    draw.rng.shuffle(operands)
+    x = draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul"])), *operands)
+    gather = GatherElementsOp(axis=axis, wraps=draw.rng.random() < 0.5)
+    return draw.add(gather, x, draw.numbers(*_names(draw, x, axis)))
+
+
+def _named_by_part(draw: Draw) -> Node:
+    x = draw.leaf(*(size + 1 for size in draw.shape()))
+    axis = draw.rng.randrange(x.type.rank)
+    shape = _names(draw, x, axis)
+    shape[axis] += shape == [1] * len(shape)
+    sizes = [size for size in shape if size != 1]
+    own, more = draw.rng.randrange(len(sizes)), draw.rng.randint(1, 3)
+    i = draw.numbers(*(size + more * (place == own) for place, size in enumerate(sizes)))
+    part = draw.add(SliceOp(axis=own, start=draw.rng.randint(0, more), length=sizes[own]), i)
+    return draw.add(GatherElementsOp(axis=axis), x, draw.add(ReshapeOp(shape=tuple(shape)), part))
+
+
 BUILDERS: dict[str, Callable[[Draw], Node]] = {
+    "f(x, ..)[i] = f(x[i], ..),  f elementwise": _named_of_function,
+    "x[reshape(i[a:b])] = x[reshape(i)[a:b]],  the reshape adding axes of one element": _named_by_part,
     "slice(f(x, y)) = f(slice(x), slice(y)),  f elementwise,  above a product": _part_of_function,
     "slice(reduce(x)) = reduce(slice(x)) over other axes,  above a product": _part_of_reduction,
     "slice(reshape(x)) = reshape(slice(x)) along an axis of both,  above a product": _part_of_reshaped,
@@ -1339,7 +1379,8 @@ TRANSCENDENTAL = {
     "normalize(x, w, b) = (x - mean(x)) rsqrt(var(x) + eps) w + b",
     "x tanh(softplus(x)) = mish(x)",
     "max(max(x)) = max(x) over both sets of axes,  min(min(x)) likewise",
-    "gather(x, argmax(x)) = max(x),  argmin likewise",
+    "x[argmax(x)] = max(x),  argmin likewise",
+    "log_softmax(x)[i] = x[i] - max(x) - log(sum(exp(x - max(x)))),  softmax likewise,  i along the softmax",
     "nll(log_softmax(x), t) = log(sum(exp(x - max(x)))) + max(x) - x[t],  of large x",
     "a n = a times n,  a a number,  n a size",
     "softmax(x) = exp(x - max(x)) / its sum,  below a reduction along other axes",
@@ -1425,28 +1466,50 @@ def test_an_extreme_of_extremes_is_one(inner: tuple[int, ...], fn: str) -> None:
     assert not rewrite(nested("max" if fn == "min" else "min"), (rule,)).applied
 
 
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_softmax_is_computed_where_it_is_named(axis: int, log: bool) -> None:
+    """In float32, far from zero: what the maximum is subtracted from is exact."""
+    (rule,) = (rule for identity, rule in RULES.items() if identity.startswith("log_softmax(x)[i]"))
+
+    def gathered(of: int) -> Graph:
+        draw = Draw(0)
+        x = draw.leaf(4, 3, 5)
+        softmax = draw.add(SoftmaxOp(axis=axis, log=log), x)
+        place = draw.add(ArgReduceOp(fn="argmin", axis=of, keepdim=True), x)
+        return draw.graph(draw.add(GatherElementsOp(axis=of), softmax, place))
+
+    outcome = rewrite(gathered(axis), (rule,))
+    assert outcome.applied
+    values = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0)) + 300
+    for special in (300.0, -math.inf, math.inf):
+        values[1, 2, 3] = special
+        expected, found = (run(graph, [values], {})[0] for graph in (gathered(axis), outcome.graph))
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-6, atol=0)
+    assert not rewrite(gathered((axis + 1) % 3), (rule,)).applied
+
+
 @pytest.mark.parametrize("fn", ["max", "min"])
-@pytest.mark.parametrize(("axis", "as_given"), [(1, 1), (1, -2), (2, 2), (0, 0)])
-def test_what_lies_at_an_extreme_is_the_extreme(axis: int, as_given: int, fn: str) -> None:
-    rule = RULES["gather(x, argmax(x)) = max(x),  argmin likewise"]
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_what_lies_at_an_extreme_is_the_extreme(axis: int, fn: str) -> None:
+    rule = RULES["x[argmax(x)] = max(x),  argmin likewise"]
 
     def gathered(of: int) -> Graph:
         draw = Draw(0)
         x = draw.leaf(2, 3, 5)
         op = ArgReduceOp.model_validate({"fn": f"arg{fn}", "axis": axis, "keepdim": True})
         place = Node(name="place", op=op, inputs=(x.name,), type=ops.infer(op, (x.type,), x.type))
-        shape = tuple(1 if own == axis else size for own, size in enumerate((2, 3, 5)))
+        shape = tuple(1 if axis in (own, of) and own == of else size for own, size in enumerate((2, 3, 5)))
         type_ = TensorType(dtype=DType.FLOAT32, shape=shape)
-        arguments = f"{{0}}, {of}, {{1}}"
-        gather = EagerOp(target="aten.gather.default", arguments=arguments, results=(type_,), tuple_result=False)
-        draw.nodes += [place, Node(name="gathered", op=gather, inputs=(x.name, "place"), type=type_)]
+        gather = Node(name="gathered", op=GatherElementsOp(axis=of), inputs=(x.name, "place"), type=type_)
+        draw.nodes += [place, gather]
         return draw.graph(draw.nodes[-1])
 
     values = torch.arange(30.0).reshape(2, 3, 5).sin()
     for special in (0.0, math.nan, -math.inf):
         values[1, 2, 3] = special
-        _agree(gathered(as_given), rule, values)
-    assert not rewrite(gathered((axis + 1) % 3 if axis else 1), (rule,)).applied
+        _agree(gathered(axis), rule, values)
+    assert not rewrite(gathered((axis + 1) % 3), (rule,)).applied
 
 
 @pytest.mark.parametrize("features", [1, 5])

@@ -33,13 +33,17 @@ def _results(body: Graph) -> int:
 
 
 def _shares_data(grouping: Grouping, first: Group, second: Group, machine: Machine) -> bool:
-    """Whether both read the same tensors, neither reads what the other writes, and reading once is worth it."""
+    """Whether both read the same tensors, and reading once is worth it.
+
+    What one reads of the other's, growing has seen; of the same rows, it may not have known that.
+    """
     (body, operands), (other, others) = grouping.body(first), grouping.body(second)
-    if first.owned & set(others) or second.owned & set(operands):
-        return False
     shared = [grouping.by_name[name] for name in operands if name in others]
     data = [node for node in shared if not isinstance(node.op, (ParamOp, ConstOp))]
     read = sum(dims.numel(node.type.shape, body.sizes) for node in data)
+    for reader, read_by, writer in ((other, others, first), (body, operands, second)):
+        if writer.owned & set(read_by) and _WORTH * _results(reader) > read:
+            return False
     few = few_results(body, machine) and few_results(other, machine)
     return bool(data) and (few or _WORTH * read >= max(_results(body), _results(other)))
 

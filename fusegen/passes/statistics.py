@@ -1,12 +1,9 @@
-"""Norms, softmaxes that are only reduced and what lies at an extreme, into statistics and what is done with them; equal
-values once.
-"""
+"""Norms and softmaxes that are only reduced, into statistics and what is done with them; equal values once."""
 
 from __future__ import annotations
 
 from fusegen import dims
 from fusegen.ir import (
-    ArgReduceOp,
     ConvOp,
     EagerOp,
     GetItemOp,
@@ -77,30 +74,7 @@ def _is_reduced_elsewhere(m: Match) -> str | None:
     return ""
 
 
-def _extreme(m: Match) -> Node:
-    found = m["place"].op
-    assert isinstance(found, ArgReduceOp)
-    fn = found.fn.removeprefix("arg")
-    return m.add(ReduceOp.model_validate({"fn": fn, "axes": (found.axis,), "keepdim": True}), m["x"])
-
-
-def _at_its_extreme(m: Match) -> str | None:
-    gather, place = m.root.op, m["place"].op
-    assert isinstance(gather, EagerOp)
-    assert isinstance(place, ArgReduceOp)
-    axes = (place.axis, place.axis - m["x"].type.rank)
-    own = gather.target == "aten.gather.default" and gather.arguments in [f"{{0}}, {axis}, {{1}}" for axis in axes]
-    return None if own and place.keepdim and m["place"].inputs == (m["x"].name,) else ""
-
-
 RULES = (
-    Rule(
-        "gather(x, argmax(x)) = max(x),  argmin likewise",
-        op(EagerOp, anything("x"), op(ArgReduceOp, name="place")),
-        _extreme,
-        Numerics.REASSOCIATES,  # of zeros of either sign any may be the maximum
-        _at_its_extreme,
-    ),
     Rule(
         "softmax(x) = exp(x - max(x)) / its sum,  below a reduction along other axes",
         op(SoftmaxOp, anything("x")),

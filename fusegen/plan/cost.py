@@ -11,6 +11,7 @@ from fusegen.costs.contractions import SPLIT
 from fusegen.ir import (
     ConstOp,
     ConvOp,
+    GatherElementsOp,
     GatherOp,
     GetItemOp,
     Graph,
@@ -40,7 +41,7 @@ def node_bytes(graph: Graph, node: Node) -> int:
         return 0
     names = [name for name in dict.fromkeys(node.inputs) if not isinstance(graph.node(name).op, ConstOp)]
     operands, outputs = [graph.node(name) for name in names], [node]
-    if isinstance(node.op, GatherOp):
+    if isinstance(node.op, (GatherOp, GatherElementsOp)):
         operands[0] = min(operands[0], node, key=lambda read: _size(graph, read))
     if isinstance(node.op, RegionOp):
         outputs = [node.op.body.node(name) for name in node.op.body.outputs]
@@ -66,9 +67,8 @@ def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
 def _read_of(graph: Graph, leaf: Node) -> int:
     """Bytes of ``leaf`` that a program reads: where elements of it are fetched alone, no more than those."""
     readers = [graph.node(name) for name in set(graph.users[leaf.name])]
-    fetched = [
-        r for r in readers if isinstance(r.op, GatherOp) and r.inputs[0] == leaf.name and r.inputs[1] != leaf.name
-    ]
+    fetches = (r for r in readers if isinstance(r.op, (GatherOp, GatherElementsOp)))
+    fetched = [r for r in fetches if r.inputs[0] == leaf.name and r.inputs[1] != leaf.name]
     if not readers or len(fetched) < len(readers):
         return _size(graph, leaf)
     return min(_size(graph, leaf), sum(_size(graph, reader) for reader in fetched))

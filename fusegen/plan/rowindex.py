@@ -10,7 +10,7 @@ from fusegen.ir import Graph, Node
 from fusegen.plan.rowdraft import Style, factor, fetched_place, total
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes
-from fusegen.spaces.parts import Part, root_of
+from fusegen.spaces.parts import Part, root_of, uncut
 from fusegen.spaces.rowspace import AxisMap, RowSpace
 
 
@@ -54,7 +54,7 @@ class RowIndices:
         whole: Dims = part.whole.type.shape
         own_axes = list(enumerate(range(node.type.rank)))  # of the operand, and of the node
         if part.index is not None:
-            behind = part.index.type.rank - 1
+            behind = 0 if part.in_places else part.index.type.rank - 1
             own_axes = [(a, a if a < part.axis else a + behind) for a in range(len(whole)) if a != part.axis]
         start: Dim = 0
         for axis, own in own_axes:
@@ -79,10 +79,14 @@ class RowIndices:
     def fetched(self, part: Part, axes: AxisMap) -> tuple[str, str]:
         """C++ of the place along its axis that the index of ``part`` names, and the position that it is over."""
         assert part.index is not None
-        order = self.axes_of(part.index, axes[part.axis : part.axis + part.index.type.rank])
-        terms = self.terms(order)
+        own = axes if part.in_places else axes[part.axis : part.axis + part.index.type.rank]
+        numbers, starts = uncut(part.index, self.body.by_name)
+        cut = numbers.name != part.index.name
+        terms = self.terms(self.axes_of(part.index, own))
+        if cut:
+            terms, _ = self.part_terms(part.index, Part(numbers, starts), own)
         names = [name for name, _ in terms] or [""]
-        arg, size = self.args[root_of(part.index, self.body.by_name).name], part.whole.type.shape[part.axis]
+        arg, size = self.args[root_of(numbers, self.body.by_name).name], part.whole.type.shape[part.axis]
         text = fetched_place(f"args.{arg.name}", total(text for _, text in terms), self.text(size), part.wraps)
         return "l" if "l" in names else names[-1], text
 

@@ -12,7 +12,7 @@ from fusegen.plan.rowindex import RowIndices
 from fusegen.plan.rowprogram import CType, Operand, Position
 from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
 from fusegen.printer import format_node
-from fusegen.spaces.parts import part_of, root_of
+from fusegen.spaces.parts import named, part_of, root_of
 from fusegen.spaces.rowspace import AxisMap
 
 CTYPES: dict[DType, CType] = {DType.BOOL: "bool", DType.INT64: "int64_t", DType.INT32: "int32_t"}
@@ -62,6 +62,9 @@ class RowValues(RowIndices):
     def operand(self, node: Node, axes: AxisMap) -> Value:
         """A kernel argument read at the element (or row) that it is broadcast to; ``axes``: of the node."""
         by_name = self.body.by_name
+        if (found := named(node, by_name)) is not node:
+            own = (bases for bases, size in zip(axes, node.type.shape, strict=True) if size != 1)
+            node, axes = found, tuple(() if size == 1 else next(own) for size in found.type.shape)
         part = part_of(node, by_name)
         arg = self.args[root_of(part.whole if part else node, by_name).name]
         if part and part.index:
@@ -94,9 +97,9 @@ class RowValues(RowIndices):
                 step=self.step(order),
                 flag=flag,
             )
-        found = self.operands[key]
+        operand = self.operands[key]
         style = self.style.element_operand if per_element else self.style.scalar
-        return Value(found.name, found.per_element, 0, literal=style.format(found.name))
+        return Value(operand.name, operand.per_element, 0, literal=style.format(operand.name))
 
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
         """How the template reads an operand with these base axes."""

@@ -25,6 +25,7 @@ from fusegen.ir import (
     ConvOp,
     ExpandOp,
     FlipOp,
+    GatherElementsOp,
     GatherOp,
     Graph,
     InterpolateOp,
@@ -126,6 +127,11 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             found = [pair(x, own, node, own) for own in range(axis)]
             found += [pair(index, own, node, axis + own) for own in range(index.type.rank)]
             return iter([*found, *(pair(x, own, node, own - x.type.rank) for own in range(axis + 1, x.type.rank))])
+        case GatherElementsOp(axis=axis):
+            x, index = operands
+            spread = {own for own in range(index.type.rank) if index.type.shape[own] != node.type.shape[own]}
+            found = [pair(x, own, node, own) for own in range(x.type.rank) if own != axis]
+            return iter([*found, *(pair(index, own, node, own) for own in range(index.type.rank) if own not in spread)])
         case UnfoldOp(axis=axis):
             free = [own for own in range(operands[0].type.rank) if own != axis]
             return (pair(operands[0], own, node, own + (own > axis)) for own in free)
@@ -149,7 +155,7 @@ def _structure(node: Node, operands: Sequence[Node]) -> Iterator[Axis]:
     match node.op:
         case SliceOp(axis=axis) | ResampleOp(axis=axis) | InterpolateOp(axis=axis) | CatOp(axis=axis):
             own = (axis,)
-        case GatherOp(axis=axis):
+        case GatherOp(axis=axis) | GatherElementsOp(axis=axis):
             yield (operands[0].name, axis)
             return
         case RangeOp():

@@ -20,6 +20,7 @@ from fusegen.ir import (
     ExpandOp,
     FillOp,
     FlipOp,
+    GatherElementsOp,
     GatherOp,
     Graph,
     InputOp,
@@ -261,6 +262,11 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
             number = tuple(digit for place in places[axis:behind] for digit in place)
             place = (Digit(Named(number, index.name, size, wraps), 1, size, size),)
             return (Read(first.name, (*places[:axis], place, *places[behind:])),)
+        case GatherElementsOp(axis=axis, wraps=wraps):
+            size, index = first.type.shape[axis], operands[1]
+            own = (place if n != 1 else () for place, n in zip(places, index.type.shape, strict=True))
+            number = tuple(digit for place in own for digit in place)
+            return (Read(first.name, at(axis, (Digit(Named(number, index.name, size, wraps), 1, size, size),))),)
         case InterpolateOp(axis=axis, mode=mode) as op:
             size = first.type.shape[axis]
             if size == op.length:

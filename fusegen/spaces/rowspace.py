@@ -36,7 +36,7 @@ from fusegen.ir import (
     TapSumOp,
     WindowSumOp,
 )
-from fusegen.spaces.parts import CUT, Part, cut_up, indices, parts_in, root_of
+from fusegen.spaces.parts import CUT, NAMED, Part, cut_up, indices, named, parts_in, root_of
 
 AxisMap = tuple[tuple[int, ...], ...]
 """For each axis of a value: the base axes that it is made of, outermost first; none for a size-1 axis."""
@@ -248,14 +248,16 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
             continue
         operands = [by_name[name] for name in node.inputs]
         first = axes.get(operands[0].name)
-        if first is None and isinstance(node.op, CUT) and (node.name in found or node.name in cut):
+        apart = first is None or isinstance(node.op, NAMED)
+        if apart and isinstance(node.op, CUT) and (node.name in found or node.name in cut):
             continue  # read where it lies
         if isinstance(node.op, PointwiseOp):
             if not any(operand.name in axes for operand in operands):
                 continue  # operands only: computed where the result is read
             axes[node.name] = _pointwise_axes(node, operands, axes)
             continue
-        if first is None and isinstance(node.op, ReshapeOp) and _is_view_of_input(node, by_name):
+        viewed = _is_view_of_input(node, by_name) or named(node, by_name).name in found
+        if first is None and isinstance(node.op, ReshapeOp) and viewed:
             continue  # another view of an operand, resolved where it is read
         if first is None:
             raise NotFusable(f"{node.name} rearranges an operand")

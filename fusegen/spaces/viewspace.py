@@ -35,16 +35,16 @@ from fusegen.ir import (
 )
 from fusegen.pointwise import POINTWISE
 from fusegen.spaces import placement
-from fusegen.spaces.parts import indices, part_of
+from fusegen.spaces.parts import NAMED, fetches_operands, indices
 from fusegen.spaces.rowspace import NotFusable, analyze
 
 STRIDED = (ExpandOp, PermuteOp, SliceOp, UnfoldOp)
 """Views whose results torch lays out as their data lies."""
 _OTHERS = (CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, UnfoldOp, ExpandOp, TriangleOp, FillOp, RangeOp)
 VIEWS = (ReshapeOp, PermuteOp, SliceOp, *_OTHERS)
-FETCHES = (*VIEWS, GatherOp)
+FETCHES = (*VIEWS, *NAMED)
 """What kernels read through: views, and elements that others name."""
-ELSEWHERE = (*_OTHERS, GatherOp)
+ELSEWHERE = (*_OTHERS, *NAMED)
 """Those that no row space has."""
 MOST_READS = 32
 """Operands that one element of a result may come from."""
@@ -60,7 +60,7 @@ def takes(body: Graph) -> bool:
         return False  # see viewproduct and viewreduce
     elementwise = all(isinstance(op, (PointwiseOp, *FETCHES)) for op in work)
     elsewhere = [op for op in work if isinstance(op, ELSEWHERE)]
-    if not elementwise and not all(isinstance(op, GatherOp) for op in elsewhere):  # kernels of rows fetch, too
+    if not elementwise and not all(isinstance(op, NAMED) for op in elsewhere):  # kernels of rows fetch, too
         raise NotFusable("what is joined, padded or spread is read as it lies")
     if elsewhere or not elementwise:
         return elementwise
@@ -76,7 +76,7 @@ def copies(node: Node, body: Graph) -> bool:
     if isinstance(node.op, ReshapeOp):
         source = body.node(node.inputs[0])
         return isinstance(source.op, (PermuteOp, UnfoldOp)) or _joins_copies(source, node, body)
-    written = (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, GatherOp, TriangleOp)
+    written = (PointwiseOp, CatOp, PadOp, FlipOp, ResampleOp, InterpolateOp, *NAMED, TriangleOp)
     return isinstance(node.op, written) or is_copied(node, body)
 
 
@@ -148,8 +148,8 @@ def check_elements(body: Graph, floats: tuple[DType, ...]) -> None:
     for node in body.nodes:
         if node.name in places:
             continue
-        fetched = isinstance(node.op, GatherOp)
-        if fetched and part_of(node, by_name) is None:
+        fetched = isinstance(node.op, NAMED)
+        if fetched and not fetches_operands(node, by_name):
             raise NotFusable(f"{node.name} fetches what is computed, or from where it is computed")
         if node.type.dtype not in (*floats, *WIDE_INTEGERS):
             raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")

@@ -2,7 +2,8 @@
 
 A recurrent network is one node whose shapes are known at once: torch's own shape function for it runs every time
 step. That of a loss of class numbers is wrong. Attention computes nonsense where its operands' sizes disagree, and its
-shape function does not ask.
+shape function does not ask. Nor does that of ``gather``, which leaves out what numbers have no axis for: whether they
+have is a question, so that axes of one size are one size.
 """
 
 from __future__ import annotations
@@ -96,6 +97,13 @@ def _check_attention(
         _agree((key.shape[-2], *reversed(query.shape[:-1])), reversed(attn_mask.shape))
 
 
+def _compare_sizes(input: Tensor, dim: Any, index: Tensor, **options: Any) -> None:
+    """Ask whether the axes of ``input`` and ``index`` have one size; what is asked of a trace holds for it."""
+    for own, (size, other) in enumerate(zip(input.shape, index.shape, strict=False)):
+        if own != dim % max(input.dim(), 1):
+            bool(size == other)
+
+
 def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """In place of torch's own question, which looks at the mask's values; the answer only chooses a kernel."""
     return bool(is_causal)
@@ -113,6 +121,9 @@ def kept_whole() -> Iterator[None]:
         transformer._detect_is_causal_mask = asked
 
 
+_GATHERS = (torch.gather, Tensor.gather)
+
+
 class _KeptWhole(TorchFunctionMode):
     def __torch_function__(
         self,
@@ -124,6 +135,8 @@ class _KeptWhole(TorchFunctionMode):
         named = kwargs or {}
         if func is scaled_dot_product_attention:
             _check_attention(*args, **named)
+        if func in _GATHERS:
+            _compare_sizes(*args, **named)
         whole = _WHOLE.get(func)
         if whole is not None and not named and len(args) == 9 and isinstance(args[3], bool):  # not packed sequences
             return whole(*args)

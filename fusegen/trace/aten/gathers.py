@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import WIDE_INTEGERS, GatherOp, RangeOp, ReshapeOp, SliceOp
+from fusegen.ir import WIDE_INTEGERS, GatherElementsOp, GatherOp, RangeOp, ReshapeOp, SliceOp
 from fusegen.trace.aten.call import Call, Value, register
 from fusegen.trace.aten.shapes import reshaped
 
@@ -41,11 +41,52 @@ def _index_select(call: Call) -> Value | None:
     return _gathered(call, x, index, call["dim"] % max(x.type.rank, 1)) if index.type.rank == 1 else None
 
 
+def _is_every_place(call: Call, index: Value, size: Dim, axis: int, rank: int) -> bool:
+    """Whether ``index``, one of several of ``rank`` axes together, is ``arange(size)`` along one of them."""
+    op, operands = call.build.made_by(index)
+    while isinstance(op, ReshapeOp):
+        op, operands = call.build.made_by(operands[0])
+    lies = tuple(size if own == axis else 1 for own in range(rank))
+    along = (1,) * (rank - index.type.rank) + index.type.shape
+    return isinstance(op, RangeOp) and (op.start, op.step, op.length) == (0, 1, size) and along == lies
+
+
+def _in_every_place(call: Call, x: Value, first: int, indices: list[Value]) -> Value | None:
+    """``x[arange(n)[:, None], arange(m), index]``: in every place of some axes, an element of the one behind them."""
+    *places, index = indices
+    rank, sizes = index.type.rank, x.type.shape[first : first + len(places)]
+    every = all(_is_every_place(call, own, sizes[i], i, rank) for i, own in enumerate(places))
+    if not every or rank != len(places) or index.type.dtype not in WIDE_INTEGERS or index.type.shape != sizes:
+        return None
+    ones = x.type.rank - first - rank
+    index = call.build.add(ReshapeOp(shape=(*(1,) * first, *sizes, *(1,) * ones)), index)
+    return reshaped(call, call.build.add(GatherElementsOp(axis=first + rank, wraps=True), x, index), call.result.shape)
+
+
 @register("index.Tensor")
 def _index(call: Call) -> Value | None:
-    """``x[:, index]``: one tensor of whole numbers."""
+    """``x[:, index]``: one tensor of whole numbers, or one beside ranges of every place."""
     given = [(axis, index) for axis, index in enumerate(call["indices"]) if index is not None]
-    if len(given) != 1 or not isinstance(given[0][1], Value):
+    indices = [index for _, index in given if isinstance(index, Value)]
+    first = given[0][0]
+    if len(indices) < len(given) or [axis for axis, _ in given] != list(range(first, first + len(given))):
         return None
-    axis, index = given[0]
-    return _gathered(call, call["self"], index, axis, wraps=True)
+    if len(indices) > 1:
+        return _in_every_place(call, call["self"], first, indices)
+    return _gathered(call, call["self"], indices[0], first, wraps=True)
+
+
+@register("gather.default", "take_along_dim.default")
+def _gather(call: Call) -> Value | None:
+    """``torch.gather`` leaves out what lies behind the numbers' own sizes; ``take_along_dim`` spreads numbers."""
+    x, axis = call["self"], call["dim"]
+    index = call["index"] if "index" in call.args else call["indices"]
+    if axis is None or index.type.rank != x.type.rank or not x.type.rank or index.type.dtype not in WIDE_INTEGERS:
+        return None
+    for own, (size, wanted) in enumerate(zip(x.type.shape, call.result.shape, strict=True)):
+        if own == axis % x.type.rank or size == wanted:
+            continue
+        if not call.build.at_least(size, wanted):
+            return None
+        x = call.build.add(SliceOp(axis=own, start=0, length=wanted), x)
+    return call.build.add(GatherElementsOp(axis=axis % x.type.rank), x, index)
