@@ -10,10 +10,11 @@ import torch
 
 from fusegen import interpret
 from fusegen.compiler import compile_file
-from fusegen.ir import GatherOp
+from fusegen.ir import GatherElementsOp, GatherOp
 from fusegen.plan.details import PointwisePlan, RowReducePlan, ViewReducePlan
 from fusegen.plan.types import KernelStep
 from tests.emulated import Kernel
+from tests.emulated.programs import OnTheCPU
 from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
@@ -59,3 +60,32 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
         wide = [operand.double() if operand.is_floating_point() else operand for operand in operands]
         for y, r in zip(found, interpret.run(kernel.body, wide, {}), strict=True):
             torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5)
+
+
+IN_PLACES = {
+    "a token": "x.log_softmax(-1).gather(-1, j.unsqueeze(-1)).squeeze(-1)",
+    "of a share": "(x / 0.7).softmax(-1).gather(-1, j.unsqueeze(-1)).squeeze(-1) * 2",
+    "the next token": "x[:, :-1].log_softmax(-1).gather(2, j[:, 1:, None]).squeeze(-1)",
+    "some behind the first": "x[:, 1:].softmax(-1).gather(2, j[:, :-1, None])",
+    "less what all come to": "x.gather(-1, j.unsqueeze(-1)).squeeze(-1) - x.logsumexp(-1)",
+    "several of a row": "x.log_softmax(1).gather(1, k) + 1",
+    "spread": "torch.take_along_dim(x, k[:, :, :1] % 3, 1).relu() + 1",
+    "less of every axis": "x.gather(1, k[:2, :, :9]).exp()",
+    "of every row": "x[:, 0][torch.arange(x.shape[0]), j[:, 0] - 300].square().mean()",
+    "of every place": "-x.log_softmax(-1)[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1]), j].mean()",
+    "with a vector": "(x + self.p).gather(-1, j.unsqueeze(-1)) * 2",
+    "beside entropy": "(lambda y: y.gather(-1, j[:, :, None])[..., 0] - (y.exp() * y).sum(-1))(x.log_softmax(-1))",
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACES)
+def test_named_in_places_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    inputs = "torch.randn(3, 5, 300), torch.randint(0, 300, (3, 5)), torch.randint(0, 5, (3, 2, 300))"
+    path = write(tmp_path, f"return {IN_PLACES[name]}", "self.p = nn.Parameter(torch.randn(300))", inputs, "x, j, k")
+    compiled = compile_file(path)
+    assert any(isinstance(node.op, GatherElementsOp) for node in compiled.program.after.every_node)
+    assert compiled.program.kernels
+    for batch in (3, 4) if name != "spread" else (3,):  # torch compares its sizes itself, which fixes them
+        x, j = torch.randn(batch, 5, 300), torch.randint(0, 300, (batch, 5))
+        OnTheCPU(compiled, "generated_places", tmp_path)(x, j, torch.randint(0, 5, (batch, 2, 300)))

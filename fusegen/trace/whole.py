@@ -97,11 +97,32 @@ def _check_attention(
         _agree((key.shape[-2], *reversed(query.shape[:-1])), reversed(attn_mask.shape))
 
 
-def _compare_sizes(input: Tensor, dim: Any, index: Tensor, **options: Any) -> None:
-    """Ask whether the axes of ``input`` and ``index`` have one size; what is asked of a trace holds for it."""
-    for own, (size, other) in enumerate(zip(input.shape, index.shape, strict=False)):
-        if own != dim % max(input.dim(), 1):
-            bool(size == other)
+def _have_one_size(input: Tensor, dim: int, index: Tensor) -> bool:
+    """Whether the axes of ``input`` and ``index`` but ``dim`` have one size: what a trace is asked holds for it."""
+    others = (own for own in range(input.dim()) if own != dim % input.dim())
+    return input.dim() == index.dim() and all(bool(input.shape[own] == index.shape[own]) for own in others)
+
+
+def _gather(input: Tensor, dim: int, index: Tensor, **options: Any) -> Tensor:
+    """``torch.gather``, whose axes of one size are one."""
+    if input.dim():
+        _have_one_size(input, dim, index)
+    return torch.gather(input, dim, index, **options)
+
+
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """``torch.take_along_dim``, which fixes the sizes that it compares; of one size, it is a ``torch.gather``."""
+    if dim is not None and input.dim() and _have_one_size(input, dim, indices):
+        return torch.gather(input, dim, indices)
+    return torch.take_along_dim(input, indices, dim)
+
+
+_COMPARED: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    torch.gather: _gather,
+    Tensor.gather: _gather,
+    torch.take_along_dim: _take_along_dim,
+    Tensor.take_along_dim: _take_along_dim,
+}
 
 
 def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -121,9 +142,6 @@ def kept_whole() -> Iterator[None]:
         transformer._detect_is_causal_mask = asked
 
 
-_GATHERS = (torch.gather, Tensor.gather)
-
-
 class _KeptWhole(TorchFunctionMode):
     def __torch_function__(
         self,
@@ -135,8 +153,8 @@ class _KeptWhole(TorchFunctionMode):
         named = kwargs or {}
         if func is scaled_dot_product_attention:
             _check_attention(*args, **named)
-        if func in _GATHERS:
-            _compare_sizes(*args, **named)
+        if func in _COMPARED:
+            return _COMPARED[func](*args, **named)
         whole = _WHOLE.get(func)
         if whole is not None and not named and len(args) == 9 and isinstance(args[3], bool):  # not packed sequences
             return whole(*args)
