@@ -341,12 +341,14 @@ class GatherElementsOp(Frozen):
     """Along one axis of x, in every place, the element whose number the second operand, of whole numbers, has there.
 
     Numbers have x's axes, of x's sizes or 1 but for that one, which is as long as they say. Which numbers there are is
-    as in ``GatherOp``. ONNX's name; ``torch.gather`` where no axis of the numbers is spread.
+    as in ``GatherOp``; one more is ``ignored``, for which the first element stands in. ONNX's name; ``torch.gather``
+    where no axis of the numbers is spread.
     """
 
     kind: Literal["gather_elements"] = "gather_elements"
     axis: int
     wraps: bool = False
+    ignored: int | None = None
 
 
 class UnfoldOp(Frozen):

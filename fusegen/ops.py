@@ -107,6 +107,8 @@ def _torch_gather_elements(op: GatherElementsOp, args: Sequence[str]) -> str:
     x, index = args
     if op.wraps:
         index = f"torch.where({index} < 0, {index} + {x}.shape[{op.axis}], {index})"
+    if op.ignored is not None:
+        index = f"torch.where({index} == {op.ignored}, 0, {index})"
     return f"torch.take_along_dim({x}, {index}, {op.axis})"
 
 

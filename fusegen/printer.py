@@ -121,8 +121,11 @@ def _call(node: Node) -> tuple[str, list[str]]:
             ]
         case CatOp(axis=axis):
             return "cat", [f"axis={axis}"]
-        case GatherOp(axis=axis, wraps=wraps) | GatherElementsOp(axis=axis, wraps=wraps):
-            return node.op.kind, [f"axis={axis}", *(["wraps"] if wraps else [])]
+        case GatherOp(axis=axis, wraps=wraps):
+            return "gather", [f"axis={axis}", *(["wraps"] if wraps else [])]
+        case GatherElementsOp(axis=axis, wraps=wraps, ignored=ignored):
+            named = [*(["wraps"] if wraps else []), *([] if ignored is None else [f"ignored={ignored}"])]
+            return "gather_elements", [f"axis={axis}", *named]
         case PadOp(before=before, after=after, value=value):
             return "pad", [f"before={before}", f"after={after}", *([f"value={value:g}"] if value else [])]
         case TriangleOp(upper=upper, diagonal=diagonal):

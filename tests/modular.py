@@ -265,8 +265,9 @@ def _node(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
             return torch.movedim(args[0], axis, 0)[args[1] % args[0].shape[axis]].movedim(
                 tuple(range(args[1].dim())), tuple(range(axis, axis + args[1].dim()))
             )
-        case GatherElementsOp(axis=axis):
-            return torch.take_along_dim(args[0], args[1] % args[0].shape[axis], axis)
+        case GatherElementsOp(axis=axis, ignored=ignored):
+            index = args[1] if ignored is None else torch.where(args[1] == ignored, 0, args[1])
+            return torch.take_along_dim(args[0], index % args[0].shape[axis], axis)
         case InterpolateOp() as op:
             return interpolate(args[0], op)
         case UnfoldOp(axis=axis, size=size, step=step, dilation=dilation):

@@ -72,10 +72,13 @@ class Match:
     def __getitem__(self, name: str) -> Node:
         return self.captures[name]
 
-    def add(self, op: Op, *operands: Node) -> Node:
-        """A new node; its type is inferred. Raises ``GraphError`` when the operands do not fit."""
-        like = operands[0].type if operands else self.root.type
-        return self._built(op, ops.infer(op, tuple(node.type for node in operands), like), operands)
+    def add(self, op: Op, *operands: Node, like: Node | None = None) -> Node:
+        """A new node; its type is inferred, of a number from what it is ``like``, the root or another node.
+
+        Raises ``GraphError`` when the operands do not fit.
+        """
+        like = operands[0] if operands else like or self.root
+        return self._built(op, ops.infer(op, tuple(node.type for node in operands), like.type), operands)
 
     def eager(self, target: str, arguments: str, result: TensorType, *operands: Node) -> Node:
         """A new node of an op of torch's, written as in ``EagerOp``."""

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.literals import hex_float
-from fusegen.plan.rowdraft import FETCHED, factor, fetched_place
+from fusegen.plan.rowdraft import factor, fetched_place, fetching
 from fusegen.plan.rowprogram import Position
 from fusegen.plan.rows import RowLowering
 from fusegen.spaces import placement
@@ -68,10 +68,10 @@ class PlacedRows(RowLowering):
 
     def fetched_number(self, named: Named) -> str:
         """The place that an element of an index names; no matter what, where there is no such element."""
-        self.helpers.add(FETCHED)
+        self.helpers.add(fetching(named.op))
         arg = self.args[root_of(self.body.node(named.index), self.body.by_name).name]
         place = self.offset(self.joined(named.terms)) or "0"
-        text = fetched_place(self.pointer.format(arg.name), place, self.text(named.size), named.wraps)
+        text = fetched_place(self.pointer.format(arg.name), place, self.text(named.size), named.op)
         text = f"static_cast<Index>({text})"
         return self.named("j", f"{self.guard} ? {text} : 0" if self.guard else text)
 

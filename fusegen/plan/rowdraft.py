@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusegen.dims import Dim
-from fusegen.ir import ScanOp
+from fusegen.ir import GatherElementsOp, GatherOp, ScanOp
 from fusegen.plan.rowprogram import CType
 
 Reduced = Literal["sum", "max", "min", "prod", "var", "exponentials", "argmax", "argmin"]
@@ -101,10 +101,13 @@ def factor(text: str) -> str:
     return f"({text})" if any(symbol in text for symbol in "+-*/% ") else text
 
 
-def fetched_place(pointer: str, offset: str, size: str, wraps: bool) -> str:
-    """C++ of the place along an axis of ``size`` that a number names; from the end, if that ``wraps``."""
-    return f"{FETCHED}<{str(wraps).lower()}>({pointer} + {offset}, {size})"
+def fetching(op: GatherOp | GatherElementsOp) -> str:
+    """The device function that knows what numbers name to ``op``, and refuses others (templates/_math.cu.j2)."""
+    return "named_unless" if isinstance(op, GatherElementsOp) and op.ignored is not None else "named_place"
 
 
-FETCHED = "named_place"
-"""The device function that refuses other numbers (templates/_math.cu.j2)."""
+def fetched_place(pointer: str, offset: str, size: str, op: GatherOp | GatherElementsOp) -> str:
+    """C++ of the place along an axis of ``size`` that a number names to ``op``."""
+    if isinstance(op, GatherElementsOp) and op.ignored is not None:
+        return f"{fetching(op)}({pointer} + {offset}, {size}, {op.ignored})"
+    return f"{fetching(op)}<{str(op.wraps).lower()}>({pointer} + {offset}, {size})"

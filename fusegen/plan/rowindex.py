@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import Graph, Node
+from fusegen.ir import GatherElementsOp, Graph, Node
 from fusegen.plan.rowdraft import Style, factor, fetched_place, total
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes
-from fusegen.spaces.parts import Part, root_of, uncut
+from fusegen.spaces.parts import Fetched, Part, root_of, uncut
 from fusegen.spaces.rowspace import AxisMap, RowSpace
 
 
@@ -53,9 +53,9 @@ class RowIndices:
         shape, order, strides = self.space.shape, list[int](), list[Dim]()
         whole: Dims = part.whole.type.shape
         own_axes = list(enumerate(range(node.type.rank)))  # of the operand, and of the node
-        if part.index is not None:
-            behind = 0 if part.in_places else part.index.type.rank - 1
-            own_axes = [(a, a if a < part.axis else a + behind) for a in range(len(whole)) if a != part.axis]
+        if (named := part.named) is not None:
+            behind = 0 if isinstance(named.op, GatherElementsOp) else named.index.type.rank - 1
+            own_axes = [(a, a if a < named.op.axis else a + behind) for a in range(len(whole)) if a != named.op.axis]
         start: Dim = 0
         for axis, own in own_axes:
             start = dims.add(start, self.sizes.product([part.starts[axis], *whole[axis + 1 :]]))
@@ -69,25 +69,24 @@ class RowIndices:
             ]
         terms = [("", dims.cpp(start))] if start != 0 else []
         apart = [stride for i, stride in enumerate(strides) if not self.follows(order, strides, i)]
-        if part.index is not None:
-            apart.append(self.sizes.product(whole[part.axis + 1 :]))
-            name, text = self.fetched(part, axes)
+        if named is not None:
+            apart.append(self.sizes.product(whole[named.op.axis + 1 :]))
+            name, text = self.fetched(named, whole[named.op.axis], axes)
             terms.append((name, text if apart[-1] == 1 else f"{text} * {factor(dims.cpp(apart[-1]))}"))
         terms += self.terms(order, strides)
         return terms, tuple(size for size in (start, *apart) if size not in (0, 1))
 
-    def fetched(self, part: Part, axes: AxisMap) -> tuple[str, str]:
-        """C++ of the place along its axis that the index of ``part`` names, and the position that it is over."""
-        assert part.index is not None
-        own = axes if part.in_places else axes[part.axis : part.axis + part.index.type.rank]
-        numbers, starts = uncut(part.index, self.body.by_name)
-        cut = numbers.name != part.index.name
-        terms = self.terms(self.axes_of(part.index, own))
-        if cut:
-            terms, _ = self.part_terms(part.index, Part(numbers, starts), own)
+    def fetched(self, named: Fetched, size: Dim, axes: AxisMap) -> tuple[str, str]:
+        """C++ of the place along an axis of ``size`` that an index names, and the position that it is over."""
+        op, index = named.op, named.index
+        own = axes if isinstance(op, GatherElementsOp) else axes[op.axis : op.axis + index.type.rank]
+        numbers, starts = uncut(index, self.body.by_name)
+        terms = self.terms(self.axes_of(index, own))
+        if numbers is not index:
+            terms, _ = self.part_terms(index, Part(numbers, starts), own)
         names = [name for name, _ in terms] or [""]
-        arg, size = self.args[root_of(numbers, self.body.by_name).name], part.whole.type.shape[part.axis]
-        text = fetched_place(f"args.{arg.name}", total(text for _, text in terms), self.text(size), part.wraps)
+        arg = self.args[root_of(numbers, self.body.by_name).name]
+        text = fetched_place(f"args.{arg.name}", total(text for _, text in terms), self.text(size), op)
         return "l" if "l" in names else names[-1], text
 
     def follows(self, order: list[int], strides: list[Dim], i: int) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from fusegen.ir import INTEGERS, ConstOp, DType, Node, PointwiseOp
 from fusegen.literals import hex_float, integer
-from fusegen.plan.rowdraft import FETCHED, Draft, DraftReduction, DraftScan, Reduced, Value, total
+from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Reduced, Value, fetching, total
 from fusegen.plan.rowindex import RowIndices
 from fusegen.plan.rowprogram import CType, Operand, Position
 from fusegen.pointwise import DOUBLE, POINTWISE, QUICK
@@ -67,8 +67,8 @@ class RowValues(RowIndices):
             node, axes = found, tuple(() if size == 1 else next(own) for size in found.type.shape)
         part = part_of(node, by_name)
         arg = self.args[root_of(part.whole if part else node, by_name).name]
-        if part and part.index:
-            self.helpers.add(FETCHED)
+        if part and part.named:
+            self.helpers.add(fetching(part.named.op))
         order = self.axes_of(node, axes)
         terms, apart = self.part_terms(node, part, axes) if part else (self.terms(order), None)
         index = total(text for _, text in terms)

@@ -28,16 +28,20 @@ _FREE = (ReshapeOp, SliceOp, PermuteOp, ExpandOp)
 
 @dataclass(frozen=True)
 class Part:
-    """What lies from ``starts`` on in ``whole``, an operand of a kernel or a reshape of one. ``index``: of its axis
-    ``axis``, the elements whose numbers that operand has, or a reshape of one; ``wraps``: see ``ir.GatherOp``;
-    ``in_places``: numbers are of places of the other axes, as in ``ir.GatherElementsOp``."""
+    """What lies from ``starts`` on in ``whole``, an operand of a kernel or a reshape of one; ``named``: of one axis,
+    what another operand names, or a view of one."""
 
     whole: Node
     starts: Dims
-    index: Node | None = None
-    axis: int = 0
-    wraps: bool = False
-    in_places: bool = False
+    named: Fetched | None = None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What ``op`` takes: the elements that ``index`` names."""
+
+    op: GatherOp | GatherElementsOp
+    index: Node
 
 
 def root_of(node: Node, by_name: Mapping[str, Node]) -> Node:
@@ -66,7 +70,7 @@ def _named_part(node: Node, op: GatherOp | GatherElementsOp, by_name: Mapping[st
         return None
     if whole.type.shape[op.axis] != data.type.shape[op.axis]:
         return None
-    return Part(whole, starts, index, op.axis, op.wraps, in_places)
+    return Part(whole, starts, Fetched(op, index))
 
 
 def part_of(node: Node, by_name: Mapping[str, Node]) -> Part | None:

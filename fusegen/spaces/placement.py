@@ -101,12 +101,13 @@ class Between:
 
 @dataclass(frozen=True)
 class Named:
-    """The place along an axis of ``size`` that element ``place`` of ``index`` names, an operand or a reshape of one."""
+    """The place along an axis of ``size`` that element ``place`` of ``index``, an operand or a view of one, names to
+    ``op``."""
 
     place: Place
     index: str
     size: Dim
-    wraps: bool
+    op: GatherOp | GatherElementsOp
 
     @property
     def terms(self) -> Terms:
@@ -256,17 +257,17 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
             windows = Moved(((places[axis], step), (places[axis + 1], dilation)), 0)
             place = position(windows, first.type.shape[axis])
             return (Read(first.name, (*places[:axis], place, *places[axis + 2 :])),)
-        case GatherOp(axis=axis, wraps=wraps):
+        case GatherOp(axis=axis) as op:
             size, index = first.type.shape[axis], operands[1]
             behind = axis + index.type.rank
             number = tuple(digit for place in places[axis:behind] for digit in place)
-            place = (Digit(Named(number, index.name, size, wraps), 1, size, size),)
+            place = (Digit(Named(number, index.name, size, op), 1, size, size),)
             return (Read(first.name, (*places[:axis], place, *places[behind:])),)
-        case GatherElementsOp(axis=axis, wraps=wraps):
+        case GatherElementsOp(axis=axis) as op:
             size, index = first.type.shape[axis], operands[1]
             own = (place if n != 1 else () for place, n in zip(places, index.type.shape, strict=True))
             number = tuple(digit for place in own for digit in place)
-            return (Read(first.name, at(axis, (Digit(Named(number, index.name, size, wraps), 1, size, size),))),)
+            return (Read(first.name, at(axis, (Digit(Named(number, index.name, size, op), 1, size, size),))),)
         case InterpolateOp(axis=axis, mode=mode) as op:
             size = first.type.shape[axis]
             if size == op.length:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import nll_loss, scaled_dot_product_attention
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
@@ -71,12 +71,18 @@ def _agree(some: Iterable[Any], others: Iterable[Any]) -> None:
             torch._check(one == other)  # type: ignore[no-untyped-call]
 
 
+def _check_loss(input: Tensor, target: Tensor, *rest: Any, **options: Any) -> tuple[Any, ...]:
+    """The sizes of rows, which there are classes for."""
+    rows = (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
+    _agree(rows, target.shape)
+    return rows
+
+
 def _loss_shape(
     self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: Any = -100
 ) -> Tensor:
     """An empty result of the loss; torch's own shape function, traced again, forgets that nothing is reduced (2.13)."""
-    rows = (*self.shape[:1], *self.shape[2:]) if self.dim() > 1 else ()
-    _agree(rows, target.shape)
+    rows = _check_loss(self, target)
     return self.new_empty(rows if reduction == 0 else ())
 
 
@@ -153,6 +159,8 @@ class _KeptWhole(TorchFunctionMode):
         named = kwargs or {}
         if func is scaled_dot_product_attention:
             _check_attention(*args, **named)
+        if func is nll_loss:
+            _check_loss(*args, **named)
         if func in _COMPARED:
             return _COMPARED[func](*args, **named)
         whole = _WHOLE.get(func)
