@@ -160,6 +160,15 @@ def test_what_follows_from_ranges_is_proven_at_small_sizes(tmp_path: Path) -> No
     assert all(max(sizes.values()) < 100 for sizes in compiled.proof.sizes)
 
 
+def test_constants_are_proven_at_small_sizes(tmp_path: Path) -> None:
+    """A graph's attention, over as many nodes as its parameter has."""
+    body = "e = x + x.T * self.p\nreturn torch.where(self.p > 0, e, -9e15 * torch.ones_like(e)).softmax(1)"
+    path = write(tmp_path, body, "self.p = nn.Parameter(torch.rand(2048, 2048))", "torch.rand(2048, 2048)")
+    found = compile_file(path).proof
+    assert found.sizes
+    assert all(max(sizes.values()) < 100 for sizes in found.sizes)
+
+
 def test_much_work_is_proven_at_smaller_sizes(tmp_path: Path) -> None:
     init = "self.c = nn.Conv3d(480, 480, 5, padding=2, groups=48)"
     found = compile_file(write(tmp_path, "return self.c(x).relu() + 1", init, "torch.rand(4, 480, 20, 20, 20)")).proof

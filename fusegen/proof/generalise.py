@@ -24,6 +24,7 @@ from fusegen.ir import (
     CatOp,
     ConvOp,
     ExpandOp,
+    FillOp,
     FlipOp,
     GatherElementsOp,
     GatherOp,
@@ -110,7 +111,7 @@ def _pairs(node: Node, operands: Sequence[Node]) -> Iterator[tuple[Axis, Axis]] 
             return (pair(operands[0], 1 - axis if conv.transposed else axis, node, axis) for axis in (0, 1))
         case TriangleOp():
             return along(range(node.type.rank))
-        case RangeOp():  # of its operand, the device alone
+        case RangeOp() | FillOp():  # of its operand, the device alone
             return iter(())
         case AttentionOp():
             query, key, value = operands[:3]
@@ -286,7 +287,7 @@ def generalise(graph: Graph, every: bool = False) -> Graph:
 
     def general(node: Node) -> Node:
         shape: Dims = tuple(names.get((node.name, axis), size) for axis, size in enumerate(node.type.shape))
-        op = node.op.replace(shape=shape) if isinstance(node.op, (ReshapeOp, ExpandOp)) else node.op
+        op = node.op.replace(shape=shape) if isinstance(node.op, (ReshapeOp, ExpandOp, FillOp)) else node.op
         found = ops.infer(op, tuple(types[name] for name in node.inputs), node.type.replace(shape=shape))
         for axis, size in enumerate(found.shape):
             if (axes := follows.get((node.name, axis))) is not None:
