@@ -83,22 +83,34 @@ def _neighbours(sizes: Sizes, names: Iterable[str]) -> Iterator[dict[str, int]]:
 def _groups_of_ones(
     sizes: Sizes, names: list[str], certain: list[str], same: Callable[[Sizes], bool]
 ) -> tuple[str, ...]:
-    """The least groups of sizes that, all at 1, change the graph."""
+    """The least groups of sizes that, all at 1, change the graph.
+
+    From large groups to small ones: what a group does not change, no part of it does, and what a part changes, it does.
+    A pooling over all positions needs all of their sizes, so that most parts are never traced.
+    """
+    unchanged: list[frozenset[str]] = []
     at_fault: list[frozenset[str]] = []
 
     @functools.cache
-    def harmless(group: frozenset[str]) -> bool:
+    def search(group: frozenset[str]) -> None:
+        """Add the least groups inside ``group`` to those at fault."""
+        if not group or any(group <= known for known in unchanged):
+            return
         ones = {**sizes, **dict.fromkeys(group, 1)}
-        return not all_hold(certain, ones) or same(ones)
+        possible = all_hold(certain, ones)
+        if possible and not any(fault <= group for fault in at_fault) and same(ones):
+            unchanged.append(group)
+            return
+        for name in filter(group.__contains__, reversed(names)):  # positions come last, and change a graph together
+            search(group - {name})
+        if possible and not any(fault <= group for fault in at_fault):
+            at_fault.append(group)
 
-    for count in range(1, len(names) + 1):
-        if harmless(frozenset(names)):
-            break
-        for group in map(frozenset, itertools.combinations(names, count)):
-            if not any(fault <= group for fault in at_fault) and not harmless(group):
-                at_fault.append(group)
-        names = [name for name in names if frozenset({name}) not in at_fault]
-    return tuple(f"{'*'.join(sorted(group))} > 1" for group in at_fault)
+    whole = frozenset(names)
+    if all_hold(certain, {**sizes, **dict.fromkeys(whole, 1)}):
+        search(whole)
+    groups = sorted(at_fault, key=lambda group: (len(group), [names.index(name) for name in names if name in group]))
+    return tuple(f"{'*'.join(sorted(group))} > 1" for group in groups)
 
 
 def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
