@@ -149,19 +149,21 @@ def infer_interpolate(op: InterpolateOp, types: Types, declared: TensorType) -> 
     return types[0].replace(shape=tuple(shape))
 
 
-def infer_gather(op: GatherOp, types: Types, declared: TensorType) -> TensorType:
-    x, index = types
-    _check_axes((op.axis,), x.rank)
+def _check_positions(axis: int, x: TensorType, index: TensorType) -> None:
+    _check_axes((axis,), x.rank)
     if index.dtype not in WIDE_INTEGERS:
         raise GraphError(f"positions of type {index.dtype.value}")
+
+
+def infer_gather(op: GatherOp, types: Types, declared: TensorType) -> TensorType:
+    x, index = types
+    _check_positions(op.axis, x, index)
     return x.replace(shape=(*x.shape[: op.axis], *index.shape, *x.shape[op.axis + 1 :]))
 
 
 def infer_gather_elements(op: GatherElementsOp, types: Types, declared: TensorType) -> TensorType:
     x, index = types
-    _check_axes((op.axis,), x.rank)
-    if index.dtype not in WIDE_INTEGERS:
-        raise GraphError(f"positions of type {index.dtype.value}")
+    _check_positions(op.axis, x, index)
     beside = zip(x.shape, index.shape, strict=False)
     if index.rank != x.rank or any(n not in (1, size) for own, (size, n) in enumerate(beside) if own != op.axis):
         raise GraphError(f"positions of {index} for elements of {x}")

@@ -11,8 +11,6 @@ from fusegen.costs.contractions import SPLIT
 from fusegen.ir import (
     ConstOp,
     ConvOp,
-    GatherElementsOp,
-    GatherOp,
     GetItemOp,
     Graph,
     MatmulOp,
@@ -27,7 +25,7 @@ from fusegen.machines import Machine, machine
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan, RecurrencePlan
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 from fusegen.spaces import poolrows
-from fusegen.spaces.parts import cut_up, parts_in
+from fusegen.spaces.parts import NAMED, cut_up, parts_in
 
 
 def is_result_of_kernel(graph: Graph, node: Node) -> bool:
@@ -41,7 +39,7 @@ def node_bytes(graph: Graph, node: Node) -> int:
         return 0
     names = [name for name in dict.fromkeys(node.inputs) if not isinstance(graph.node(name).op, ConstOp)]
     operands, outputs = [graph.node(name) for name in names], [node]
-    if isinstance(node.op, (GatherOp, GatherElementsOp)):
+    if isinstance(node.op, NAMED):
         operands[0] = min(operands[0], node, key=lambda read: _size(graph, read))
     if isinstance(node.op, RegionOp):
         outputs = [node.op.body.node(name) for name in node.op.body.outputs]
@@ -67,7 +65,7 @@ def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
 def _read_of(graph: Graph, leaf: Node) -> int:
     """Bytes of ``leaf`` that a program reads: where elements of it are fetched alone, no more than those."""
     readers = [graph.node(name) for name in set(graph.users[leaf.name])]
-    fetches = (r for r in readers if isinstance(r.op, (GatherOp, GatherElementsOp)))
+    fetches = (r for r in readers if isinstance(r.op, NAMED))
     fetched = [r for r in fetches if r.inputs[0] == leaf.name and r.inputs[1] != leaf.name]
     if not readers or len(fetched) < len(readers):
         return _size(graph, leaf)

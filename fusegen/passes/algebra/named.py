@@ -80,7 +80,7 @@ def _named_of(m: Match, operand: Node) -> Node | None:
         return m.add(gather, operand, i)
     if axis < 0 or operand.type.shape[axis] == 1:
         return operand
-    if operand.type.rank == 1:  # a number for each element of the last axis
+    if operand.type.rank == 1 and gather.ignored is None:  # a number for each element of the last axis
         return m.add(GatherOp(axis=0, wraps=gather.wraps), operand, i)
     return None
 
