@@ -20,7 +20,8 @@ class PointwiseRow:
     functions that ``cuda`` calls (templates/_math.cu.j2). ``boolean``: the result is a truth value.
     ``flattens``: large differences between operands can become small ones, or none. ``integer``: the CUDA text
     for operands that are integers; empty where it has none. Without ``cuda`` it is a function of integers alone.
-    ``converts``: to this element type.
+    ``converts``: to this element type. ``rare``: instructions of a path that few arguments take, in the text of every
+    use.
     """
 
     arity: int
@@ -34,6 +35,12 @@ class PointwiseRow:
     flattens: bool = False
     integer: str = ""
     converts: DType | None = None
+    rare: int = 0
+
+    @property
+    def instructions(self) -> int:
+        """Of the text of a use, about."""
+        return self.flops + 8 * self.special + self.rare
 
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -123,9 +130,9 @@ POINTWISE: dict[str, PointwiseRow] = {
     "log2": PointwiseRow(1, "torch.log2({0})", "log2f({0})", ("log2.default",), 8, 1),
     "log10": PointwiseRow(1, "torch.log10({0})", "log10f({0})", ("log10.default",), 8, 1),
     "log1p": PointwiseRow(1, "torch.log1p({0})", "log1pf({0})", ("log1p.default",), 12, 1),
-    "sin": PointwiseRow(1, "torch.sin({0})", "sinf({0})", ("sin.default",), 12, flattens=True),
-    "cos": PointwiseRow(1, "torch.cos({0})", "cosf({0})", ("cos.default",), 12, flattens=True),
-    "tan": PointwiseRow(1, "torch.tan({0})", "tanf({0})", ("tan.default",), 24),
+    "sin": PointwiseRow(1, "torch.sin({0})", "sinf({0})", ("sin.default",), 12, flattens=True, rare=64),
+    "cos": PointwiseRow(1, "torch.cos({0})", "cosf({0})", ("cos.default",), 12, flattens=True, rare=64),
+    "tan": PointwiseRow(1, "torch.tan({0})", "tanf({0})", ("tan.default",), 24, rare=64),
     "atan": PointwiseRow(1, "torch.atan({0})", "atanf({0})", ("atan.default", "arctan.default"), 16, 1, flattens=True),
     "atan2": PointwiseRow(
         2,

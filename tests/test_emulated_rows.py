@@ -14,6 +14,7 @@ from fusegen import interpret
 from fusegen.compiler import compile_file
 from fusegen.plan import kernels
 from fusegen.plan.details import RowReducePlan, RowStreamPlan
+from fusegen.plan.types import KernelStep
 from tests.emulated import Kernel, kernel_of, operands_of, steps
 from tests.models import write
 
@@ -50,6 +51,51 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
         assert torch.allclose(
             y[finite].double(), r[finite], rtol=0, atol=4e-6 * float(r.nan_to_num(0, 0, 0).abs().max())
         ), shape
+
+
+WRITTEN_SUMS = {
+    "log_sum": "p = x.amax(-1, keepdim=True)\nreturn (p + (x - p).exp().sum(-1, keepdim=True).log()).squeeze(-1)",
+    "beside_a_softmax": "p = x.amax(-1, keepdim=True)\nreturn (x - p).exp().sum(-1, True) * torch.softmax(x, -1)",
+    "softmax": "e = (x - x.amax(-1, keepdim=True)).exp()\nreturn e / e.sum(-1, keepdim=True)",
+    "maximum_last": "p = x.amax(-1, keepdim=True)\nreturn torch.logsumexp(x, -1) + (x - p).exp().sum(-1) * x.amax(-1)",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_SUMS)
+def test_a_maximum_and_the_sum_of_what_it_leaves_take_one_sweep(name: str, tmp_path: Path) -> None:
+    """Also of rows of nothing but -inf, of which such a sum is no number."""
+    compiled = compile_file(write(tmp_path, WRITTEN_SUMS[name], "", "torch.rand(3, 5, 40000)"))
+    (plan,) = steps(compiled, RowStreamPlan)
+    assert isinstance(plan.detail, RowStreamPlan)
+    assert [[r.fn for r in phase.reductions] for phase in plan.detail.rows.phases if phase.reductions] == [
+        ["exponentials"]
+    ]
+    kernel = Kernel(compiled, plan, tmp_path)
+    for shape in ((3, 5, 40000), (1, 2, 40000), (9, 11, 40000)):
+        x = torch.randn(shape) * 3
+        x[0, 0, :2], x[0, 1] = -torch.inf, -torch.inf
+        (y,), (r,) = kernel([x]), interpret.run(kernel.body, [x.double()], {})
+        assert torch.equal(y.isnan(), r.isnan()), shape
+        assert torch.allclose(y.double(), r, rtol=2e-6, atol=1e-6, equal_nan=True), shape
+
+
+@pytest.mark.parametrize(("length", "template"), [(16_384, "row_stream"), (12_288, "row_reduce")])
+def test_long_rows_of_exponentials_are_read_in_one_sweep(length: int, template: str, tmp_path: Path) -> None:
+    compiled = compile_file(write(tmp_path, "return torch.logsumexp(x, 1)", "", f"torch.rand(64, {length})"))
+    (step,) = compiled.program.steps
+    assert isinstance(step, KernelStep)
+    assert step.plan.detail.template == template
+
+
+def test_text_of_costly_elements_is_bounded(tmp_path: Path) -> None:
+    """Sines of 64 strided elements are shared by several threads, whose text is written out for each element."""
+    parts = []
+    for fn in ("abs", "sin"):
+        body = f"y = x.{fn}()\nreturn y / (y * y).mean(1, keepdim=True).sqrt()"
+        (plan,) = steps(compile_file(write(tmp_path, body, "", "torch.rand(16, 64, 7500)")), RowReducePlan)
+        assert isinstance(plan.detail, RowReducePlan)
+        parts.append(plan.detail.parts)
+    assert parts == [(1, 8), (2, 8)]
 
 
 def test_operands_of_a_quotient_that_changes_within_an_access(tmp_path: Path) -> None:

@@ -28,7 +28,21 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
     "where": ("torch.where(y > 0, self.linear(x), y)", [[(2, 772), (2, 45)]]),
 }
 """By name: what the forward returns, and shapes of its inputs: the first are the file's."""
-INIT = """self.linear, self.odd = nn.Linear(772, 45), nn.Linear(131, 300)
+ROWS: dict[str, tuple[str, list[Shapes]]] = {
+    "softmax": ("F.softmax(self.linear(x), 1)", [[(3, 772)], [(1, 772)], [(9, 772)]]),
+    "few_terms": ("F.log_softmax(0.1 - self.short(x).tanh(), dim=1)", [[(16, 64)], [(3, 64)]]),
+    "norm": ("F.layer_norm(self.odd(x) + y, (300,)) * 2", [[(4, 131), (4, 300)], [(7, 131), (7, 300)]]),
+    "unit_rows": ("F.normalize(x @ self.w, dim=-1) + self.p", [[(5, 300)], [(2, 300)]]),
+    "of_rows": ("self.linear(x).relu().amax(1)", [[(130, 772)], [(5, 772)]]),
+    "several_sums": (
+        "(lambda v: v / (v.abs().sum(1, True) + v.amax(1, True).relu() + 1))(self.linear(x))",
+        [[(20, 772)]],
+    ),
+    "batch": ("torch.bmm(x, y).softmax(-1)", [[(3, 8, 7), (3, 7, 50)], [(3, 9, 7), (3, 7, 50)]]),
+    "logsumexp": ("torch.logsumexp(self.short(x), 1)", [[(40, 64)], [(17, 64)]]),
+}
+"""The same where rows are reduced."""
+INIT = """self.linear, self.odd, self.short = nn.Linear(772, 45), nn.Linear(131, 300), nn.Linear(64, 768)
 self.p = nn.Parameter(torch.randn(45))
 self.w, self.v = nn.Parameter(torch.randn(300, 45)), nn.Parameter(torch.randn(77, 10))"""
 
@@ -37,3 +51,20 @@ self.w, self.v = nn.Parameter(torch.randn(300, 45)), nn.Parameter(torch.randn(77
 def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simt, "seconds", lambda *_: -1.0)
     agrees_with_float64(MODELS[name][0], INIT, MODELS[name][1], SimtGemmPlan, tmp_path)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_whole_rows_agree_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simt, "row_seconds", lambda *_: -1.0)
+    agrees_with_float64(ROWS[name][0], INIT, ROWS[name][1], SimtGemmPlan, tmp_path)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_rows_of_clusters_of_every_size(
+    rows: int, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = simt.RowLayout(rows, blocks, -(-300 // (blocks * 8)), features=8, own=1, parts=1, steps=2)
+    monkeypatch.setattr(simt, "row_seconds", lambda *_: -1.0)
+    monkeypatch.setattr(simt, "row_layout", lambda *_: layout)
+    agrees_with_float64("F.softmax(self.odd(x), 1)", INIT, [[(10, 131)], [(1, 131)]], SimtGemmPlan, tmp_path)

@@ -163,8 +163,9 @@ def tensor_core_seconds(
     twice as long. ``finished``: with the operands that each result has one of.
     """
     asynchronous, tf32 = asynchronous_seconds(body, node, machine), library.allows_tf32(body, node)
-    if finished:
-        asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=True)
+    if finished:  # rows of no whole accesses are read 4 bytes at a time
+        aligned = dims.evaluate(node.type.shape[-1], body.sizes) % 4 == 0
+        asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=aligned)
     beside = asynchronous < inf and tf32
     portable = (_portable_beside if beside else portable_seconds)(body, node, whole, machine)
     if finished:

@@ -245,16 +245,36 @@ def _plain_seconds(body: Graph, node: Node, machine: Machine) -> float:
     return inf if node.op.left_transposed else simt.seconds(sizes, machine, matrices, node.op.transposed)
 
 
+def _rows_in_fp32(body: Graph, space: RowSpace, node: Node, machine: Machine) -> float:
+    """The same with all that follows, rows that are reduced included."""
+    assert isinstance(node.op, MatmulOp)
+    if not space.row_axes:
+        return _plain_seconds(body, node, machine)
+    if node.op.left_transposed or group(space, node) or not isinstance(node.type.shape[-1], int):
+        return inf
+    matrices, sizes = factors(body, node).traced(body)
+    return simt.row_seconds(sizes, machine, matrices, node.op.transposed)
+
+
+def _has_whole_rows(body: Graph, space: RowSpace, node: Node) -> bool:
+    """Whether a tile of the tensor cores has all of a row, or nothing needs that."""
+    outputs = node.type.shape[-1]
+    within = not space.row_axes or bool(group(space, node)) or (isinstance(outputs, int) and outputs <= FEATURES)
+    return within or _unfinished(body, space) is None
+
+
 def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[str, tuple[Form, float]]:
     """Ways to compute the product, by label, and the expected seconds."""
     assert isinstance(node.op, MatmulOp)
     matrices, sizes = factors(body, node).traced(body)
     forms: dict[str, tuple[Form, float]] = {}
-    if not node.op.amplified:  # which tensor cores are not precise enough for
+    if not node.op.amplified and _has_whole_rows(
+        body, space, node
+    ):  # amplified: which tensor cores are not precise enough for
         forms["prepared"] = ("prepared", seconds(*sizes, machine, matrices, bool(space.row_axes)))
         if takes_in_place(body, space, node):
             forms["in place"] = ("in place", in_place_seconds(*sizes, machine, matrices))
-    if not space.row_axes and (plain := _plain_seconds(body, node, machine)) < inf:
+    if (plain := _rows_in_fp32(body, space, node, machine)) < inf:
         forms["in plain fp32"] = ("simt", plain)
     return forms
 
@@ -383,8 +403,8 @@ def unfit(body: Graph, space: RowSpace, node: Node) -> str | None:
     if grouped := group(space, node):
         if grouped % _LANE_FEATURES or FEATURES % grouped:
             return f"groups of {grouped} features do not fill the tiles of its kernel"
-    elif space.row_axes and outputs > FEATURES and (name := _unfinished(body, space)):
-        return f"{name} needs whole rows of {outputs} features, which several blocks compute"
+    elif not _has_whole_rows(body, space, node) and _rows_in_fp32(body, space, node, MACHINES["sm_90"]) == inf:
+        return f"{_unfinished(body, space)} needs whole rows of {outputs} features, which several blocks compute"
     return None
 
 

@@ -22,6 +22,7 @@ from fusegen.spaces import (
     channels,
     convreduce,
     convsweep,
+    exponentials,
     poolrows,
     scanspace,
     viewproduct,
@@ -81,6 +82,11 @@ def template_of(body: Graph) -> Template:
     return "row_reduce" if _is_held(body, space) and not many and not indices else "row_stream"
 
 
+_SWEPT_ROW = 16_384
+"""Elements from which on a row is read in one sweep sooner than a block holds it (logsumexp of 12,288: 80 us and 67, of
+16,384: 78 and 91, of 32,000, with what a number names: 76 and 98)."""
+
+
 def _is_held(body: Graph, space: RowSpace) -> bool:
     """Whether registers hold a row. They hold one tensor: of several, long strided rows are better read again.
 
@@ -90,4 +96,6 @@ def _is_held(body: Graph, space: RowSpace) -> bool:
     size = dims.product(space.shape)
     operands = [*body.inputs, *map(body.node, parts_in(body))]
     several = sum(dims.product(node.type.shape) == size for node in operands) > 1
+    if space.on_chip and space.length >= _SWEPT_ROW and exponentials.in_one_sweep(body, space):
+        return False
     return space.on_chip and not (strided and several and space.length > MAX_STRIDED_ROW_OF_SEVERAL)

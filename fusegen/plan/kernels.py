@@ -12,6 +12,7 @@ from fusegen.ir import (
     Graph,
     Node,
     ParamOp,
+    PointwiseOp,
     RegionOp,
     WindowSumOp,
 )
@@ -37,6 +38,7 @@ from fusegen.plan.region import Region, is_arithmetic
 from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rowprogram import Operand
 from fusegen.plan.types import KernelPlan
+from fusegen.pointwise import POINTWISE
 from fusegen.spaces import viewspace
 from fusegen.spaces.parts import CUT
 from fusegen.spaces.rowspace import with_rows
@@ -98,10 +100,31 @@ def _window_sum(region: Region, name: str) -> KernelPlan:
     return region.plan(f"{name}_window_sum", detail, counters=batch, workspace=True)
 
 
-def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1) -> tuple[int, int]:
+_TEXT = 3072
+"""Instructions, about, that are written out for the elements of a thread: text that is longer is fetched again and
+again (64 sines and 128 quotients of a thread: 96 us, 161 KB)."""
+_HELD = 64
+"""Elements in a thread's registers."""
+
+
+def _most_held(region: Region) -> int:
+    """Elements of a strided row's thread: of those, what is computed of each is written out."""
+    space, nodes = region.space, region.body.nodes
+    each = sum(
+        POINTWISE[node.op.fn].instructions
+        for node in nodes
+        if isinstance(node.op, PointwiseOp) and node.name in space.axes and space.is_element(node.name)
+    )
+    most = _HELD
+    while most > 8 and most * each > _TEXT:
+        most //= 2
+    return most
+
+
+def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1, most: int = _HELD) -> tuple[int, int]:
     """(threads that share a row, rows side by side) for ``rows`` of ``length`` elements; ``wide``: 16-byte accesses.
 
-    ``taken``: elements of a window that is read for one of them.
+    ``taken``: elements of a window that is read for one of them; ``most``: elements of a thread of strided rows.
 
     Strided rows: up to 64 values in a thread's registers (64 of one row, or 16 of four neighbouring
     rows) and 512 threads with 128 registers each; fewer rows side by side, or more threads with fewer
@@ -118,7 +141,8 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1) ->
             parts = min(length, 32)
             return parts, min(32, 512 // parts)
         least = -(-length // 4) if many else length
-        parts = max(-(-length // 16), min(8, least)) if wide else -(-length // max(16, 64 // taken))
+        held = most // 4 if wide else min(most, max(16, _HELD // taken))
+        parts = min(128, max(-(-length // held), min(8, least)) if wide else -(-length // held))
         return parts, max(8, min(max(32, 128 // parts) if wide else 128, 512 // parts))
     if taken > 1 or not many or (length <= 1024 and not wide):
         values = 8
@@ -187,7 +211,8 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
     strided, double = inner != 1, _in_double(region) or _sums_few(region)
     taken = prod(region.pooled.op.kernel) if region.pooled else 1
     rows, _ = space.traced(region.body.sizes)
-    splits = [_split(space.length, rows, strided, wide, taken) for wide in (False, True)]
+    most = _most_held(region)
+    splits = [_split(space.length, rows, strided, wide, taken, most) for wide in (False, True)]
     lowered = region.lower(space, Style("{}[i][j]", "{}[i]", moves_rows=True, double=double), "v")
     cut = isinstance(region.body.node(space.source).op, CUT)
     runs = () if strided else tuple(operand.apart or () for operand in lowered.operands if operand.along_row)

@@ -14,11 +14,12 @@ from fusegen.dims import Dim
 from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import HeldRows, RowStreamPlan
 from fusegen.plan.region import Region
-from fusegen.plan.rowdraft import Draft, DraftReduction, Style, Value, factor
+from fusegen.plan.rowdraft import Draft, DraftReduction, Reduced, Style, Value, factor
 from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
+from fusegen.spaces.exponentials import shifted
 
 _Pair = Literal["var", "exponentials", "argmax", "argmin"]
 _ALONE = 4
@@ -96,6 +97,17 @@ class StreamLowering(MemoryLowering):
         self.special += 1
         return self.pair("exponentials", x, comment)
 
+    def reduce(
+        self, fn: Reduced, operand: Value, comment: str, *, partial: bool = False, shift: Value | None = None
+    ) -> Value:
+        """One sweep finds the maximum and the sum of the exponentials of what is left, whichever is asked for first."""
+        of_row = (draft for draft in self.drafts if isinstance(draft, DraftReduction) and draft.operand is operand)
+        peak = next((draft for draft in of_row if draft.fn in ("max", "exponentials")), None)
+        if peak is None or fn not in ("max", "exponentials"):
+            return super().reduce(fn, operand, comment, partial=partial, shift=shift)
+        peak.fn = fn if fn == "exponentials" else peak.fn
+        return peak.value
+
     def arg_reduction(self, node: Node, fn: Literal["argmax", "argmin"]) -> None:
         self.helpers |= {f"is_{fn}", f"later_{fn}", f"nan_{fn.removeprefix('arg')}"}
         x = self.values[node.inputs[0]]
@@ -164,6 +176,10 @@ class StreamLowering(MemoryLowering):
             self.values[node.name] = self.variance(x, format_node(node))[0]
         elif op.fn == "mean" and self.has_state(node):
             self.values[node.name] = self.variance(x, format_node(node))[1]
+        elif (left := shifted(self.body, node)) is not None:
+            peak, total = self.exponentials(self.values[left.name], format_node(node))
+            nothing = "({0} == -INFINITY ? NAN : {1})"  # as exp(-INFINITY - -INFINITY) has it
+            self.values[node.name] = self.draft(nothing, peak, total, element=False, node=node)
         else:
             super().reduction(node, op)
 

@@ -59,6 +59,8 @@ IN_PLACE = (*PORTABLE, "groups", "group_sums")
 """Cases that need no row of features beyond a tile."""
 IN_FP32 = ("store", "odd", "bare", "residual")
 """Cases of no reduction."""
+WHOLE_ROWS = ("softmax", "norm", "logsumexp", "reductions", "narrow_odd", "narrow_softmax")
+"""Cases whose rows are reduced."""
 LAYOUTS = {
     "linear": "self.linear(x)",  # weights [outputs, inputs]
     "weights": "(x @ self.w + self.linear.bias)",  # [inputs, outputs]
@@ -202,6 +204,20 @@ def test_in_plain_fp32_at_every_height_and_twice_alike(
     """Traced with few rows, whose blocks differ from those of many."""
     monkeypatch.setattr(simt, "seconds", lambda *_: -1.0)
     pair = make(CASES[name], layout, tmp_path, rows=rows)
+    agrees_at_every_height(pair, (1, 2, 7, 64, 65, 130, 1000))
+    test_scales_and_special_values(pair)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "rows"),
+    [(name, layout, rows) for name in WHOLE_ROWS for layout in LAYOUTS for rows in (2, 130)],
+)
+def test_whole_rows_in_plain_fp32_at_every_height_and_twice_alike(
+    name: str, layout: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks, or clusters of them, reduce the rows that they have computed."""
+    monkeypatch.setattr(simt, "row_seconds", lambda *_: -1.0)
+    pair = make({**CASES, **NARROW}[name], layout, tmp_path, rows=rows)
     agrees_at_every_height(pair, (1, 2, 7, 64, 65, 130, 1000))
     test_scales_and_special_values(pair)
 

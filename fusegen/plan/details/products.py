@@ -67,7 +67,7 @@ class GemmPlan(_BatchedProduct):
 
 
 class SimtGemmPlan(_BatchedProduct):
-    """Such a product in plain fp32, whose results are finished one by one."""
+    """Such a product in plain fp32, whose results are finished one by one, or whole rows by a block or a cluster."""
 
     template: Literal["gemm_simt"] = "gemm_simt"
     widths: tuple[int, ...]
@@ -80,6 +80,8 @@ class SimtGemmPlan(_BatchedProduct):
     """Warps, or threads, that share the terms of a sum."""
     steps: int
     """Of four terms of each of these threads, whose loads may be on their way at a time."""
+    blocks: int = 0
+    """Of a cluster that finishes whole rows, as many as ``widths`` has; 0: results are finished one by one."""
 
 
 class HalfGemmPlan(Frozen):
