@@ -3047,7 +3047,7 @@ constexpr int THREAD_ROW = 4, SHORT_ROW = 16, WARP_ROW = 256;   // slots that a 
 constexpr int FEW = 4;             // threads of a short row, or twice as many of one twice as long
 template <int WIDTH>
 constexpr int AT_ONCE = WIDTH == 1 ? 8 : 4;   // slots that a thread reads together
-constexpr int TURNS = 4;           // batches of slots that a thread takes before a row is shared by more blocks
+constexpr int TURNS = 4;           // batches of slots that a thread takes before a row is shared by more blocks than multiprocessors
 constexpr int MAX_GROUPS = 2048;   // of rows that several blocks share
 
 struct Args {
@@ -3209,7 +3209,9 @@ Schedule schedule(int64_t lines, int64_t length) {
     if (slots <= SHORT_ROW && lines * FEW >= threads / 4) share = FEW;
     if (slots <= THREAD_ROW && lines >= threads) share = 1;
     const int64_t rows = share == 1 ? EACH * THREADS : THREADS / share, groups = (lines - 1) / rows + 1, blocks = threads / THREADS;
-    const int64_t batch = int64_t(share) * AT_ONCE<WIDTH>, most = slots / (batch * TURNS) + 1;
+    const int64_t batch = int64_t(share) * AT_ONCE<WIDTH>, batches = slots / batch + 1, alone = multiprocessors() / groups;
+    int64_t most = slots / (batch * TURNS) + 1;
+    if (most < alone) most = alone < batches ? alone : batches;   // while multiprocessors have no block
     int64_t splits = share > 1 && groups <= blocks / 2 && groups <= MAX_GROUPS ? blocks / groups : 1;
     if (splits > most) splits = most;
     if (splits == 1) return {share, 1, slots, slots, groups};
@@ -3444,18 +3446,18 @@ Tensor call_k1_reduce_views(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_79fabf5dcc29b88d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0f52cf24c05c4f3a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_reduce_views(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_79fabf5dcc29b88d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0f52cf24c05c4f3a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_reduce_views", TORCH_BOX(&call_k1_reduce_views));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_79fabf5dcc29b88d"
+_fusegen_NAMESPACE = "fusegen_0f52cf24c05c4f3a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
