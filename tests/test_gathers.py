@@ -12,7 +12,7 @@ from fusegen.compiler import compile_file
 from fusegen.errors import GraphError
 from fusegen.inference import infer_gather, infer_gather_elements
 from fusegen.ir import DType, EagerOp, GatherElementsOp, GatherOp, SliceOp, TensorType
-from fusegen.plan.types import KernelStep
+from fusegen.plan.types import EagerStep, KernelStep
 from fusegen.trace import load_model_file
 from tests.models import traced, write
 
@@ -128,3 +128,15 @@ def test_types_are_checked() -> None:
         infer_gather_elements(GatherElementsOp(axis=1), (x, x), x)
     with pytest.raises(GraphError, match="for elements of"):
         infer_gather_elements(GatherElementsOp(axis=1), (x, numbers), x)
+
+
+def test_what_is_fetched_is_fetched_again_where_it_is_joined(tmp_path: Path) -> None:
+    """Rows of an embedding that sums and a join read: none of them needs it written."""
+    body = """e = self.e(i)
+d = torch.log1p(d)
+pairs = (e.sum(1).pow(2) - e.pow(2).sum(1)).sum(1, keepdim=True)
+return self.w(d) + pairs + self.l(torch.cat([e.flatten(1), d], 1)).tanh()"""
+    init = "self.e, self.l, self.w = nn.Embedding(1000, 16), nn.Linear(429, 400), nn.Linear(13, 1)"
+    inputs = "torch.randint(0, 1000, (8192, 26)), torch.rand(8192, 13)"
+    compiled = compile_file(write(tmp_path, body, init, inputs, arguments="i, d"))
+    assert not any(isinstance(step, EagerStep) for step in compiled.program.steps)

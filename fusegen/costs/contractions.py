@@ -60,6 +60,9 @@ _PLAIN_FLOPS, _PLAIN_SECONDS, _PLAIN_OUTPUTS = 0.3, 4e-6, 16
 _STREAMED, _NEIGHBOURS, _GATHERED = 1.5, 2.5, 10
 """Times over that the traffic of an operand of every result counts: read as results are stored; or as products lie, in
 Hopper's kernel, or where the portable one has neighbours of a phase each side by side; or there else."""
+_OF_CHANNELS = 2
+"""The same of an operand with a value for every channel of every sample: each result reads it (mean and variance of a
+norm before sums over 96 channels: 143 us as products lie, 90 in a kernel of rows behind the library's)."""
 _TF32_INPUTS = 64
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
 those of 8 outputs."""
@@ -163,9 +166,8 @@ def tensor_core_seconds(
     twice as long. ``finished``: with the operands that each result has one of.
     """
     asynchronous, tf32 = asynchronous_seconds(body, node, machine), library.allows_tf32(body, node)
-    if finished:  # rows of no whole accesses are read 4 bytes at a time
-        aligned = dims.evaluate(node.type.shape[-1], body.sizes) % 4 == 0
-        asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=aligned)
+    if finished:
+        asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=True)
     beside = asynchronous < inf and tf32
     portable = (_portable_beside if beside else portable_seconds)(body, node, whole, machine)
     if finished:
@@ -257,7 +259,9 @@ def operand_seconds(body: Graph, node: Node, machine: Machine, streamed: bool, n
         return (_STREAMED - 1) * sum(_differs(n.type.shape, node.type.rank) for n in whole) * once
     traffic = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole) * once
     products = ops.flops(body, node) / machine.tensor_flops * (1 if library.allows_tf32(body, node) else SPLIT)
-    return max(0.0, ((_NEIGHBOURS if neighbours else _GATHERED) - 1) * traffic - products)
+    fewer = (n.type.shape for n in whole if dims.numel(n.type.shape, body.sizes) != size)
+    of_channels = _OF_CHANNELS * once * sum(_differs(shape, node.type.rank) for shape in fewer)
+    return max(0.0, ((_NEIGHBOURS if neighbours else _GATHERED) - 1) * traffic + of_channels - products)
 
 
 def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:

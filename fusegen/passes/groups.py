@@ -10,8 +10,10 @@ from functools import cached_property
 from fusegen import dims
 from fusegen.ir import (
     ArgReduceOp,
+    CatOp,
     ConstOp,
     ExpandOp,
+    GatherOp,
     Graph,
     InputOp,
     Node,
@@ -45,6 +47,8 @@ class Group:
 
 
 _NOTHING = Group(frozenset())
+_SECTOR = 8
+"""Neighbouring elements that memory is read by."""
 
 
 class Grouping:
@@ -154,23 +158,27 @@ class Grouping:
             return True
         if isinstance(node.op, ReshapeOp) and isinstance(self.by_name[node.inputs[0]].op, (InputOp, ParamOp)):
             return True  # no view is needed
-        if not self.fusable_readers(node.name):
+        if not self.fusable_readers(node.name, joins=isinstance(node.op, GatherOp)):
             return False
         if isinstance(node.op, (ReshapeOp, SliceOp)):
             return True
         sizes = self.graph.sizes
+        if isinstance(node.op, GatherOp):  # whole sectors of what it names
+            named = self.by_name[node.inputs[0]].type.shape[node.op.axis + 1 :]
+            return dims.numel(named, sizes) >= _SECTOR
         operands = [self.by_name[name] for name in dict.fromkeys(node.inputs)]
         data = sum(dims.numel(o.type.shape, sizes) for o in operands if not isinstance(o.op, (ParamOp, ConstOp)))
         return isinstance(node.op, PointwiseOp) and 16 * data <= 17 * dims.numel(node.type.shape, sizes)
 
-    def fusable_readers(self, name: str) -> bool:
-        """Whether all that reads a value, reshaped or not, may be in a kernel."""
+    def fusable_readers(self, name: str, joins: bool = False) -> bool:
+        """Whether all that reads a value, reshaped or not, may be in a kernel; ``joins``: those of other data, too."""
+        readers = (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *((CatOp,) if joins else ()))
         for user in self.users[name]:
             op = self.by_name[user].op
             if isinstance(op, ReshapeOp):
-                if user in self.results or not self.fusable_readers(user):
+                if user in self.results or not self.fusable_readers(user, joins):
                     return False
-            elif not isinstance(op, (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp)):
+            elif not isinstance(op, readers):
                 return False
         return True
 
