@@ -47,8 +47,10 @@ class Layout:
     """Features of a warp, where it reads along the inputs, and of a thread else."""
     parts: int
     """Warps, or threads, that share the terms of a sum."""
-    steps: int
-    """Of theirs, a power of two: those whose loads may be on their way at a time."""
+    ahead: int
+    """Steps of theirs, a power of two, whose loads may be on their way at a time."""
+    blocks: int = 0
+    """Of a cluster that finishes whole rows; 0: results are finished one by one."""
 
 
 def layout(sizes: tuple[int, int, int], matrices: int, transposed: bool, fixed: bool) -> Layout:
@@ -65,7 +67,7 @@ def layout(sizes: tuple[int, int, int], matrices: int, transposed: bool, fixed: 
         filling = (features for features in _FEATURES if tiles * -(-outputs // features) >= multiprocessors)
         features = next(filling, _FEATURES[-1])
         parts = _WARPS * 32 // features
-        return Layout(widths, features, own=1, parts=parts, steps=_steps(inputs, 4 * parts))
+        return Layout(widths, features, own=1, parts=parts, ahead=_steps(inputs, 4 * parts))
     own = 2 if tiles * outputs // 2 >= _BUSY else 1
     parts = 1
     while parts < min(_WARPS, -(-inputs // _STEP)) and tiles * outputs // own * parts < _BUSY:
@@ -90,6 +92,11 @@ class RowLayout:
     parts: int
     steps: int
     """Of a turn, whose loads may be on their way at a time or not."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """As of ``Layout``."""
+        return (self.rows,)
 
     @property
     def ahead(self) -> int:

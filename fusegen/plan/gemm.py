@@ -84,30 +84,19 @@ def _simt(region: Region, node: Node, name: str) -> KernelPlan:
     factors = gemm.factors(region.body, node)
     matrices, sizes = factors.traced(region.body)
     space = with_rows(region.space, feature_axes(region.space, node))
-    if region.space.row_axes:
-        whole = simt.row_layout(sizes, matrices, node.op.transposed)
-        assert whole is not None
-        detail = SimtGemmPlan(
-            **_factors(region, node),
-            widths=(whole.rows,),
-            features=whole.features,
-            own=whole.own,
-            parts=whole.parts,
-            steps=whole.ahead,
-            blocks=whole.blocks,
-            rows=region.lower(space, Style("{}[j]", "{}"), "v"),
-        )
-    else:
-        layout = simt.layout(sizes, matrices, node.op.transposed, fixed=isinstance(dims.product(factors.lines), int))
-        detail = SimtGemmPlan(
-            **_factors(region, node),
-            widths=layout.widths,
-            features=layout.features,
-            own=layout.own,
-            parts=layout.parts,
-            steps=layout.steps,
-            rows=region.lower(space, Style("{}", "{}"), "v"),
-        )
+    transposed, fixed = node.op.transposed, isinstance(dims.product(factors.lines), int)
+    whole = simt.row_layout(sizes, matrices, transposed) if region.space.row_axes else None
+    layout = whole or simt.layout(sizes, matrices, transposed, fixed)
+    detail = SimtGemmPlan(
+        **_factors(region, node),
+        widths=layout.widths,
+        features=layout.features,
+        own=layout.own,
+        parts=layout.parts,
+        steps=layout.ahead,
+        blocks=layout.blocks,
+        rows=region.lower(space, Style("{}[j]" if whole else "{}", "{}"), "v"),
+    )
     return region.plan(f"{name}_gemm_simt", detail)
 
 
