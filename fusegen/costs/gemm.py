@@ -268,9 +268,8 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
     assert isinstance(node.op, MatmulOp)
     matrices, sizes = factors(body, node).traced(body)
     forms: dict[str, tuple[Form, float]] = {}
-    if not node.op.amplified and _has_whole_rows(
-        body, space, node
-    ):  # amplified: which tensor cores are not precise enough for
+    precise_enough = not node.op.amplified
+    if precise_enough and _has_whole_rows(body, space, node):
         forms["prepared"] = ("prepared", seconds(*sizes, machine, matrices, bool(space.row_axes)))
         if takes_in_place(body, space, node):
             forms["in place"] = ("in place", in_place_seconds(*sizes, machine, matrices))
