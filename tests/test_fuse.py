@@ -722,6 +722,16 @@ def test_operands_of_every_result_follow_a_convolution_of_few_products(tmp_path:
     assert templates(found) == ["contraction"]
 
 
+def test_a_norm_is_not_computed_as_products_lie(tmp_path: Path) -> None:
+    """Each result would read the mean and the variance of its channel and sample: the norm's kernel has them once."""
+    body = "z = x.tanh()\nreturn F.normalize(F.instance_norm(z) + self.c(x), dim=1)"
+    found = program(tmp_path, body, "self.c = nn.Conv1d(96, 96, 1)", "torch.rand(24, 96, 4001)")
+    kernels = {step.plan.detail.template: step.plan for step in found.steps if isinstance(step, KernelStep)}
+    assert "row_stream" in kernels
+    shapes = [arg.type.shape for name, plan in kernels.items() if name == "contraction" for arg in plan.args]
+    assert not any(isinstance(shape[0], str) and shape[-1] == 1 for shape in shapes)
+
+
 def test_a_convolution_among_terms_that_one_axis_of_is_summed_is_not_computed(tmp_path: Path) -> None:
     """Permuted, too: sums of the input, and a convolution of what is left of it."""
     init = "self.c = nn.Conv2d(8, 64, 1)\nself.p = nn.Parameter(torch.rand(64, 96, 8, 96))"
