@@ -231,11 +231,15 @@ def in_place_rows(body: Graph, node: Node) -> dict[str, tuple[int, ...]]:
     return {f"{height} rows": (height,) for height in sorted(_IN_PLACE, key=expected)}
 
 
+def _rows_lie_in_tiles(space: RowSpace, node: Node) -> bool:
+    """Whether no row that is reduced has more features than a tile of the tensor cores."""
+    outputs = node.type.shape[-1]
+    return not space.row_axes or bool(group(space, node)) or (isinstance(outputs, int) and outputs <= FEATURES)
+
+
 def takes_in_place(body: Graph, space: RowSpace, node: Node) -> bool:
     """True when blocks that split the rows of their tiles for themselves can compute the product and finish it."""
-    outputs = node.type.shape[-1]
-    whole = not space.row_axes or bool(group(space, node)) or (isinstance(outputs, int) and outputs <= FEATURES)
-    return isinstance(node.op, MatmulOp) and not node.op.left_transposed and whole
+    return isinstance(node.op, MatmulOp) and not node.op.left_transposed and _rows_lie_in_tiles(space, node)
 
 
 def _plain_seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -258,9 +262,7 @@ def _rows_in_fp32(body: Graph, space: RowSpace, node: Node, machine: Machine) ->
 
 def _has_whole_rows(body: Graph, space: RowSpace, node: Node) -> bool:
     """Whether a tile of the tensor cores has all of a row, or nothing needs that."""
-    outputs = node.type.shape[-1]
-    within = not space.row_axes or bool(group(space, node)) or (isinstance(outputs, int) and outputs <= FEATURES)
-    return within or _unfinished(body, space) is None
+    return _rows_lie_in_tiles(space, node) or _unfinished(body, space) is None
 
 
 def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[str, tuple[Form, float]]:

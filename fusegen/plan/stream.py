@@ -105,7 +105,8 @@ class StreamLowering(MemoryLowering):
         peak = next((draft for draft in of_row if draft.fn in ("max", "exponentials")), None)
         if peak is None or fn not in ("max", "exponentials"):
             return super().reduce(fn, operand, comment, partial=partial, shift=shift)
-        peak.fn = fn if fn == "exponentials" else peak.fn
+        if fn == "exponentials":
+            peak.fn = fn
         return peak.value
 
     def arg_reduction(self, node: Node, fn: Literal["argmax", "argmin"]) -> None:
