@@ -17,7 +17,7 @@ import torch
 
 from fusegen import interpret
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import gemm
+from fusegen.costs import tensor_gemm
 from fusegen.ir import ParamOp
 from fusegen.plan.details import GemmPlan
 from fusegen.plan.types import KernelStep
@@ -138,8 +138,8 @@ class Product(Kernel):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
-    monkeypatch.setattr(gemm, "in_place_seconds", lambda *_: math.inf)
+    monkeypatch.setattr(tensor_gemm, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_gemm, "in_place_seconds", lambda *_: math.inf)
     (inputs, outputs), body, shapes = MODELS[name]
     init = f"self.linear = nn.Linear({inputs}, {outputs})\nself.p = nn.Parameter(torch.randn({outputs}))\n"
     init += f"self.q = nn.Parameter(torch.rand({inputs}) + 0.5)\n"

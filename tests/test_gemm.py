@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import gemm, narrow
+from fusegen.costs import gemm, narrow, tensor_gemm
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, GemmPlan, NarrowPlan
 from fusegen.plan.types import EagerStep, KernelStep
@@ -55,8 +55,8 @@ def test_what_follows_a_product_joins_it_unless_it_needs_whole_rows(tmp_path: Pa
 
 
 def test_rows_that_a_warp_holds_whole_are_finished_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
-    found = compiled(tmp_path, "return torch.softmax(self.linear(x), 1)", outputs=gemm.FEATURES)
+    monkeypatch.setattr(tensor_gemm, "seconds", lambda *_: 0.0)
+    found = compiled(tmp_path, "return torch.softmax(self.linear(x), 1)", outputs=tensor_gemm.FEATURES)
     assert product(found) is not None
     assert len(found.program.steps) == 1
 
@@ -235,19 +235,19 @@ def test_times_fit_the_measured_ones() -> None:
         (16384, 1024, 4096, 0.817e-3),
         (2048, 4096, 4096, 0.386e-3),
     ):
-        assert gemm.seconds(rows, inputs, outputs, H200) == pytest.approx(measured, rel=0.1)
+        assert tensor_gemm.seconds(rows, inputs, outputs, H200) == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 160, 1000, 1536])
 def test_tiles_cover_every_height(rows: int) -> None:
-    for found in gemm.tiles(rows, 4096, 4096).values():
+    for found in tensor_gemm.tiles(rows, 4096, 4096).values():
         assert list(found) == sorted(set(found))
         assert all(width % 16 == 0 and width <= 192 for width in found)
 
 
 def test_tiles_that_many_blocks_share_are_narrow() -> None:
     """What the others leave is added up, for every row of a tile."""
-    few, many = (max(next(iter(gemm.tiles(1024, 4096, outputs).values()))) for outputs in (256, 8192))
+    few, many = (max(next(iter(tensor_gemm.tiles(1024, 4096, outputs).values()))) for outputs in (256, 8192))
     assert few < many
     assert many == 176
 
@@ -331,7 +331,7 @@ LIBRARY = (
 
 def test_expected_times_are_those_measured() -> None:
     for matrices, rows, outputs, inputs, measured in IN_PLACE:
-        found = gemm._in_place_seconds(64, rows, inputs, outputs, H200, matrices)
+        found = tensor_gemm._in_place_seconds(64, rows, inputs, outputs, H200, matrices)
         assert found == pytest.approx(measured * 1e-6, rel=0.15), (matrices, rows, inputs, outputs)
 
 
@@ -380,8 +380,8 @@ def test_what_functions_take_decides_on_the_rows_of_a_tile(
 def test_compiles_without_spills(
     body: str, inputs: int, outputs: int, in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
-    monkeypatch.setattr(gemm, "in_place_seconds", lambda *_: -1.0 if in_place else inf)
+    monkeypatch.setattr(tensor_gemm, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_gemm, "in_place_seconds", lambda *_: -1.0 if in_place else inf)
     init = f"self.linear = nn.Linear({inputs}, {outputs})"
     found = compile_file(write(tmp_path, body, init, f"torch.rand(200, {inputs})"))
     messages = build(found, tmp_path, "-Xptxas", "-v", "-c", "-o", "k.o")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import gemm
+from fusegen.costs import tensor_gemm
 from fusegen.plan.types import KernelStep
 from tests.models import write
 
@@ -89,7 +89,7 @@ def test_sums_are_not_moved_among_rounded_values(tmp_path: Path) -> None:
 def test_compiles_without_spills(
     dtype: str, body: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gemm, "half_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_gemm, "half_seconds", lambda *_: 0.0)
     found = compiled(tmp_path, body, f"nn.Linear(256, {outputs})", "200, 256", dtype)
     source = re.search(r'^_fusegen_CUDA_SOURCE = r"""\n(.*?)"""', found.source, re.S | re.M)
     assert source

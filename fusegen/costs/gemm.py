@@ -1,7 +1,4 @@
-"""Matrix products: which kernel computes one, what it can finish, its tiles, and its time.
-
-The figures are those of ``templates/gemm_sm90.cu.j2``, fitted to times measured on an H200.
-"""
+"""Matrix products: which kernel computes one, what it can finish, and when the library is faster."""
 
 from __future__ import annotations
 
@@ -10,38 +7,17 @@ from math import inf
 from typing import Literal, TypeAlias
 
 from fusegen import dims, ops
-from fusegen.costs import narrow, simt
+from fusegen.costs import narrow, simt, tensor_gemm
 from fusegen.dims import Dim, Dims
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
 from fusegen.spaces.rowspace import RowSpace, feature_axes
 from fusegen.tuning import faster, kernel_or_library
 
-FEATURES = 128
-"""Features of a block's tile: rows up to this length are whole within a warp."""
 _LANE_FEATURES = 4
 """Neighbouring features of a lane in the epilogue."""
-_CHUNK = 64
-_BLOCKS = 132
-_LEAST_CHUNKS = 4
-_WIDTHS = range(32, 193, 16)
-_NARROW = 64
-_WIDE = (96, 128, 160, 192)
-"""Widths that may turn out to be better than the expected best."""
-_FINISH = 5.0e-6
-"""What follows the last product of a tile, which nothing hides."""
-_CUT, _RUN = 4.0e-6, 6.5e-9
-"""Adding up the parts of a tile that is cut, and of each part a row, which one block reads."""
-_JOIN, _MANY = (4.0e-6, 40e-9), 4
-"""The same for parts that a kernel of its own adds up, and of each row of a tile; from so many parts to a tile on."""
-_REDUCE = 12.0e-6
-"""The same for reductions along its rows."""
-_SPLIT = 0.45
-"""Share of the bandwidth at which the rows are split before."""
-_HALF_TILE = 256
-"""Rows and features of a cluster's tile of 16-bit products."""
-_HALF_FLOPS, _HALF_LIBRARY = 810e12, 790e12
-"""Rates of 16-bit products: the kernel's, and cuBLAS's."""
+_HALF_LIBRARY = 790e12
+"""Rate of cuBLAS's 16-bit products."""
 _LIBRARY_FLOPS, _LIBRARY_START, _LIBRARY_BATCH = 0.95, (16, 2.5e-6, 4.1e-6), 3.5e-6
 """Share of the rate that the library reaches, and what it takes besides its launch: up to so many rows, and beyond; for
 a batch."""
@@ -54,22 +30,8 @@ _LIBRARY_WIDE, _LIBRARY_LOW = 1000, {16: 10e-9, 64: 4.5e-9}
 """Features from which on it does not split the sums of so few rows either, and the time for one of k."""
 _LIBRARY_FEW, _LIBRARY_SPLIT = 30e-6, (64, 0.048e-6, 4.4e-6)
 """Products up to so long have too few tiles: for every k beyond the first ones it takes longer, up to a limit."""
-_START = 5.0e-6
-"""Filling the pipeline."""
-_EARLY = 1.5e-6
-"""What a launch saves that comes while the kernel before it ends."""
-_IN_PLACE = {64: (5.0e-6, 1.9e-6, 2.0e-6, 6.5e-6, 1.65e-6), 32: (3.6e-6, 1.55e-6, 2.3e-6, 2.9e-6, 1.35e-6)}
-"""Where every block splits the rows of its tile for itself, by those rows. While no multiprocessor has two blocks:
-start and finish, 64 of k; else start, start and finish of every two blocks, 64 of k of a block."""
-_FUNCTION_ALONE, _FUNCTION = 2.2e-9, 1.2e-9
-"""What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
-of several, which wait less (H200: a GELU, a SELU and its tanh)."""
 _SHORT = 8
 """Operations of functions that are written out for several rows: a sigmoid, and not a tanh."""
-_UNALIGNED = 1.4
-"""Times over that 64 of k take where rows are copied word by word."""
-_SPLITS = {1: 0.0, 2: 0.0, 4: 1.2e-6, 8: 4.0e-6}
-"""Blocks that share the sums of such a tile, and the time of adding them up."""
 
 Form: TypeAlias = Literal["prepared", "in place", "simt"]
 """On the tensor cores, after a kernel that splits the rows, or blocks split them for themselves; or in plain fp32."""
@@ -104,105 +66,11 @@ def factors(body: Graph, node: Node) -> Factors:
     return Factors(node.type.shape[:split], node.type.shape[split:-1], inputs, node.type.shape[-1])
 
 
-def _chunk_seconds(width: int) -> float:
-    """Time of a block for 64 of k: what does not depend on the tile's width, and the products."""
-    return 0.95e-6 + 5.0e-9 * width
-
-
-def _spread(width: int, rows: int, inputs: int, outputs: int, matrices: int) -> tuple[int, int]:
-    """Tiles of a width, and the clusters that share their chunks of k."""
-    blocks = cluster(outputs)
-    tiles = matrices * -(-rows // width) * -(-outputs // (blocks * FEATURES))
-    return tiles, min(_BLOCKS // blocks, -(-tiles * -(-inputs // _CHUNK) // _LEAST_CHUNKS))
-
-
-def _cut_seconds(width: int, tiles: int, clusters: int) -> float:
-    """What it takes to add up the parts of tiles where clusters outnumber them."""
-    if tiles * _MANY <= clusters:
-        return _JOIN[0] + width * _JOIN[1]
-    return _CUT + clusters / tiles * width * _RUN if tiles < clusters else 0.0
-
-
-def _width(rows: int, inputs: int, outputs: int, matrices: int = 1) -> int:
-    """The best width of the tiles."""
-
-    def seconds(width: int) -> float:
-        tiles, clusters = _spread(width, rows, inputs, outputs, matrices)
-        return tiles * -(-inputs // _CHUNK) / clusters * _chunk_seconds(width) + _cut_seconds(width, tiles, clusters)
-
-    widths = [width for width in _WIDTHS if width >= min(rows, _NARROW)]  # another call may have more rows
-    return min(widths, key=lambda width: (seconds(width), width))
-
-
-def cluster(outputs: int) -> int:
-    """Blocks side by side that share the rows of a tile."""
-    return 1 if outputs <= FEATURES else 2
-
-
-def tiles(rows: int, inputs: int, outputs: int, matrices: int = 1) -> dict[str, tuple[int, ...]]:
-    """Tile widths to compile for products traced with these sizes, a narrow one and a good one: best first."""
-    best = _width(rows, inputs, outputs, matrices)
-    good = [best, *(width for width in _WIDE if width != best)]
-    return {f"{width} rows": (_NARROW, width) if width > _NARROW else (width,) for width in good}
-
-
-def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1, reduces: bool = False) -> float:
-    """Predicted time of a product, or of a batch of ``matrices``, fp32-accurate; ``reduces``: along its rows, too."""
-    width, chunks = _width(rows, inputs, outputs, matrices), -(-inputs // _CHUNK)
-    tiles, clusters = _spread(width, rows, inputs, outputs, matrices)
-    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
-    finish = _FINISH + (_REDUCE if reduces else 0.0)
-    products = -(-tiles * chunks // clusters) * _chunk_seconds(width) + tiles / clusters * finish
-    products += _cut_seconds(width, tiles, clusters)
-    split = 8 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
-    return 2 * machine.launch - _EARLY + _START + split + max(products, moved / machine.bandwidth)
-
-
-@dataclass(frozen=True)
-class _InPlace:
-    """Blocks of a product that split the rows of their tiles for themselves."""
-
-    splits: int
-    """That share the sums of a tile."""
-    chunks: int
-    """Of k, of a block."""
-    resident: int
-    """Blocks that a multiprocessor has, one after the other or two at a time."""
-
-
-def _blocks_in_place(height: int, rows: int, inputs: int, outputs: int, matrices: int) -> _InPlace:
-    chunks, tiles = -(-inputs // _CHUNK), matrices * -(-rows // height) * -(-outputs // FEATURES)
-    room = {more: _BLOCKS * 7 // 8 if more > 2 else _BLOCKS for more in _SPLITS if 8 * more <= height}
-    splits = max(n for n, most in room.items() if n == 1 or (tiles * n <= most and n * n <= 2 * chunks))
-    return _InPlace(splits, -(-chunks // splits), -(-tiles * splits // _BLOCKS))
-
-
-def _in_place_seconds(
-    height: int, rows: int, inputs: int, outputs: int, machine: Machine, matrices: int, functions: int = 0
-) -> float:
-    alone, alone_chunk, start, pair, chunk = _IN_PLACE[height]
-    slower = _UNALIGNED if inputs % 4 else 1.0
-    found = _blocks_in_place(height, rows, inputs, outputs, matrices)
-    products = alone + found.chunks * alone_chunk * slower
-    if found.resident > 1:
-        products = start + -(-found.resident // 2) * pair + found.chunks * found.resident * chunk * slower
-    each = _FUNCTION if found.resident > 1 else _FUNCTION_ALONE
-    products += functions * found.resident * height / found.splits * each
-    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
-    return machine.launch + max(products + _SPLITS[found.splits], alone + moved / machine.bandwidth)
-
-
 def chunks_in_place(body: Graph, node: Node) -> int:
     """Chunks of k that a multiprocessor splits, one after the other, in such a product."""
     matrices, sizes = factors(body, node).traced(body)
     ((height, *_), *_) = in_place_rows(body, node).values()
-    found = _blocks_in_place(height, *sizes, matrices)
-    return found.chunks * found.resident
-
-
-def in_place_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:
-    """The same where every block splits the rows of its tile for itself."""
-    return min(_in_place_seconds(height, rows, inputs, outputs, machine, matrices) for height in _IN_PLACE)
+    return tensor_gemm.chunks_in_place(height, *sizes, matrices)
 
 
 def _functions(body: Graph, node: Node) -> int:
@@ -223,18 +91,16 @@ def finishes_beside(body: Graph, node: Node) -> bool:
 def in_place_rows(body: Graph, node: Node) -> dict[str, tuple[int, ...]]:
     """Rows of such a tile, as ``tiles`` has them for the other."""
     matrices, sizes = factors(body, node).traced(body)
-    functions = _functions(body, node)
-
-    def expected(height: int) -> float:
-        return _in_place_seconds(height, *sizes, MACHINES["sm_90"], matrices, functions)
-
-    return {f"{height} rows": (height,) for height in sorted(_IN_PLACE, key=expected)}
+    heights = tensor_gemm.heights_in_place(*sizes, MACHINES["sm_90"], matrices, _functions(body, node))
+    return {f"{height} rows": (height,) for height in heights}
 
 
 def _rows_lie_in_tiles(space: RowSpace, node: Node) -> bool:
     """Whether no row that is reduced has more features than a tile of the tensor cores."""
     outputs = node.type.shape[-1]
-    return not space.row_axes or bool(group(space, node)) or (isinstance(outputs, int) and outputs <= FEATURES)
+    return (
+        not space.row_axes or bool(group(space, node)) or (isinstance(outputs, int) and outputs <= tensor_gemm.FEATURES)
+    )
 
 
 def takes_in_place(body: Graph, space: RowSpace, node: Node) -> bool:
@@ -272,9 +138,9 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
     forms: dict[str, tuple[Form, float]] = {}
     precise_enough = not node.op.amplified
     if precise_enough and _has_whole_rows(body, space, node):
-        forms["prepared"] = ("prepared", seconds(*sizes, machine, matrices, bool(space.row_axes)))
+        forms["prepared"] = ("prepared", tensor_gemm.seconds(*sizes, machine, matrices, bool(space.row_axes)))
         if takes_in_place(body, space, node):
-            forms["in place"] = ("in place", in_place_seconds(*sizes, machine, matrices))
+            forms["in place"] = ("in place", tensor_gemm.in_place_seconds(*sizes, machine, matrices))
     if (plain := _rows_in_fp32(body, space, node, machine)) < inf:
         forms["in plain fp32"] = ("simt", plain)
     return forms
@@ -288,14 +154,6 @@ def _least_seconds(body: Graph, space: RowSpace, node: Node, machine: Machine) -
 def form(body: Graph, space: RowSpace, node: Node) -> Form:
     """What is expected to be the fastest way to compute a product that is not streamed."""
     return faster(f"{node.name} rows", _forms(body, space, node, MACHINES["sm_90"]))
-
-
-def half_seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
-    """Predicted time of a product of 16-bit floats: tiles in whole waves."""
-    waves = -(-(-(-rows // _HALF_TILE) * -(-outputs // _HALF_TILE)) // (_BLOCKS // 2))
-    products = waves * _BLOCKS * _HALF_TILE * _HALF_TILE * inputs / _HALF_FLOPS
-    moved = 2 * (rows * inputs + outputs * inputs + rows * outputs)
-    return machine.launch + _START + max(products, moved / machine.bandwidth)
 
 
 def _half_refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) -> str | None:
@@ -318,7 +176,7 @@ def _half_refusal(body: Graph, space: RowSpace, node: Node, machine: Machine) ->
     library = max(2 * rows * inputs * outputs / _HALF_LIBRARY, moved / machine.bandwidth) + machine.launch
     if [n.op for n in body.nodes if isinstance(n.op, PointwiseOp)] != [PointwiseOp(fn="add")]:  # more than a bias
         library += machine.launch + 4 * rows * outputs / machine.bandwidth
-    return _by(node, half_seconds(rows, inputs, outputs, machine), library)
+    return _by(node, tensor_gemm.half_seconds(rows, inputs, outputs, machine), library)
 
 
 def _by(node: Node, ours: float, library: float) -> str | None:
@@ -378,9 +236,12 @@ def product_seconds(body: Graph, node: Node, machine: Machine, after: float) -> 
     """
     assert isinstance(node.op, MatmulOp)
     matrices, sizes = factors(body, node).traced(body)
-    found = [seconds(*sizes, machine, matrices), after + _library_seconds(*sizes, machine, matrices, alone=True)]
+    found = [
+        tensor_gemm.seconds(*sizes, machine, matrices),
+        after + _library_seconds(*sizes, machine, matrices, alone=True),
+    ]
     if not node.op.left_transposed:
-        found += [in_place_seconds(*sizes, machine, matrices), _plain_seconds(body, node, machine)]
+        found += [tensor_gemm.in_place_seconds(*sizes, machine, matrices), _plain_seconds(body, node, machine)]
     return min(found)
 
 
@@ -402,7 +263,7 @@ def unfit(body: Graph, space: RowSpace, node: Node) -> str | None:
     if not isinstance(outputs, int):
         return "the length of its rows is known only at run time" if space.row_axes else None
     if grouped := group(space, node):
-        if grouped % _LANE_FEATURES or FEATURES % grouped:
+        if grouped % _LANE_FEATURES or tensor_gemm.FEATURES % grouped:
             return f"groups of {grouped} features do not fill the tiles of its kernel"
     elif not _has_whole_rows(body, space, node) and _rows_in_fp32(body, space, node, MACHINES["sm_90"]) == inf:
         return f"{_unfinished(body, space)} needs whole rows of {outputs} features, which several blocks compute"
@@ -423,7 +284,7 @@ def refusal(body: Graph, space: RowSpace, node: Node, machine: Machine, alone: b
         return "tensor cores truncate sums, which powers of them add up"
     rows, _, outputs = sizes
     if space.row_axes and not streamed:
-        apart = inf if takes_in_place(body, space, node) else in_place_seconds(*sizes, machine, matrices)
+        apart = inf if takes_in_place(body, space, node) else tensor_gemm.in_place_seconds(*sizes, machine, matrices)
         apart = min(apart, _plain_seconds(body, node, machine))
         if apart + machine.launch + 2 * 4 * matrices * rows * outputs / machine.bandwidth < ours:
             return "its rows are reduced sooner by a kernel of their own"

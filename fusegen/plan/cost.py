@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fusegen import dims, ops
-from fusegen.costs import gemm, recurrence
+from fusegen.costs import gemm, recurrence, tensor_gemm
 from fusegen.costs.contractions import SPLIT
 from fusegen.ir import (
     ConstOp,
@@ -119,7 +119,7 @@ def step_seconds(program: Program, step: KernelStep | EagerStep) -> float:
         node = next(node for node in region.body.nodes if isinstance(node.op, MatmulOp))
         matrices, sizes = gemm.factors(region.body, node).traced(region.body)
         reduces = any(phase.reductions for phase in product.rows.phases)
-        return gemm.seconds(*sizes, rates, matrices, reduces)
+        return tensor_gemm.seconds(*sizes, rates, matrices, reduces)
     if isinstance(step, KernelStep) and isinstance(step.plan.detail, RecurrencePlan):  # its steps wait for each other
         region = program.after.node(step.plan.node).op
         assert isinstance(region, RegionOp)

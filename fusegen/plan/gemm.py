@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 from fusegen import dims
-from fusegen.costs import contractions, gemm, matmul_tiling, narrow, simt
+from fusegen.costs import contractions, gemm, matmul_tiling, narrow, simt, tensor_gemm
 from fusegen.dims import Dim
 from fusegen.ir import HALVES, MatmulOp, Node
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan
@@ -148,7 +148,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         widths = instructions = choose(f"{node.name} tile", gemm.in_place_rows(region.body, node))
     else:
         matrices, sizes = factors.traced(region.body)
-        widths = choose(f"{node.name} tile", gemm.tiles(*sizes, matrices))
+        widths = choose(f"{node.name} tile", tensor_gemm.tiles(*sizes, matrices))
         instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
     style = Style(indexed("i", factors.outputs), "{}", moves_rows=True, parts=True)
     detail = GemmPlan(
@@ -157,7 +157,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         source_transposed=node.op.left_transposed,
         in_place=in_place,
         beside=in_place and gemm.finishes_beside(region.body, node),
-        cluster=1 if in_place else gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
+        cluster=1 if in_place else tensor_gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
         widths=widths,
         instructions=instructions,
         summed=node.op.summed,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fusegen.compiler import compile_file
-from fusegen.costs import gemm, library, narrow, simt
+from fusegen.costs import library, narrow, simt, tensor_gemm
 from fusegen.emit import write_atomic
 from fusegen.trace import load_model_file
 from fusegen.verdict.subject import load_generated
@@ -116,8 +116,8 @@ FORMS = {"prepared": tuple(CASES), "in_place": IN_PLACE, "portable": PORTABLE}
 def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """The product in a kernel whatever its size."""
     name, layout, form = request.param
-    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
-    monkeypatch.setattr(gemm, "in_place_seconds", lambda *_: -1.0 if form == "in_place" else math.inf)
+    monkeypatch.setattr(tensor_gemm, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_gemm, "in_place_seconds", lambda *_: -1.0 if form == "in_place" else math.inf)
     return make(CASES[name], layout, tmp_path, portable=form == "portable")
 
 
@@ -141,7 +141,7 @@ def narrow_pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
 )
 def half_pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """The same in 16-bit floats."""
-    monkeypatch.setattr(gemm, "half_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_gemm, "half_seconds", lambda *_: 0.0)
     name, layout, dtype = request.param
     return make(HALF[name], layout, tmp_path, dtype)
 

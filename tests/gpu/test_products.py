@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import gemm, simt
+from fusegen.costs import simt, tensor_gemm
 from fusegen.ir import Frozen
 from fusegen.plan.details import GemmPlan, SimtGemmPlan
 from fusegen.plan.types import KernelStep
@@ -100,7 +100,7 @@ IN_FP32 = [name for name, case in CASES.items() if case.a[-2] == "m" and not cas
 )
 def test_agrees_at_every_size(name: str, kernel: type[Frozen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test for each file, so that it is built once."""
-    monkeypatch.setattr(gemm if kernel is GemmPlan else simt, "seconds", lambda *_: -1.0)
+    monkeypatch.setattr(tensor_gemm if kernel is GemmPlan else simt, "seconds", lambda *_: -1.0)
     it = make(name, tmp_path, kernel)
     for sizes in FREE:
         factors = it.case.factors(sizes)
@@ -126,7 +126,7 @@ def test_agrees_at_every_size(name: str, kernel: type[Frozen], tmp_path: Path, m
 @pytest.mark.parametrize("forward", ["torch.logsumexp({}, 2)", "({} * self.row).amax(2)", "F.gelu({})"])
 def test_a_weight_for_every_matrix(forward: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of known sizes: rows that several blocks compute are reduced too."""
-    monkeypatch.setattr(gemm, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_gemm, "seconds", lambda *_: 0.0)
     init = "self.w = nn.Parameter(torch.randn(3, 200, 600))\nself.row = nn.Parameter(torch.randn(600))"
     body = f"return {forward.format('torch.bmm(x, self.w)')}"
     compiled, reference, generated = built(write(tmp_path, body, init, "torch.rand(3, 190, 200)"))
@@ -145,7 +145,7 @@ def test_empty_products(
     name: str, kernel: type[Frozen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: None
 ) -> None:
     """Nothing to compute, or sums of nothing, which are zero."""
-    monkeypatch.setattr(gemm if kernel is GemmPlan else simt, "seconds", lambda *_: -1.0)
+    monkeypatch.setattr(tensor_gemm if kernel is GemmPlan else simt, "seconds", lambda *_: -1.0)
     it = make(name, tmp_path, kernel)
     for sizes in ((2, 0, 8, 8), (2, 8, 0, 8), (2, 8, 8, 0), (2, 1, 1, 1)):
         factors = it.case.factors(sizes)

@@ -1,0 +1,166 @@
+"""Matrix products on the tensor cores: their tiles and their time, by their sizes.
+
+The figures are those of ``gemm_sm90.cu.j2`` and ``gemm_half_sm90.cu.j2``, fitted to times measured on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.machines import Machine
+
+FEATURES = 128
+"""Features of a block's tile: rows up to this length are whole within a warp."""
+_CHUNK = 64
+_BLOCKS = 132
+_LEAST_CHUNKS = 4
+_WIDTHS = range(32, 193, 16)
+_NARROW = 64
+_WIDE = (96, 128, 160, 192)
+"""Widths that may turn out to be better than the expected best."""
+_FINISH = 5.0e-6
+"""What follows the last product of a tile, which nothing hides."""
+_CUT, _RUN = 4.0e-6, 6.5e-9
+"""Adding up the parts of a tile that is cut, and of each part a row, which one block reads."""
+_JOIN, _MANY = (4.0e-6, 40e-9), 4
+"""The same for parts that a kernel of its own adds up, and of each row of a tile; from so many parts to a tile on."""
+_REDUCE = 12.0e-6
+"""The same for reductions along its rows."""
+_SPLIT = 0.45
+"""Share of the bandwidth at which the rows are split before."""
+_HALF_TILE = 256
+"""Rows and features of a cluster's tile of 16-bit products."""
+_HALF_FLOPS = 810e12
+"""Rate of 16-bit products."""
+_START = 5.0e-6
+"""Filling the pipeline."""
+_EARLY = 1.5e-6
+"""What a launch saves that comes while the kernel before it ends."""
+_IN_PLACE = {64: (5.0e-6, 1.9e-6, 2.0e-6, 6.5e-6, 1.65e-6), 32: (3.6e-6, 1.55e-6, 2.3e-6, 2.9e-6, 1.35e-6)}
+"""Where every block splits the rows of its tile for itself, by those rows. While no multiprocessor has two blocks:
+start and finish, 64 of k; else start, start and finish of every two blocks, 64 of k of a block."""
+_FUNCTION_ALONE, _FUNCTION = 2.2e-9, 1.2e-9
+"""What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
+of several, which wait less (H200: a GELU, a SELU and its tanh)."""
+_UNALIGNED = 1.4
+"""Times over that 64 of k take where rows are copied word by word."""
+_SPLITS = {1: 0.0, 2: 0.0, 4: 1.2e-6, 8: 4.0e-6}
+"""Blocks that share the sums of such a tile, and the time of adding them up."""
+
+
+def _chunk_seconds(width: int) -> float:
+    """Time of a block for 64 of k: what does not depend on the tile's width, and the products."""
+    return 0.95e-6 + 5.0e-9 * width
+
+
+def _spread(width: int, rows: int, inputs: int, outputs: int, matrices: int) -> tuple[int, int]:
+    """Tiles of a width, and the clusters that share their chunks of k."""
+    blocks = cluster(outputs)
+    tiles = matrices * -(-rows // width) * -(-outputs // (blocks * FEATURES))
+    return tiles, min(_BLOCKS // blocks, -(-tiles * -(-inputs // _CHUNK) // _LEAST_CHUNKS))
+
+
+def _cut_seconds(width: int, tiles: int, clusters: int) -> float:
+    """What it takes to add up the parts of tiles where clusters outnumber them."""
+    if tiles * _MANY <= clusters:
+        return _JOIN[0] + width * _JOIN[1]
+    return _CUT + clusters / tiles * width * _RUN if tiles < clusters else 0.0
+
+
+def _width(rows: int, inputs: int, outputs: int, matrices: int = 1) -> int:
+    """The best width of the tiles."""
+
+    def seconds(width: int) -> float:
+        tiles, clusters = _spread(width, rows, inputs, outputs, matrices)
+        return tiles * -(-inputs // _CHUNK) / clusters * _chunk_seconds(width) + _cut_seconds(width, tiles, clusters)
+
+    widths = [width for width in _WIDTHS if width >= min(rows, _NARROW)]  # another call may have more rows
+    return min(widths, key=lambda width: (seconds(width), width))
+
+
+def cluster(outputs: int) -> int:
+    """Blocks side by side that share the rows of a tile."""
+    return 1 if outputs <= FEATURES else 2
+
+
+def tiles(rows: int, inputs: int, outputs: int, matrices: int = 1) -> dict[str, tuple[int, ...]]:
+    """Tile widths to compile for products traced with these sizes, a narrow one and a good one: best first."""
+    best = _width(rows, inputs, outputs, matrices)
+    good = [best, *(width for width in _WIDE if width != best)]
+    return {f"{width} rows": (_NARROW, width) if width > _NARROW else (width,) for width in good}
+
+
+def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1, reduces: bool = False) -> float:
+    """Predicted time of a product, or of a batch of ``matrices``, fp32-accurate; ``reduces``: along its rows, too."""
+    width, chunks = _width(rows, inputs, outputs, matrices), -(-inputs // _CHUNK)
+    tiles, clusters = _spread(width, rows, inputs, outputs, matrices)
+    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
+    finish = _FINISH + (_REDUCE if reduces else 0.0)
+    products = -(-tiles * chunks // clusters) * _chunk_seconds(width) + tiles / clusters * finish
+    products += _cut_seconds(width, tiles, clusters)
+    split = 8 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
+    return 2 * machine.launch - _EARLY + _START + split + max(products, moved / machine.bandwidth)
+
+
+@dataclass(frozen=True)
+class _InPlace:
+    """Blocks of a product that split the rows of their tiles for themselves."""
+
+    splits: int
+    """That share the sums of a tile."""
+    chunks: int
+    """Of k, of a block."""
+    resident: int
+    """Blocks that a multiprocessor has, one after the other or two at a time."""
+
+
+def _blocks_in_place(height: int, rows: int, inputs: int, outputs: int, matrices: int) -> _InPlace:
+    chunks, tiles = -(-inputs // _CHUNK), matrices * -(-rows // height) * -(-outputs // FEATURES)
+    room = {more: _BLOCKS * 7 // 8 if more > 2 else _BLOCKS for more in _SPLITS if 8 * more <= height}
+    splits = max(n for n, most in room.items() if n == 1 or (tiles * n <= most and n * n <= 2 * chunks))
+    return _InPlace(splits, -(-chunks // splits), -(-tiles * splits // _BLOCKS))
+
+
+def _in_place_seconds(
+    height: int, rows: int, inputs: int, outputs: int, machine: Machine, matrices: int, functions: int = 0
+) -> float:
+    alone, alone_chunk, start, pair, chunk = _IN_PLACE[height]
+    slower = _UNALIGNED if inputs % 4 else 1.0
+    found = _blocks_in_place(height, rows, inputs, outputs, matrices)
+    products = alone + found.chunks * alone_chunk * slower
+    if found.resident > 1:
+        products = start + -(-found.resident // 2) * pair + found.chunks * found.resident * chunk * slower
+    each = _FUNCTION if found.resident > 1 else _FUNCTION_ALONE
+    products += functions * found.resident * height / found.splits * each
+    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
+    return machine.launch + max(products + _SPLITS[found.splits], alone + moved / machine.bandwidth)
+
+
+def in_place_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:
+    """The same where every block splits the rows of its tile for itself."""
+    return min(_in_place_seconds(height, rows, inputs, outputs, machine, matrices) for height in _IN_PLACE)
+
+
+def heights_in_place(
+    rows: int, inputs: int, outputs: int, machine: Machine, matrices: int, functions: int
+) -> list[int]:
+    """Rows of such a tile, best first, where each result takes so many operations of ``functions``."""
+
+    def expected(height: int) -> float:
+        return _in_place_seconds(height, rows, inputs, outputs, machine, matrices, functions)
+
+    return sorted(_IN_PLACE, key=expected)
+
+
+def chunks_in_place(height: int, rows: int, inputs: int, outputs: int, matrices: int) -> int:
+    """Chunks of k that a multiprocessor splits, one after the other, where tiles have ``height`` rows."""
+    found = _blocks_in_place(height, rows, inputs, outputs, matrices)
+    return found.chunks * found.resident
+
+
+def half_seconds(rows: int, inputs: int, outputs: int, machine: Machine) -> float:
+    """Predicted time of a product of 16-bit floats: tiles in whole waves."""
+    waves = -(-(-(-rows // _HALF_TILE) * -(-outputs // _HALF_TILE)) // (_BLOCKS // 2))
+    products = waves * _BLOCKS * _HALF_TILE * _HALF_TILE * inputs / _HALF_FLOPS
+    moved = 2 * (rows * inputs + outputs * inputs + rows * outputs)
+    return machine.launch + _START + max(products, moved / machine.bandwidth)
