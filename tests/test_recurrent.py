@@ -47,6 +47,14 @@ def test_layers_compute_what_torch_does(name: str, tmp_path: Path) -> None:
     check_in_double(compiled, path, [[torch.randn(shape)] for shape in ((6, 4, 5), (3, 1, 5), (2, 7, 5))])
 
 
+def test_features_that_windows_of_a_free_size_make_are_fixed_by_the_weights(tmp_path: Path) -> None:
+    forward = "y = nn.functional.max_pool2d(x, 3, 2, 1)\nreturn self.m(y.permute(0, 3, 1, 2).flatten(2))[0]"
+    path = write(tmp_path, forward, "self.m = nn.LSTM(2 * 4, 5, batch_first=True)", "torch.randn(3, 2, 8, 6)")
+    compiled = compile_file(path)
+    assert len(steps(compiled, RecurrencePlan)) == 1
+    check_in_double(compiled, path, [[torch.randn(shape)] for shape in ((3, 2, 8, 6), (1, 2, 8, 11))])
+
+
 def test_zeros_to_start_from_are_not_read(tmp_path: Path) -> None:
     forward = "h = torch.zeros(1, x.shape[1], 4, device=x.device)\nreturn self.m(x, h)[0]"
     compiled = compile_file(write(tmp_path, forward, "self.m = nn.GRU(5, 4)", "torch.randn(6, 4, 5)"))

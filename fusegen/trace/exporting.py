@@ -32,6 +32,7 @@ from fusegen.ir import (
     ParamOp,
     PermuteOp,
     PointwiseOp,
+    RecurrentOp,
     ReduceOp,
     ReshapeOp,
     SoftmaxOp,
@@ -121,7 +122,7 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
     """Input sizes that are structure: the lengths of rows that a kernel keeps on chip.
 
     Those are the axis of a softmax, and the channels or features (axis 1) where something reduces
-    them, what the parameters of a norm fix, and the widths of attention. Batch and spatial sizes stay free.
+    them, what the parameters of a norm or a recurrent network fix, and the widths of attention. Batch and spatial sizes stay free.
     """
     found: set[Dim] = set(_attention_widths(graph))
     for node in graph.nodes:
@@ -132,6 +133,8 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
                 found.add(graph.node(node.inputs[0]).type.shape[1])
             case EagerOp(target="aten.group_norm.default"):  # channels that are split into groups
                 found.add(graph.node(node.inputs[0]).type.shape[1])
+            case RecurrentOp():  # features, as many as its weights have
+                found.update(dims.symbols(graph.node(node.inputs[0]).type.shape[-1:]))
     return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
 
 
