@@ -21,7 +21,7 @@ class PointwiseRow:
     ``flattens``: large differences between operands can become small ones, or none. ``integer``: the CUDA text
     for operands that are integers; empty where it has none. Without ``cuda`` it is a function of integers alone.
     ``converts``: to this element type. ``rare``: instructions of a path that few arguments take, in the text of every
-    use.
+    use, or what registers that are kept from a call of it cost like as many.
     """
 
     arity: int
@@ -130,8 +130,12 @@ POINTWISE: dict[str, PointwiseRow] = {
     "log2": PointwiseRow(1, "torch.log2({0})", "log2f({0})", ("log2.default",), 8, 1),
     "log10": PointwiseRow(1, "torch.log10({0})", "log10f({0})", ("log10.default",), 8, 1),
     "log1p": PointwiseRow(1, "torch.log1p({0})", "log1pf({0})", ("log1p.default",), 12, 1),
-    "sin": PointwiseRow(1, "torch.sin({0})", "sinf({0})", ("sin.default",), 12, flattens=True, rare=64),
-    "cos": PointwiseRow(1, "torch.cos({0})", "cosf({0})", ("cos.default",), 12, flattens=True, rare=64),
+    "sin": PointwiseRow(
+        1, "torch.sin({0})", "sine({0})", ("sin.default",), 24, helpers=("sine",), flattens=True, rare=48
+    ),
+    "cos": PointwiseRow(
+        1, "torch.cos({0})", "cosine({0})", ("cos.default",), 24, helpers=("cosine",), flattens=True, rare=48
+    ),
     "tan": PointwiseRow(1, "torch.tan({0})", "tanf({0})", ("tan.default",), 24, rare=64),
     "atan": PointwiseRow(1, "torch.atan({0})", "atanf({0})", ("atan.default", "arctan.default"), 16, 1, flattens=True),
     "atan2": PointwiseRow(

@@ -2574,7 +2574,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
     auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        constexpr bool EVEN = S::PARTS * S::VALUES == LENGTH;
         return EVEN || position(j) < LENGTH;
     };
 
@@ -3089,20 +3089,20 @@ Tensor call_k2_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8e7adb6fdc58d15b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_14ef4812e16af9c4, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
     m.def("k2_pool(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8e7adb6fdc58d15b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_14ef4812e16af9c4, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8e7adb6fdc58d15b"
+_fusegen_NAMESPACE = "fusegen_14ef4812e16af9c4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1503,7 +1503,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
     auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        constexpr bool EVEN = S::PARTS * S::VALUES == LENGTH;
         return EVEN || position(j) < LENGTH;
     };
 
@@ -1827,18 +1827,18 @@ Tensor call_k1_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8c87dbd4731b6878, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5fe43edcdbe10923, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, int tf32) -> Tensor");
     m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8c87dbd4731b6878, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5fe43edcdbe10923, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8c87dbd4731b6878"
+_fusegen_NAMESPACE = "fusegen_5fe43edcdbe10923"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
     auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        constexpr bool EVEN = S::PARTS * S::VALUES == LENGTH;
         return EVEN || position(j) < LENGTH;
     };
 
@@ -532,7 +532,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
     auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        constexpr bool EVEN = S::PARTS * S::VALUES == LENGTH;
         return EVEN || position(j) < LENGTH;
     };
 
@@ -1945,20 +1945,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ce1f3ed5077d2efb, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d2053632c80fd6db, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ce1f3ed5077d2efb, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d2053632c80fd6db, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ce1f3ed5077d2efb"
+_fusegen_NAMESPACE = "fusegen_d2053632c80fd6db"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
     auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        constexpr bool EVEN = S::PARTS * S::VALUES == LENGTH;
         return EVEN || position(j) < LENGTH;
     };
 
@@ -1260,18 +1260,18 @@ Tensor call_k1_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3df6fd426e0f4d3a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_13639fbc360f80f0, m) {
     m.def("k0_row_reduce(Tensor x0) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3df6fd426e0f4d3a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_13639fbc360f80f0, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3df6fd426e0f4d3a"
+_fusegen_NAMESPACE = "fusegen_13639fbc360f80f0"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

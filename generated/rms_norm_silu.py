@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         return STRIDED ? part * S::VALUES + j : (j / S::ELEMENT * S::PARTS + part) * S::ELEMENT + j % S::ELEMENT;
     };
     auto live = [&](int j) {
-        constexpr bool EVEN = LENGTH % (STRIDED ? S::PARTS : S::PARTS * S::ELEMENT) == 0;
+        constexpr bool EVEN = S::PARTS * S::VALUES == LENGTH;
         return EVEN || position(j) < LENGTH;
     };
 
@@ -464,16 +464,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_837f89d5c31e0cbe, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8d824cf33117af73, m) {
     m.def("k0_row_reduce(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_837f89d5c31e0cbe, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_8d824cf33117af73, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_837f89d5c31e0cbe"
+_fusegen_NAMESPACE = "fusegen_8d824cf33117af73"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

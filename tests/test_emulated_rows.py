@@ -13,7 +13,7 @@ import torch
 from fusegen import interpret
 from fusegen.compiler import compile_file
 from fusegen.plan import kernels
-from fusegen.plan.details import RowReducePlan, RowStreamPlan
+from fusegen.plan.details import PointwisePlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.types import KernelStep
 from tests.emulated import Kernel, kernel_of, operands_of, steps
 from tests.models import write
@@ -85,6 +85,37 @@ def test_long_rows_of_exponentials_are_read_in_one_sweep(length: int, template: 
     (step,) = compiled.program.steps
     assert isinstance(step, KernelStep)
     assert step.plan.detail.template == template
+
+
+@pytest.mark.parametrize("channels", [12, 20, 100])
+def test_strided_rows_are_stored_as_rows(channels: int, tmp_path: Path) -> None:
+    """A norm over channels whose result has them last, in whole accesses and where rows begin between two."""
+    body = f"return F.layer_norm(x.permute(0, 2, 3, 1), ({channels},)) * 2"
+    compiled = compile_file(write(tmp_path, body, "", f"torch.rand(3, {channels}, 6, 5)"))
+    (plan,) = steps(compiled, RowReducePlan)
+    assert isinstance(plan.detail, RowReducePlan)
+    assert plan.detail.turned
+    kernel = Kernel(compiled, plan, tmp_path)
+    for shape in [(3, channels, 6, 5), (2, channels, 8, 4), (1, channels, 1, 1), (1, channels, 31, 12)]:
+        x = torch.randn(shape)
+        (y,), (r,) = kernel([x]), interpret.run(kernel.body, [x.double()], {})
+        assert torch.allclose(y.double(), r, rtol=0, atol=1e-5), shape
+
+
+def test_angles_of_any_size(tmp_path: Path) -> None:
+    """Sines and cosines of small, large and huge angles, to two units in the last place, and of no number."""
+    compiled = compile_file(write(tmp_path, "return x.sin(), x.cos()", "", "torch.rand(64, 1000)"))
+    (plan,) = steps(compiled, PointwisePlan)
+    kernel = Kernel(compiled, plan, tmp_path)
+    for size in (1e-30, 1.0, 1e3, 105_000.0, 106_000.0, 1e9, 1e38):
+        x = torch.randn(64, 1000).clamp(-3, 3) * size
+        x[0, :4] = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan])
+        x[1, :4] = torch.tensor([torch.pi, torch.pi / 2, 105_615.0, -0.0])
+        for y, r in zip(kernel([x]), (x.double().sin(), x.double().cos()), strict=True):
+            assert torch.equal(y.isnan(), r.isnan())
+            assert (y - r).nan_to_num().abs().le(2.0 * torch.finfo().eps * r.abs().nan_to_num() + 1e-38).all(), size
+    sine, _ = kernel([torch.full((1, 1000), -0.0)])
+    assert sine.signbit().all()
 
 
 def test_text_of_costly_elements_is_bounded(tmp_path: Path) -> None:

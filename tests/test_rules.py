@@ -48,7 +48,7 @@ from fusegen.ir import (
     TensorType,
     UnfoldOp,
 )
-from fusegen.passes import algebra, columns, decompose, layouts, losses, moments, positions, simplify, statistics
+from fusegen.passes import algebra, columns, decompose, layouts, losses, moments, positions, rows, simplify, statistics
 from fusegen.passes.algebra import (
     axes,
     channels,
@@ -58,6 +58,7 @@ from fusegen.passes.algebra import (
     samples,
     slices,
     transposed_pools,
+    whole,
     window_products,
 )
 from fusegen.passes.algebra import boxes as box_means
@@ -249,6 +250,27 @@ def _whole_image(draw: Draw) -> Node:
         output_padding=(0,) * rank,
     )
     return draw.add(op, x, draw.leaf(*channels, *kernel, parameter=True))
+
+
+def _kernels_side_by_side(draw: Draw) -> Node:
+    """And what is left of the image behind the last one."""
+    batch, inputs, outputs, *kernel = (draw.rng.randint(1, 3) for _ in range(draw.rng.randint(4, 6)))
+    kernel[0] += 1
+    sizes = [size * draw.rng.randint(1, 3) + draw.rng.randrange(size) for size in kernel]
+    zero, one = (0,) * len(kernel), (1,) * len(kernel)
+    op = ConvOp(transposed=False, stride=tuple(kernel), padding=zero, dilation=one, output_padding=zero)
+    return draw.add(op, draw.leaf(batch, inputs, *sizes), draw.leaf(outputs, inputs, *kernel, parameter=True))
+
+
+def _rows_of_rows(draw: Draw) -> Node:
+    """Over more axes than a softmax, or another reduction of the same data."""
+    shape = [*(draw.rng.randint(2, 3) for _ in range(draw.rng.randint(1, 2))), 16]
+    x = draw.leaf(*shape)
+    y = draw.add(PointwiseOp(fn="mul"), x, draw.rng.choice([x, draw.leaf(*shape)]))
+    rows = draw.reduce(draw.rng.choice([x, y]), (len(shape) - 1,))
+    total = draw.reduce(y, tuple(range(draw.rng.randint(0, len(shape) - 2), len(shape))))
+    ends = [draw.reduce(end, tuple(range(end.type.rank))) if end.type.rank else end for end in (rows, total)]
+    return draw.add(PointwiseOp(fn="add"), *ends)
 
 
 def _product_of_one_position(draw: Draw) -> Node:
@@ -1242,6 +1264,8 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "expand(fill) = fill": _filled,
     "f(fill, fill) = fill,  numbers likewise": _fills,
     "conv(x, w) = matmul(x, w),  w as large as x;  transposed, of one position, likewise": _whole_image,
+    "conv(x, w) = permute(matmul(patches of x, w)),  kernels that lie side by side": _kernels_side_by_side,
+    "sum(x) = sum of the sums of rows,  where rows of its data are reduced,  mean, max and min likewise": _rows_of_rows,
     "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product": _product_of_one_position,
     "permute(x) = reshape(x),  where only axes of one element change places": _moved_ones,
     "unfold(x) = reshape(slice(x)),  windows side by side": _side_by_side,
@@ -1401,6 +1425,7 @@ RULES: dict[str, Rule] = {
         *losses.RULES,
         *statistics.RULES,
         *positions.RULES,
+        *rows.RULES,
         *columns.RULES,
         *layouts.RULES,
     )
@@ -1431,6 +1456,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(slices, "_is_cheap", lambda *_: True)
     monkeypatch.setattr(slices, "_keeps_its_class", lambda *_: None)
     monkeypatch.setattr(moments, "WORTH", 1)
+    monkeypatch.setattr(whole, "_MANY_TERMS", 1)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 0)
     monkeypatch.setattr(direct, "is_narrow", lambda *_: False)
     monkeypatch.setattr(positions, "_WORTH", -1)

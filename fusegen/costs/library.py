@@ -26,6 +26,10 @@ _STRIDED_GROUPS, _STRIDED_VOLUME = 2.5, 1.35
 """Least times over that a strided convolution of several groups takes, or one along three axes in TF32.
 
 Of 14 random models (H200), which took 2.7 to 19 times, or 1.4 to 3.4 times."""
+_STRIDED_TAPS = (25, 1.4)
+"""Taps from which on a strided convolution along two axes may take 2.3 to 2.8 times as long in TF32, and the times over
+that it is expected to (6 of 16 with 5x5 and 7x7 taps did, for no reason to be seen; the others 0.95 to 1.4 times:
+h200-strided-library.json)."""
 _PHASES = (1.0, 1.2, 1.5)
 """Times over that a transposed convolution of stride 1, 2 or more takes (the lower quartiles of 65 that are strided,
 h200-library-convolutions.json; the medians are 1.3 and 1.7)."""
@@ -86,4 +90,7 @@ def seconds(body: Graph, node: Node, machine: Machine) -> float:
         return seconds
     if node.op.groups > 1 and inputs > 1:
         return _STRIDED_GROUPS * seconds
+    taps, times = _STRIDED_TAPS
+    if tf32 and node.op.rank == 2 and prod(inference.kernel_size(w)) >= taps:
+        return times * seconds
     return (_STRIDED_VOLUME if tf32 and node.op.rank == 3 else 1.0) * seconds

@@ -20,7 +20,7 @@ from fusegen.ir import (
     TapSumOp,
     WindowSumOp,
 )
-from fusegen.passes import columns, losses, moments, positions, simplify
+from fusegen.passes import columns, losses, moments, positions, rows, simplify
 from fusegen.passes.algebra.collapse import largest_operand
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
@@ -92,6 +92,17 @@ RULES = (
     ),
 )
 
+_ORDER = (
+    moments.CENTRED,
+    moments.RULES,
+    losses.RULES,
+    RULES,
+    positions.RULES,
+    rows.RULES,
+    columns.RULES,
+    simplify.RULES,
+)
+"""A norm in parts is no longer seen as one; what is left of its axes may have size 1."""
 
 _ONE_EACH = (InputOp, EagerOp, GetItemOp, TapSumOp, WindowSumOp)
 _NUMBERED = ("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
@@ -128,8 +139,7 @@ def run(graph: Graph) -> Outcome:
     """%y = normalize(%x)  ->  %y = mul(sub(%x, reduce.mean(%x)), rsqrt(add(reduce.var(%x), eps)))."""
     applied: list[RuleApplied] = []
     refused: list[RuleRefused] = []
-    # A norm in parts is no longer seen as one; what is left of its axes may have size 1.
-    for rules in (moments.CENTRED, moments.RULES, losses.RULES, RULES, positions.RULES, columns.RULES, simplify.RULES):
+    for rules in _ORDER:
         outcome = rewrite(graph, rules)
         graph = outcome.graph
         applied += outcome.applied

@@ -8,6 +8,7 @@ from math import prod
 from fusegen import dims, inference, windows
 from fusegen.ir import (
     ConvOp,
+    DType,
     GetItemOp,
     Graph,
     Node,
@@ -36,7 +37,7 @@ from fusegen.plan.axis_sum import window_axis
 from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, WindowBounds, WindowSumPlan
 from fusegen.plan.region import Region, is_arithmetic
 from fusegen.plan.rowdraft import Style, indexed
-from fusegen.plan.rowprogram import Operand
+from fusegen.plan.rowprogram import Operand, RowProgram
 from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import POINTWISE
 from fusegen.spaces import viewspace
@@ -205,6 +206,14 @@ def _in_double(region: Region) -> bool:
     return arithmetic and all(_is_statistic(region.graph, name) for name in data)
 
 
+def _is_stored_turned(region: Region, rows: RowProgram) -> bool:
+    """Whether strided rows are stored as rows, whose elements lie side by side, in whole accesses."""
+    elements = [store for store in rows.stores if store.per_element]
+    written = {output.name for output in region.outputs if output.dtype is DType.FLOAT32}
+    found = [store.along_row and not store.like_source and store.output in written for store in elements]
+    return rows.length % 4 == 0 and bool(found) and all(found)
+
+
 def _row_reduce(region: Region, name: str) -> KernelPlan:
     space = region.space
     inner = region.product(space.inner_axes)
@@ -229,6 +238,7 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
         parts=(splits[0][0], splits[1][0]),
         lanes=(splits[0][1], splits[1][1]),
         resident=512,
+        turned=strided and not double and _is_stored_turned(region, lowered),
         double=double,
         rows=lowered,
     )

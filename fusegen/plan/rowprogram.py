@@ -166,6 +166,11 @@ class Store(Frozen):
     per_element: bool
     like_source: bool = False
 
+    @property
+    def along_row(self) -> bool:
+        """True where neighbours along the row are neighbours in memory."""
+        return self.index == "l" or self.index.endswith(" + l")
+
 
 class Divider(Frozen):
     """``name`` is the position along the row divided by ``divisor`` (over binding names)."""

@@ -122,7 +122,8 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
     """Input sizes that are structure: the lengths of rows that a kernel keeps on chip.
 
     Those are the axis of a softmax, and the channels or features (axis 1) where something reduces
-    them, what the parameters of a norm or a recurrent network fix, and the widths of attention. Batch and spatial sizes stay free.
+    them, what the parameters of a norm or a recurrent network fix, and the widths of attention. Batch and spatial
+    sizes stay free.
     """
     found: set[Dim] = set(_attention_widths(graph))
     for node in graph.nodes:

@@ -74,6 +74,18 @@ BODIES = {
     "part_of_rows": ("return x[..., 3:].softmax(-1)", "nn.Identity()", IMAGES),
     "part_of_channels": ("return x[:, 2:6].softmax(1)", "nn.Identity()", IMAGES),
     "planes_of_channels": ("return F.instance_norm(x[:, 2:6])", "nn.Identity()", IMAGES),
+    "channels_last": ("return F.layer_norm(x.permute(0, 2, 3, 1), (8,)) + 1", "nn.Identity()", IMAGES),
+    "channels_of_several_last": (
+        "return F.layer_norm(x.permute(0, 2, 3, 1), (100,)).relu()",
+        "nn.Identity()",
+        [(4, 100, 6, 5), (3, 100, 28, 28), (9, 100, 7, 7)],
+    ),
+    "sines": ("return (1e3 * x.sin() * (9 * x).cos()).softmax(1) * (x * 1e5).sin()", "nn.Identity()", IMAGES),
+    "losses": (
+        "p, q = x.log_softmax(-1), (x * 2).softmax(-1)\nreturn (q * p).sum((2, 3)) + (p - x).abs().mean((2, 3))",
+        "nn.Identity()",
+        [(4, 8, 6, 33), (3, 8, 64, 64), (2, 8, 301, 303), (700, 8, 6, 5)],
+    ),
     "variance": ("return x.tanh().var((2, 3)) + x.tanh().mean((2, 3))", "nn.Identity()", IMAGES),
 }
 

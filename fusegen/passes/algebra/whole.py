@@ -1,16 +1,35 @@
-"""Convolutions that are matrix products: of kernels that meet all of an image at once, or one position of it.
+"""Convolutions that are matrix products: of kernels that meet all of an image at once, one position of it, or patches.
 
 A linear layer by another name, as networks end (a kernel as large as what is left of the image), gate channels (1x1
-on a mean) or begin (a transposed convolution of a vector). The product is in full float32 where the library's
-convolution is in TF32, and so the more precise one.
+on a mean) or begin (a transposed convolution of a vector, kernels that lie side by side). The product is in full
+float32 where the library's convolution is in TF32, and so the more precise one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import prod
+
 from fusegen import dims, inference, ops
 from fusegen.costs import library
 from fusegen.dims import Dim
-from fusegen.ir import ConvOp, MatmulOp, Node, PointwiseOp, ReshapeOp, TapSumOp, WindowSumOp
+from fusegen.ir import (
+    AdaptivePoolOp,
+    ConvOp,
+    Graph,
+    MatmulOp,
+    Node,
+    NormalizeOp,
+    PermuteOp,
+    PointwiseOp,
+    PoolOp,
+    ReduceOp,
+    ReshapeOp,
+    SliceOp,
+    SoftmaxOp,
+    TapSumOp,
+    WindowSumOp,
+)
 from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra.collapse import product_below
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
@@ -44,6 +63,78 @@ def _product(m: Match) -> Node:
     right = m.add(ReshapeOp(shape=matrix), w)
     product = m.add(MatmulOp(transposed=not conv.transposed, precise=conv.precise), left, right)
     return m.add(ReshapeOp(shape=m.root.type.shape), product)
+
+
+# --- kernels side by side ------------------------------------------------------------------------------
+
+_MANY_TERMS = 128
+"""Elements of a patch from which on a product of patches is faster wherever its results lie: 16x16 of three channels to
+768 201 us as a convolution in full float32, 50 so; 8x8 to 256 81 and 34 (benchmarks/results/h200-patches.json)."""
+_COLLAPSING = (ReduceOp, PoolOp, AdaptivePoolOp)
+
+
+def _ends(graph: Graph, conv: Node) -> Iterator[tuple[Node, int | None]]:
+    """What reads the results of ``conv``, by way of functions and views, and along which axis it has their channels."""
+    pending: list[tuple[Node, int | None]] = [(conv, 1)]
+    while pending:
+        node, axis = pending.pop()
+        for user in map(graph.node, graph.users[node.name]):
+            own, shape = axis, user.type.shape
+            if axis is not None and isinstance(user.op, PermuteOp):
+                own = user.op.order.index(axis)
+            elif axis is not None and isinstance(user.op, ReshapeOp):
+                leads, trails = shape[: axis + 1] == node.type.shape[: axis + 1], shape[-1:] == node.type.shape[-1:]
+                own = axis if leads else len(shape) - 1 if trails and axis == node.type.rank - 1 else None
+            if isinstance(user.op, (PermuteOp, PointwiseOp, ReshapeOp)):
+                pending.append((user, own))
+            else:
+                yield user, own
+
+
+def _are_rows(node: Node, axis: int | None, graph: Graph) -> bool:
+    """Whether ``node`` works along its operand's ``axis``, or that is the last one."""
+    along = (
+        node.op.axes if isinstance(node.op, NormalizeOp) else (node.op.axis,) if isinstance(node.op, SoftmaxOp) else ()
+    )
+    return axis is not None and (along == (axis,) or axis == graph.node(node.inputs[0]).type.rank - 1)
+
+
+def _side_by_side(m: Match) -> str | None:
+    """Why the convolution is no product of patches that do not overlap, or None."""
+    conv, graph = m.root.op, m.graph
+    assert isinstance(conv, ConvOp)
+    kernel = inference.kernel_size(m["w"].type)
+    apart = conv.stride == kernel and not any(conv.padding) and all(step == 1 for step in conv.dilation)
+    if conv.transposed or conv.groups != 1 or not apart or prod(kernel) == 1:
+        return ""
+    if library.allows_tf32(graph, m.root) or conv.summed or isinstance(m["x"].op, WindowSumOp):
+        return ""  # whose kernels read the input in place
+    ends = list(_ends(graph, m.root))
+    if any(isinstance(node.op, _COLLAPSING) for node, _ in ends):
+        return "what follows may collapse with the convolution"
+    terms = prod(graph.shape(m["w"].name)[1:])
+    if terms >= _MANY_TERMS or (ends and all(_are_rows(node, axis, graph) for node, axis in ends)):
+        return None
+    return f"patches of {terms} elements, whose products are not read as rows"
+
+
+def _patches(m: Match) -> Node:
+    x, w, conv = m["x"], m["w"], m.root.op
+    assert isinstance(conv, ConvOp)
+    kernel, counts = inference.kernel_size(w.type), m.root.type.shape[2:]
+    for axis, (size, count) in enumerate(zip(kernel, counts, strict=True), 2):
+        length = dims.product((count, size))
+        if length != x.type.shape[axis]:  # what is left over takes part in nothing
+            x = m.add(SliceOp(axis=axis, start=0, length=length), x)
+    apart = tuple(size for pair in zip(counts, kernel, strict=True) for size in pair)
+    places = range(2, 2 + 2 * conv.rank)
+    order = (0, *places[::2], 1, *places[1::2])
+    turned = m.add(PermuteOp(order=order), m.add(ReshapeOp(shape=(*x.type.shape[:2], *apart)), x))
+    terms = dims.product(w.type.shape[1:])
+    rows = m.add(ReshapeOp(shape=(x.type.shape[0], *counts, terms)), turned)
+    weights = m.add(ReshapeOp(shape=(w.type.shape[0], terms)), w)
+    product = m.add(MatmulOp(transposed=True, precise=conv.precise), rows, weights)
+    return m.add(PermuteOp(order=(0, conv.rank + 1, *range(1, conv.rank + 1))), product)
 
 
 # --- what follows such a product, whose positions are one ---------------------------------------------
@@ -91,6 +182,13 @@ RULES = (
         _product,
         Numerics.REASSOCIATES,
         _whole,
+    ),
+    Rule(
+        "conv(x, w) = permute(matmul(patches of x, w)),  kernels that lie side by side",
+        op(ConvOp, anything("x"), anything("w")),
+        _patches,
+        Numerics.REASSOCIATES,
+        _side_by_side,
     ),
     Rule(
         "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product",

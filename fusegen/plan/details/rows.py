@@ -219,6 +219,8 @@ class RowReducePlan(Frozen):
     """Rows side by side in a block, likewise."""
     resident: int
     """Resident threads of a multiprocessor to leave registers for."""
+    turned: bool
+    """Rows that are read side by side are stored as rows: 16 bytes along them at a time."""
     double: bool
     """Values are kept and computed in double."""
     rows: RowProgram
