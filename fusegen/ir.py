@@ -161,7 +161,8 @@ class ConvOp(Frozen):
     Inputs: x [N, C, *spatial], w ([O, C/groups, *kernel], transposed: [C, O/groups, *kernel]) and
     optionally b [O]. ``output_padding`` is zero unless ``transposed``. ``precise``: in full float32 whatever
     torch's TF32 setting permits; ``summed``: its weights are sums over output channels, so an error of a product stands
-    for those of as many, and plain float32 is precise enough.
+    for those of as many, and plain float32 is precise enough. ``averaged``: many of its results are added up, and
+    errors of one sign with them (``passes/truncation.py``).
     """
 
     kind: Literal["conv"] = "conv"
@@ -173,6 +174,7 @@ class ConvOp(Frozen):
     groups: int = 1
     precise: bool = False
     summed: bool = False
+    averaged: bool = False
 
     @property
     def rank(self) -> int:

@@ -183,6 +183,7 @@ def _conv_attributes(op: ConvOp) -> list[str]:
         ("groups", op.groups, 1),
         ("precise", op.precise, False),
         ("summed", op.summed, False),
+        ("averaged", op.averaged, False),
     ]
     return [f"{name}={value}" for name, value, default in fields if value != default]
 

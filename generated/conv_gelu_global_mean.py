@@ -17,6 +17,7 @@
 #
 # Rewrites, in order (exact: bitwise; otherwise equal in real arithmetic):
 #   conv(x, w, b) = conv(x, w) + b  at %conv2d  (exact)
+#   sum of f(conv(x, w)) in full float32: partial sums leave the tensor cores more often  at %conv2d_r2  (exact)
 #
 # Graph that runs:
 #   %p_conv_weight: float32[64, 8, 3, 3] = param('conv.weight')
@@ -27,7 +28,7 @@
 #       %x: float32[x0_0, 8, x0_2, x0_3] = input(1)
 #       %p_conv_weight: float32[64, 8, 3, 3] = input(2)
 #       %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
-#       %conv2d_r2: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = conv2d(%x, %p_conv_weight)
+#       %conv2d_r2: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = conv2d(%x, %p_conv_weight, averaged=True)
 #       %conv2d: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = add(%conv2d_r2, %conv2d_r1)
 #       %gelu: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = gelu(%conv2d)
 #       %adaptive_avg_pool2d: float32[x0_0, 64, 1, 1] = reduce.mean(%gelu, axes=(2, 3), keepdim=True)
@@ -265,7 +266,7 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 // ------------------------------------------------------------------------------------------------
 // k0_conv_reduce_sm90
 //   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
-//   %conv2d_r2: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = conv2d(%x, %p_conv_weight)
+//   %conv2d_r2: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = conv2d(%x, %p_conv_weight, averaged=True)
 //   %conv2d: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = add(%conv2d_r2, %conv2d_r1)
 //   %gelu: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = gelu(%conv2d)
 //   %adaptive_avg_pool2d: float32[x0_0, 64, 1, 1] = reduce.mean(%gelu, axes=(2, 3), keepdim=True)
@@ -1153,7 +1154,7 @@ extern "C" int k0_conv_reduce_sm90(const float* p0, const float* x0, const float
 // ------------------------------------------------------------------------------------------------
 // k0_conv_reduce_sm80
 //   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
-//   %conv2d_r2: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = conv2d(%x, %p_conv_weight)
+//   %conv2d_r2: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = conv2d(%x, %p_conv_weight, averaged=True)
 //   %conv2d: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = add(%conv2d_r2, %conv2d_r1)
 //   %gelu: float32[x0_0, 64, x0_2 - 2, x0_3 - 2] = gelu(%conv2d)
 //   %adaptive_avg_pool2d: float32[x0_0, 64, 1, 1] = reduce.mean(%gelu, axes=(2, 3), keepdim=True)
@@ -2037,16 +2038,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd51dcd6dfac680d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8799013411262cec, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_cd51dcd6dfac680d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_8799013411262cec, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_cd51dcd6dfac680d"
+_fusegen_NAMESPACE = "fusegen_8799013411262cec"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

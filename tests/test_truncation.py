@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from fusegen.compiler import compile_file
 from fusegen.ir import MatmulOp
+from tests.models import write
 
 _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
 _STEP = "STEPS = 1;"
@@ -74,3 +76,21 @@ def test_sums_of_high_powers_are_left_to_products_in_plain_fp32(forward: str, am
     assert any(node.op.amplified for node in program.after.every_node if isinstance(node.op, MatmulOp)) is amplified
     library = any(isinstance(node.op, MatmulOp) for node in program.after.nodes)
     assert library is amplified
+
+
+@pytest.mark.parametrize(
+    ("forward", "channels", "chain"),
+    [
+        ("(F.gelu(self.c(3 - x)) * s).mean((2, 3))", 12, 3),
+        ("F.gelu(self.c(x)).cumsum(0) + F.gelu(self.c(x)).sum((1, 2, 3), keepdim=True)", 12, 3),
+        ("F.gelu(self.c(3 - x)).cumsum(0)", 12, 9),
+        ("F.instance_norm(self.c(x)).cumsum(0)", 12, 9),  # a mean that is taken away takes what is common with it
+        ("F.gelu(self.c(x)).cumsum(0) + F.gelu(self.c(x)).amax((1, 2, 3), keepdim=True)", 12, 9),
+    ],
+)
+def test_averaged_convolutions_promote_more_often(forward: str, channels: int, chain: int, tmp_path: Path) -> None:
+    """In full fp32, also where another kernel adds the results up."""
+    init = f"self.c = nn.Conv2d({channels}, 64, 5)"
+    path = write(tmp_path, f"s = x[:1, :1, 4:, 4:]\nreturn {forward}", init, f"torch.rand(16, {channels}, 133, 102)")
+    found = [int(text) for text in re.findall(r"int CHAIN = (\d+);", compile_file(path).source)]
+    assert found == [chain]

@@ -144,7 +144,7 @@ def plan(
     functions = [result.fn for result in reduced]
     # A warp has a value of every channel that its lanes share.
     by_channel = (statistics and statistics.squares) or has_moments(functions) or has_exponentials(functions)
-    averaged = reduced and (not folds(functions) or "sum" in folds(functions))
+    averaged = (precise and conv.averaged) or (reduced and (not folds(functions) or "sum" in folds(functions)))
     loaded = [*rows.operands, *(pooling.before.operands if pooling else ())]
     geometry = Geometry(
         residues,
