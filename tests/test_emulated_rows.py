@@ -87,6 +87,60 @@ def test_long_rows_of_exponentials_are_read_in_one_sweep(length: int, template: 
     assert step.plan.detail.template == template
 
 
+WEIGHTED = {
+    "strided": ("(x.softmax(1) * x.abs()).sum(1), x.argmax(1)", [(3, 200, 5, 8), (2, 200, 3, 3), (1, 200, 2, 2)]),
+    "twice": (
+        "((p := (2 * x).softmax(-1)) * x).sum(-1, True) + (x * x * p).sum(-1, True)",
+        [(3, 5, 1, 40_000), (1, 2, 1, 40_000), (9, 11, 1, 40_000)],
+    ),
+    "held": ("(x.softmax(-1) * x.abs()).sum(-1), x.argmax(-1)", [(20, 40, 3, 62), (20, 41, 3, 62), (1, 2, 1, 62)]),
+    "planes": ("(x.flatten(2).softmax(-1) * x.flatten(2).abs()).sum(-1)", [(2, 2, 196, 196), (1, 3, 200, 193)]),
+}
+"""By name: what the forward returns, and shapes of ``x``: the first is the file's."""
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_softmaxes_that_are_weighed_and_added_up_take_one_sweep(name: str, tmp_path: Path) -> None:
+    body, shapes = WEIGHTED[name]
+    compiled = compile_file(write(tmp_path, f"return {body}", "", f"torch.rand{shapes[0]}"))
+    (plan,) = steps(compiled, RowStreamPlan)
+    assert isinstance(plan.detail, RowStreamPlan)
+    assert sum(bool(phase.reductions) for phase in plan.detail.rows.phases) == 1
+    kernel = Kernel(compiled, plan, tmp_path)
+    for shape, special in product(shapes, (0.0, torch.inf, -torch.inf)):
+        x = torch.randn(shape) + 0.5
+        x[0, 0, 0, 0] = special
+        if special == -torch.inf:
+            x[0] = special
+        for y, r in zip(kernel([x]), interpret.run(kernel.body, [x.double()], {}), strict=True):
+            assert torch.equal(y.isnan(), r.isnan()), shape
+            assert torch.allclose(y.double(), r.double(), rtol=4e-6, atol=4e-6, equal_nan=True), shape
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(p := x.softmax(-1)), (p * x.abs()).sum(-1)",
+        "(x.softmax(-1) * x.softmax(-1).square()).sum(-1)",
+        "(x.softmax(-1) * (x - x.mean(-1, True))).sum(-1)",
+        "(x.softmax(-1) * x.abs()).amax(-1)",
+        "(x.log_softmax(-1) * x.abs()).sum(-1)",
+    ],
+)
+def test_softmaxes_that_are_read_otherwise_take_two(body: str, tmp_path: Path) -> None:
+    (plan,) = steps(compile_file(write(tmp_path, f"return {body}", "", "torch.rand(3, 5, 40000)")), RowStreamPlan)
+    assert isinstance(plan.detail, RowStreamPlan)
+    assert sum(bool(phase.reductions) for phase in plan.detail.rows.phases) == 2
+
+
+def test_a_place_along_a_row_joins_arithmetic(tmp_path: Path) -> None:
+    compiled = compile_file(write(tmp_path, "return x.abs().sum(1) + x.argmax(1)", "", "torch.rand(3, 20, 5, 8)"))
+    (plan,) = steps(compiled, RowStreamPlan)
+    x = torch.randn(3, 20, 5, 8)
+    (y,) = Kernel(compiled, plan, tmp_path)([x])
+    assert torch.equal(y, x.argmax(1).float())
+
+
 @pytest.mark.parametrize("channels", [12, 20, 100])
 def test_strided_rows_are_stored_as_rows(channels: int, tmp_path: Path) -> None:
     """A norm over channels whose result has them last, in whole accesses and where rows begin between two."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fusegen.dims import Dim
@@ -68,6 +68,8 @@ class DraftReduction:
     comment: str
     second: Value | None = None
     rest: Value | None = None
+    weighted: list[tuple[Value, Value]] = field(default_factory=list)
+    """Sums of exponentials, and what each exponential is multiplied by."""
     partial: bool = False
     shift: Value | None = None
 

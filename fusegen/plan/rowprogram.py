@@ -108,12 +108,20 @@ class Statement(Frozen):
     array: bool = False
 
 
+class Weighted(Frozen):
+    """``name``: the sum of exponentials, each times ``value``, C++ text in element scope."""
+
+    name: str
+    value: str
+
+
 class Reduction(Frozen):
     """``name = fn over the row of value``; ``value`` is C++ text in element scope.
 
-    Two results have ``exponentials``: the maximum, and in ``second`` the sum of exp(value - maximum); ``var``: the
-    variance, and in ``second`` the mean; and ``argmax``: the maximum, and in ``second`` its place along the row (an
-    int), ``argmin`` likewise. Of a mean, ``rest`` is what rounding it to a float took away.
+    Two results have ``exponentials``: the maximum, and in ``second`` the sum of exp(value - maximum), and as many more
+    as there are ``weighted`` sums of those; ``var``: the variance, and in ``second`` the mean; and ``argmax``: the
+    maximum, and in ``second`` its place along the row (an int), ``argmin`` likewise. Of a mean, ``rest`` is what
+    rounding it to a float took away.
 
     Where several blocks share a row: a ``partial`` result covers the block's own elements only, and a
     sum of exponentials with a ``shift`` (a partial maximum, subtracted in each block) is brought to
@@ -126,6 +134,7 @@ class Reduction(Frozen):
     comment: str
     second: str = ""
     rest: str = ""
+    weighted: tuple[Weighted, ...] = ()
     partial: bool = False
     shift: str | None = None
 

@@ -144,9 +144,9 @@ class RowValues(RowIndices):
         text = DOUBLE[fn] if self.style.double else text
         if self.body.node(node.inputs[-1]).type.dtype in INTEGERS:
             text = row.integer
-            if not any(value.element for value in operands):  # literals alone would be narrower
+            if not any(value.element for value in operands):  # literals and places alone would be narrower
                 first = operands[0]
-                operands = (replace(first, literal=f"static_cast<int64_t>({first.literal})"), *operands[1:])
+                operands = (replace(first, literal=f"static_cast<int64_t>({self.reference(first)})"), *operands[1:])
         return self.draft(text, *operands, element=element, node=node)
 
     def reference(self, value: Value) -> str:

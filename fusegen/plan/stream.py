@@ -15,11 +15,11 @@ from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import HeldRows, RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftReduction, Reduced, Style, Value, factor
-from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement
+from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement, Weighted
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
-from fusegen.spaces.exponentials import shifted
+from fusegen.spaces.exponentials import is_only_weighed, shifted, weighed
 
 _Pair = Literal["var", "exponentials", "argmax", "argmin"]
 _ALONE = 4
@@ -150,10 +150,24 @@ class StreamLowering(MemoryLowering):
         return x if alike and mean.inputs == (x.name,) else None
 
     def pointwise(self, node: Node, fn: str) -> None:
-        if self.centered(node) is None:
+        if self.centered(node) is None and weighed(self.body, node) is None:
             super().pointwise(node, fn)
 
+    def weighted(self, product: Node, comment: str) -> tuple[Value, Value]:
+        """(sum of the exponentials, of them times the other factor) of a softmax that is only weighed and added up."""
+        found = weighed(self.body, product)
+        assert found is not None
+        softmax, factor = found
+        x = self.values[softmax.inputs[0]]
+        _, total = self.exponentials(x, format_node(softmax))
+        draft = self.drafted("exponentials", x, comment)
+        result = Value(f"{draft.value.name}w{len(draft.weighted)}", False, draft.value.phase)
+        draft.weighted.append((result, self.resolve(factor, product, self.space.axes[product.name])))
+        return total, result
+
     def softmax(self, node: Node, log: bool) -> None:
+        if is_only_weighed(self.body, node):
+            return
         x = self.values[node.inputs[0]]
         peak, total = self.exponentials(x, format_node(node))
         shifted = self.draft("{0} - {1}", x, peak, element=True, node=node, comment="its exponent")
@@ -167,6 +181,10 @@ class StreamLowering(MemoryLowering):
     def reduction(self, node: Node, op: ReduceOp) -> None:
         if (source := self.centered(self.body.node(node.inputs[0]))) is not None:
             self.values[node.name] = self.lost(source, format_node(node))
+            return
+        if weighed(self.body, self.body.node(node.inputs[0])) is not None:
+            total, part = self.weighted(self.body.node(node.inputs[0]), format_node(node))
+            self.values[node.name] = self.draft("{0} / {1}", part, total, element=False, node=node)
             return
         x = self.values[node.inputs[0]]
         if op.fn == "logsumexp":
@@ -202,6 +220,7 @@ class StreamLowering(MemoryLowering):
         mine = [draft for draft in self.drafts if draft.value.phase == number]
         reductions = [draft for draft in mine if isinstance(draft, DraftReduction)]
         needed = [draft.operand for draft in reductions] + [value for value in results if value.element]
+        needed += [value for draft in reductions for _, value in draft.weighted]
         loads, elements = self.behind(needed)
         scalars = [draft for draft in mine if isinstance(draft, Draft) and not draft.value.element]
         return Phase(
@@ -215,6 +234,9 @@ class StreamLowering(MemoryLowering):
                     comment=draft.comment,
                     second=draft.second.name if draft.second else "",
                     rest=draft.rest.name if draft.rest else "",
+                    weighted=tuple(
+                        Weighted(name=found.name, value=self.reference(value)) for found, value in draft.weighted
+                    ),
                 )
                 for draft in reductions
             ),

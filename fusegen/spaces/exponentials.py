@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 from fusegen.ir import ArgReduceOp, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp, ScanOp, SoftmaxOp
 from fusegen.spaces.rowspace import RowSpace
+
+_OF_ROWS = (ArgReduceOp, ReduceOp, ScanOp, SoftmaxOp)
 
 
 def shifted(body: Graph, total: Node) -> Node | None:
@@ -19,6 +23,37 @@ def shifted(body: Graph, total: Node) -> Node | None:
         peak = body.node(peak.inputs[0])
     of_x = isinstance(peak.op, ReduceOp) and peak.op.fn == "max" and peak.inputs == (x.name,)
     return x if of_x and isinstance(peak.op, ReduceOp) and peak.op.axes == total.op.axes else None
+
+
+def _factors(body: Graph, product: Node) -> tuple[Node, Node] | None:
+    """(softmax, other factor) of a product that is only added up along the softmax' axis."""
+    readers = [body.node(name).op for name in body.users[product.name]]
+    if product.op != PointwiseOp(fn="mul") or product.name in body.outputs or not readers:
+        return None
+    for one, other in itertools.permutations(map(body.node, product.inputs)):
+        if not isinstance(one.op, SoftmaxOp) or one.op.log or one.type.shape != product.type.shape:
+            continue
+        total = ReduceOp(fn="sum", axes=(one.op.axis,), keepdim=False)
+        added = all(isinstance(op, ReduceOp) and op.replace(keepdim=False) == total for op in readers)
+        if added and not any(isinstance(body.node(name).op, _OF_ROWS) for name in body.needed(other.name)):
+            return one, other
+    return None
+
+
+def is_only_weighed(body: Graph, softmax: Node) -> bool:
+    """Whether a softmax is nothing but a factor of what is added up along its axis."""
+    products = [_factors(body, body.node(name)) for name in body.users[softmax.name]]
+    alone = softmax.name not in body.outputs and bool(products)
+    return alone and all(found is not None and found[0] is softmax for found in products)
+
+
+def weighed(body: Graph, product: Node) -> tuple[Node, Node] | None:
+    """(softmax, other factor) of a product whose sum follows from weighted sums of exponentials.
+
+    ``sum(softmax(x) w) = sum(exp(x - max(x)) w) / sum(exp(x - max(x)))``: one sweep over a row finds all of it.
+    """
+    found = _factors(body, product)
+    return found if found and is_only_weighed(body, found[0]) else None
 
 
 def in_one_sweep(body: Graph, space: RowSpace) -> bool:
