@@ -38,6 +38,19 @@ def test_what_is_no_tensor_of_its_own_is_not_copied(body: str, expected: list[st
     assert templates(program(tmp_path, body, inputs="torch.rand(96, 96)")) == expected
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return (x.softmax(1) * n.view(1, -1, 1, 1)).sum(1)", ["pointwise", "row_reduce"]),
+        ("return (2 * x.softmax(1) * (n.float() / 64).view(1, -1, 1, 1)).sum(1)", ["pointwise", "row_reduce"]),
+        ("return (x * n.view(1, -1, 1, 1)).sum(1)", ["reduce_views"]),  # no softmax that would be written
+    ],
+)
+def test_positions_that_a_softmax_weighs_are_written_once(body: str, expected: list[str], tmp_path: Path) -> None:
+    found = program(tmp_path, f"n = torch.arange(64, device=x.device)\n{body}", inputs="torch.rand(4, 64, 24, 32)")
+    assert templates(found) == expected
+
+
 def test_a_quotient_of_less_than_a_product_has_results_is_not_computed_for_each(tmp_path: Path) -> None:
     names, inputs = MASKED
     apart = program(tmp_path, "return x @ x.transpose(-1, -2) * (y / z.sqrt())", inputs=inputs, arguments=names)

@@ -48,6 +48,7 @@ from fusegen.passes.left_out import (
     computed_once,
     cut_out,
     left_behind,
+    numbered_apart,
     read_where_it_lies,
     spread_over_results,
 )
@@ -132,6 +133,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             reason = refusal(grouping, candidate, machine) or left_behind(grouping, candidate, unit, free, machine)
             reason = reason or computed_once(grouping, candidate, node, free, machine)
             reason = reason or read_where_it_lies(grouping, candidate, node, free, machine)
+            reason = reason or numbered_apart(grouping, candidate, node, free)
             reason = reason or spread_over_results(grouping, candidate)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from fusegen import dims
 from fusegen.ir import (
     ArgReduceOp,
+    ConstOp,
     ConvOp,
     MatmulOp,
     Node,
     PermuteOp,
     PointwiseOp,
+    RangeOp,
     ReduceOp,
     ReshapeOp,
     ScanOp,
@@ -101,6 +103,32 @@ def spread_over_results(grouping: Grouping, group: Group) -> str | None:
             own = dims.numel(node.type.shape, sizes)
             if own >= _WORTH and _SPREAD * own <= results:
                 return f"{node.name} would be computed again for every {results // own} results"
+    return None
+
+
+def _are_numbers(grouping: Grouping, node: Node) -> bool:
+    """Whether a function is one of positions, and of no data."""
+    if isinstance(node.op, (PointwiseOp, ReshapeOp)):
+        return all(_are_numbers(grouping, grouping.by_name[name]) for name in node.inputs)
+    return isinstance(node.op, (ConstOp, RangeOp))
+
+
+def numbered_apart(grouping: Grouping, group: Group, node: Node, free: set[str]) -> str | None:
+    """Why a few functions of positions stay out of a kernel that weighs a softmax by them, or None: it is the softmax'
+    kernel where it reads them, and kernels of rows make no numbers.
+    """
+    if not isinstance(node.op, PointwiseOp) or not _are_numbers(grouping, node):
+        return None
+    sizes, pending = grouping.graph.sizes, list(group.owned)
+    most = dims.numel(node.type.shape, sizes) * _SPREAD
+    while pending:
+        for source in map(grouping.by_name.__getitem__, grouping.by_name[pending.pop()].inputs):
+            if source.name in group.owned or source.name not in free:
+                continue
+            if isinstance(source.op, SoftmaxOp) and most <= dims.numel(source.type.shape, sizes):
+                return f"{source.name} and what is weighed are one kernel, which reads numbers and makes none"
+            if isinstance(source.op, PointwiseOp):
+                pending.append(source.name)
     return None
 
 
