@@ -32,17 +32,9 @@ def _elements(graph: Graph, node: Node) -> set[str]:
 
 def _waits(graph: Graph, node: Node, root: Node) -> bool:
     """Whether ``node`` follows from ``root``, or from another reduction of the same data along the same axes."""
-    seen, pending = set[str](), [node.name]
-    while pending:
-        name = pending.pop()
-        own = graph.node(name)
-        along = isinstance(own.op, ReduceOp) and isinstance(root.op, ReduceOp) and own.op.axes == root.op.axes
-        if name == root.name or (along and own.inputs == root.inputs):
-            return True
-        if name not in seen:
-            seen.add(name)
-            pending += own.inputs
-    return False
+    assert isinstance(root.op, ReduceOp)
+    before = map(graph.node, graph.needed(node.name))
+    return any(isinstance(n.op, ReduceOp) and n.op.axes == root.op.axes and n.inputs == root.inputs for n in before)
 
 
 def _rows(graph: Graph) -> Iterator[tuple[Node, tuple[int, ...]]]:

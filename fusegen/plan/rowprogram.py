@@ -60,6 +60,11 @@ class Position(Frozen):
     ctype: Literal["Index", "float"] = "Index"
 
 
+def _is_along_row(index: str) -> bool:
+    """Whether the element at ``index`` and its neighbour along the row are neighbours in memory."""
+    return index == "l" or index.endswith(" + l")
+
+
 class Operand(Frozen):
     """A value read from a tensor argument: ``index`` is C++ over ``outer``, ``inner`` and, per element, ``l``."""
 
@@ -92,7 +97,7 @@ class Operand(Frozen):
     @property
     def along_row(self) -> bool:
         """True where neighbours along the row are neighbours in memory, from a whole number of rows on."""
-        return not self.flag and (self.index == "l" or self.index.endswith(" + l"))
+        return not self.flag and _is_along_row(self.index)
 
 
 class Statement(Frozen):
@@ -178,7 +183,7 @@ class Store(Frozen):
     @property
     def along_row(self) -> bool:
         """True where neighbours along the row are neighbours in memory."""
-        return self.index == "l" or self.index.endswith(" + l")
+        return _is_along_row(self.index)
 
 
 class Divider(Frozen):

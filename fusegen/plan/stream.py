@@ -153,11 +153,8 @@ class StreamLowering(MemoryLowering):
         if self.centered(node) is None and weighed(self.body, node) is None:
             super().pointwise(node, fn)
 
-    def weighted(self, product: Node, comment: str) -> tuple[Value, Value]:
+    def weighted(self, product: Node, softmax: Node, factor: Node, comment: str) -> tuple[Value, Value]:
         """(sum of the exponentials, of them times the other factor) of a softmax that is only weighed and added up."""
-        found = weighed(self.body, product)
-        assert found is not None
-        softmax, factor = found
         x = self.values[softmax.inputs[0]]
         _, total = self.exponentials(x, format_node(softmax))
         draft = self.drafted("exponentials", x, comment)
@@ -182,8 +179,9 @@ class StreamLowering(MemoryLowering):
         if (source := self.centered(self.body.node(node.inputs[0]))) is not None:
             self.values[node.name] = self.lost(source, format_node(node))
             return
-        if weighed(self.body, self.body.node(node.inputs[0])) is not None:
-            total, part = self.weighted(self.body.node(node.inputs[0]), format_node(node))
+        product = self.body.node(node.inputs[0])
+        if (factors := weighed(self.body, product)) is not None:
+            total, part = self.weighted(product, *factors, format_node(node))
             self.values[node.name] = self.draft("{0} / {1}", part, total, element=False, node=node)
             return
         x = self.values[node.inputs[0]]

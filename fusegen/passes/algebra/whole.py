@@ -76,8 +76,12 @@ _COLLAPSING = (ReduceOp, PoolOp, AdaptivePoolOp)
 def _ends(graph: Graph, conv: Node) -> Iterator[tuple[Node, int | None]]:
     """What reads the results of ``conv``, by way of functions and views, and along which axis it has their channels."""
     pending: list[tuple[Node, int | None]] = [(conv, 1)]
+    seen = set[tuple[str, int | None]]()
     while pending:
         node, axis = pending.pop()
+        if (node.name, axis) in seen:
+            continue
+        seen.add((node.name, axis))
         for user in map(graph.node, graph.users[node.name]):
             own, shape = axis, user.type.shape
             if axis is not None and isinstance(user.op, PermuteOp):
