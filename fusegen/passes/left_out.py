@@ -44,6 +44,9 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
                 if refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
                     return f"the kernel of {name} takes it"
             elif isinstance(grouping.by_name[name].op, heads) and not grouping.is_spread(name):
+                product = isinstance(grouping.by_name[name].op, MatmulOp)
+                if product and refusal(grouping, group.plus({name} | seen), machine) is None:
+                    continue  # and what is behind the view
                 return f"the kernel of {name} takes it"
             if isinstance(grouping.by_name[name].op, (PointwiseOp, ReshapeOp)):
                 seen.add(name)

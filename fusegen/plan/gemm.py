@@ -7,8 +7,8 @@ from typing import Literal, TypedDict
 from fusegen import dims
 from fusegen.costs import contractions, gemm, matmul_tiling, narrow, simt, tensor_gemm
 from fusegen.dims import Dim
-from fusegen.ir import HALVES, MatmulOp, Node
-from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan
+from fusegen.ir import HALVES, MatmulOp, Node, PointwiseOp, ReshapeOp, TriangleOp
+from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan, Triangle
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rows import RowLowering
@@ -24,6 +24,24 @@ class _FeatureLowering(RowLowering):
 
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
         return "row" if tuple(order) == feature_axes(self.space, self.body.node(self.space.source)) else ""
+
+
+def _triangle(region: Region, node: Node) -> Triangle | None:
+    """The part of the product ``node`` that its kernel keeps, if it drops one before anything else reads it."""
+    body, axes, name = region.body, region.space.axes, node.name
+    if region.space.row_axes or len(gemm.factors(body, node).lines) != 1:
+        return None
+    while name not in body.outputs and len(readers := set(body.users[name])) == 1:
+        (name,) = readers
+        match body.node(name).op:
+            case TriangleOp(upper=upper, diagonal=diagonal):
+                same = axes[name][-2:] == axes[node.name][-2:]
+                return Triangle(upper=upper, diagonal=diagonal) if same else None
+            case PointwiseOp() | ReshapeOp():
+                continue
+            case _:
+                break
+    return None
 
 
 def portable(region: Region, alone: bool = False) -> ContractionPlan:
@@ -162,6 +180,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         instructions=instructions,
         summed=node.op.summed,
         group=group,
+        triangle=_triangle(region, node),
         rows=region.lower(region.space if group else space, style, "v", _FeatureLowering),
     )
     counters, workspace = (None, False) if in_place else (dims.add(height, _CUT_TILES), True)

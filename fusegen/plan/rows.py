@@ -25,6 +25,7 @@ from fusegen.ir import (
     ScanOp,
     SliceOp,
     SoftmaxOp,
+    TriangleOp,
 )
 from fusegen.literals import hex_float
 from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Value, total
@@ -32,8 +33,6 @@ from fusegen.plan.rowprogram import OutputArg, Phase, Reduction, RowProgram, Sta
 from fusegen.plan.rowvalues import RowValues
 from fusegen.printer import format_node
 from fusegen.spaces.parts import CUT, Part, indices
-
-_LOG2E = hex_float(1.4426950408889634)
 
 
 @dataclass
@@ -59,19 +58,8 @@ class RowLowering(RowValues):
         peak = self.reduce("max", x, comment, partial=own)
         if own:
             peak = self.draft("({0} == -INFINITY ? 0.0f : {0})", peak, element=False, node=node, comment="its shift")
-        if self.style.quick and not log:
-            scaled = self.draft(f"{{0}} * {_LOG2E}", peak, element=False, node=node, comment="its shift, base 2")
-            power = self.draft(
-                f"quick_exp2(fmaf({{0}}, {_LOG2E}, -{{1}}))",
-                x,
-                scaled,
-                element=True,
-                node=node,
-                comment="its numerator",
-            )
-        else:
-            shifted = self.draft("{0} - {1}", x, peak, element=True, node=node, comment="its exponent")
-            power = self.draft(f"{self.exp}({{0}})", shifted, element=True, node=node, comment="its numerator")
+        shifted = self.draft("{0} - {1}", x, peak, element=True, node=node, comment="its exponent")
+        power = self.draft(f"{self.exp}({{0}})", shifted, element=True, node=node, comment="its numerator")
         total = self.reduce("sum", power, "its denominator", shift=peak if own else None)
         self.special += 1
         if log:
@@ -171,6 +159,13 @@ class RowLowering(RowValues):
         x = self.values[node.inputs[0]]
         self.values[node.name] = self.draft(f"({test} ? {{0}} : 0.0f)", x, element=True, node=node)
 
+    def triangle(self, node: Node, op: TriangleOp) -> None:
+        """Zero on one side of a diagonal."""
+        row, column = (total(text for _, text in self.terms(list(axes))) for axes in self.space.axes[node.name][-2:])
+        test = f"{column} - {row} {'>=' if op.upper else '<='} {op.diagonal}"
+        x = self.values[node.inputs[0]]
+        self.values[node.name] = self.draft(f"({test} ? {{0}} : 0.0f)", x, element=x.element, node=node)
+
     def lower(self) -> None:
         """Fill ``drafts`` with every node of the body in order."""
         for node in self.body.nodes:
@@ -196,6 +191,8 @@ class RowLowering(RowValues):
                     self.scan(node, op)
                 case SliceOp() as op:
                     self.part(node, op)
+                case TriangleOp() as op:
+                    self.triangle(node, op)
                 case CatOp() | ReshapeOp() | PermuteOp() | ExpandOp():
                     self.values[node.name] = self.values[node.inputs[0]]
 

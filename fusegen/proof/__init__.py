@@ -24,10 +24,13 @@ from fusegen.proof.generalise import generalise
 
 ROUNDS = 4
 SPREADS = (9, 4, 2)
-_MOST_FLOPS = 2e8
+_MOST_FLOPS, _ELEMENT = 2e8, 8
+"""What a round may take, and how many of them an element that is written counts for."""
 _ATTEMPTS = 200
 _RETRIES = 20
 _RELATIVE = 1e-9
+_MANY = 1 << 20
+"""Elements of a tensor at the least sizes, from which on sizes that are small change, too: others stand in a range."""
 
 _Fill = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
 
@@ -52,11 +55,12 @@ _FILLS: tuple[_Fill, ...] = (_normal, _offset, _corners)
 
 
 def _steady(fill: _Fill) -> _Fill:
-    """As ``fill``, but sums along the last axis are of its values' size: through many steps of a recurrent network,
-    whose states would else be chaotic, roundings do not grow."""
+    """As ``fill``, but what lies along the last axis has length 1: through many steps of a recurrent network, whose
+    states would else be chaotic, roundings do not grow."""
 
     def scaled(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        return fill(shape, generator) / max(1, shape[-1]) ** 0.5 if len(shape) > 1 else fill(shape, generator)
+        values = fill(shape, generator)
+        return torch.nn.functional.normalize(values, dim=-1) if len(shape) > 1 else values
 
     return scaled
 
@@ -70,9 +74,10 @@ class Proof:
 
 
 def _work(graph: Graph, sizes: Mapping[str, int]) -> int:
-    """FLOPs of the graph at ``sizes``."""
+    """FLOPs of the graph at ``sizes``, and what it takes to write its results in their place."""
     sized = graph.replace(sizes=dict(sizes))
-    return sum(ops.flops(sized, node) for node in sized.nodes)
+    written = sum(dims.numel(node.type.shape, sizes) for node in sized.nodes)
+    return sum(ops.flops(sized, node) for node in sized.nodes) + _ELEMENT * written
 
 
 @contextmanager
@@ -102,6 +107,12 @@ def _choose_sizes(graph: Graph, rng: random.Random) -> dict[str, int]:
         if _work(graph, sizes) <= _MOST_FLOPS:
             break
     return sizes
+
+
+def _most_elements(graph: Graph) -> int:
+    """Of any tensor of ``graph``, at the smallest sizes."""
+    sizes = dict.fromkeys(graph.sizes, 1)
+    return max((dims.numel(node.type.shape, sizes) for node in graph.nodes), default=0)
 
 
 def _values(
@@ -209,7 +220,10 @@ class _Parts:
         own: Graph | None = None
         for place, both in enumerate(miters):
             try:
-                general = _own_sizes(generalise(both), both.sizes)
+                general = generalise(both)
+                if _most_elements(general) > _MANY:
+                    general = generalise(both, every=True)
+                general = _own_sizes(general, both.sizes)
             except GraphError:  # an op that takes numbers only
                 general = both
             if self._proven(general):

@@ -34,6 +34,7 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
     TapSumOp,
+    TriangleOp,
     WindowSumOp,
 )
 from fusegen.spaces.parts import CUT, NAMED, Part, cut_up, indices, named, parts_in, root_of
@@ -278,6 +279,10 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
                 axes[node.name] = first
             case SliceOp():
                 _check_part(body, node, first, source)
+                axes[node.name] = first
+            case TriangleOp():
+                if not isinstance(source.op, MatmulOp):
+                    raise NotFusable(f"{node.name} is read where it lies, or in a kernel of elements")
                 axes[node.name] = first
             case CatOp(axis=axis):
                 if body.users[node.name] or any(operand.name not in axes for operand in operands):

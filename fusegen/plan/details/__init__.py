@@ -36,6 +36,7 @@ from fusegen.plan.details.products import (
     HalfGemmPlan,
     NarrowPlan,
     SimtGemmPlan,
+    Triangle,
     ViewProductPlan,
 )
 from fusegen.plan.details.recurrent import RecurrencePlan
@@ -121,6 +122,7 @@ __all__ = [
     "SweepPlan",
     "TapResidue",
     "TapStep",
+    "Triangle",
     "TurnedTile",
     "ViewProductPlan",
     "ViewReducePlan",

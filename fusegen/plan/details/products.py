@@ -37,6 +37,13 @@ class _BatchedProduct(Frozen):
     rows: RowProgram
 
 
+class Triangle(Frozen):
+    """Where a matrix has results that count: up to its diagonal, moved by ``diagonal`` columns, or from it on."""
+
+    upper: bool
+    diagonal: int
+
+
 class GemmPlan(_BatchedProduct):
     """Such a product on the tensor cores of sm_90a."""
 
@@ -60,6 +67,8 @@ class GemmPlan(_BatchedProduct):
     group: int = 0
     """Neighbouring features that reductions run along, each group for itself: then a row is one of those
     of a row, ``outer`` counts groups, and ``l`` is the feature within one. 0: all features."""
+    triangle: Triangle | None = None
+    """Of every matrix, where products are needed: its other tiles are finished without."""
 
     @property
     def batched(self) -> bool:
