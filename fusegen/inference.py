@@ -219,7 +219,7 @@ def is_line(op: ConvOp, kernel: tuple[int, ...]) -> bool:
 
 def is_pointwise(op: ConvOp, kernel: tuple[int, ...]) -> bool:
     """Whether a result is of one position of the input, the same."""
-    return prod((*kernel, *op.stride)) == 1 and not any((*op.padding, *op.output_padding))
+    return prod((*kernel, *op.stride)) == 1 and not any((*op.padding, *op.output_padding, *op.behind))
 
 
 def infer_conv(op: ConvOp, types: Types, declared: TensorType) -> TensorType:

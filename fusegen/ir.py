@@ -162,7 +162,8 @@ class ConvOp(Frozen):
     optionally b [O]. ``output_padding`` is zero unless ``transposed``. ``precise``: in full float32 whatever
     torch's TF32 setting permits; ``summed``: its weights are sums over output channels, so an error of a product stands
     for those of as many, and plain float32 is precise enough. ``averaged``: many of its results are added up, and
-    errors of one sign with them (``passes/truncation.py``).
+    errors of one sign with them (``passes/truncation.py``). ``behind``: of one that is not ``transposed``, zeros behind
+    the input beyond its ``padding``, or so many fewer where negative, by axis; none at all: ().
     """
 
     kind: Literal["conv"] = "conv"
@@ -175,10 +176,15 @@ class ConvOp(Frozen):
     precise: bool = False
     summed: bool = False
     averaged: bool = False
+    behind: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
         return len(self.stride)
+
+    def around(self, axis: int) -> int:
+        """Zeros around the input along an axis, on both sides together."""
+        return 2 * self.padding[axis] + (self.behind[axis] if self.behind else 0)
 
 
 class MatmulOp(Frozen):

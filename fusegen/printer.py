@@ -184,6 +184,7 @@ def _conv_attributes(op: ConvOp) -> list[str]:
         ("precise", op.precise, False),
         ("summed", op.summed, False),
         ("averaged", op.averaged, False),
+        ("behind", op.behind, ()),
     ]
     return [f"{name}={value}" for name, value, default in fields if value != default]
 

@@ -52,7 +52,7 @@ def tap_window(conv: ConvOp, kernel: tuple[int, ...], axis: int, tap: int) -> Wi
         trim = min(0, (d * (taps - 1 - tap) + conv.output_padding[axis] - p) // s)
         return Window(max(0, _ceil_div(-shift, s)), 1, dims.add(SIZE, trim))
     start = shift if shift >= 0 else shift % s
-    span = 2 * p - d * (taps - 1) - 1  # the last output position is (size + span) // s
+    span = conv.around(axis) - d * (taps - 1) - 1  # the last output position is (size + span) // s
     if s == 1:
         return Window(start, 1, dims.add(SIZE, min(0, span + shift + 1)))
     if span - (s - 1) + shift + 1 >= 0:  # reaches the end of the input whatever the remainder
@@ -78,19 +78,19 @@ def window_count(conv: ConvOp, kernel: tuple[int, ...]) -> int:
 
 def output_size(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) -> Dim:
     """The convolution's output length on one axis (torch documentation of Conv2d, ConvTranspose2d)."""
-    s, p, d = conv.stride[axis], conv.padding[axis], conv.dilation[axis]
+    s, d = conv.stride[axis], conv.dilation[axis]
     reach = d * (kernel[axis] - 1)
     if conv.transposed:
-        return dims.add(dims.mul(dims.sub(size, 1), s), reach + conv.output_padding[axis] + 1 - 2 * p)
-    return dims.add(dims.floordiv(dims.add(size, 2 * p - reach - 1), s), 1)
+        return dims.add(dims.mul(dims.sub(size, 1), s), reach + conv.output_padding[axis] + 1 - conv.around(axis))
+    return dims.add(dims.floordiv(dims.add(size, conv.around(axis) - reach - 1), s), 1)
 
 
 def least_size(conv: ConvOp, kernel: tuple[int, ...], axis: int) -> int:
     """The shortest length of an axis at which the convolution has an output position."""
-    p, reach = conv.padding[axis], conv.dilation[axis] * (kernel[axis] - 1)
+    reach = conv.dilation[axis] * (kernel[axis] - 1)
     if conv.transposed:
-        return max(1, 1 + _ceil_div(2 * p - reach - conv.output_padding[axis], conv.stride[axis]))
-    return max(1, reach + 1 - 2 * p)
+        return max(1, 1 + _ceil_div(conv.around(axis) - reach - conv.output_padding[axis], conv.stride[axis]))
+    return max(1, reach + 1 - conv.around(axis))
 
 
 def window_sum(x: torch.Tensor, op: WindowSumOp) -> torch.Tensor:

@@ -1033,11 +1033,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     continue;
                 }
                 const unsigned int low = args.schedule.owner(cut * CHUNKS), high = args.schedule.owner((cut + 1) * CHUNKS - 1);
-                auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
+                auto slot = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
                     const bool starts = args.schedule.start(owner) <= cut * CHUNKS;
                     return args.runs + int64_t((2 * owner + starts) * CLUSTER + rank) * (WIDTH * FEATURES) + threadIdx.x;
                 };
-                float* to = place(cluster);
+                float* to = slot(cluster);
 #pragma unroll
                 for (int e = 0; e < S::SUMS; ++e) __stcg(to + e * CONSUMERS, sum[e]);
                 __threadfence();
@@ -1046,7 +1046,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 if (!last) continue;
                 __threadfence();
                 for (unsigned int owner = low; owner <= high; ++owner) {
-                    const float* from = place(owner);
+                    const float* from = slot(owner);
 #pragma unroll
                     for (int e = 0; e < S::SUMS; ++e) {
                         const float run = __ldcg(from + e * CONSUMERS);
@@ -1649,9 +1649,6 @@ __device__ __forceinline__ int row_of_key(int key) { return key / 16 * 16 + key 
 // Of a row of nothing but minus infinity it is zero: then its weights are zero, and their sum is.
 __device__ __forceinline__ float shift_of(float peak) { return peak == NOTHING ? 0.0f : peak; }
 
-// The same as an exponent of two, less that of the largest weight.
-__device__ __forceinline__ float exponent_of(float peak) { return fmaf(shift_of(peak), LOG2E, -WEIGHT_EXPONENT); }
-
 // A row in plain fp32, by a warp.
 template <typename Index>
 __device__ __noinline__ void plain_row(const Args& args, const Index matrix, const Index row, const Index keys) {
@@ -1886,14 +1883,15 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             for (int t = 0; t < KEY_TILES; ++t) peak = fmaxf(peak, fmaxf(scores[t][2 * h], scores[t][2 * h + 1]));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-            const float shift = exponent_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2(exponent_of(peaks[h]) - shift);
+            // Differences first: a peak of -1e9, where all is masked so far, is as far from its neighbours as 64.
+            const float shift = shift_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2((peaks[h] - shift) * LOG2E);
             float total = 0.0f;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; ++t)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float& v = scores[t][2 * h + e];
-                    v = quick_exp2(fmaf(v, LOG2E, -shift));
+                    v = quick_exp2(fmaf(v - shift, LOG2E, WEIGHT_EXPONENT));
                     total += v;
                 }
             totals[h] = fmaf(totals[h], kept, total), peaks[h] = peak;
@@ -2170,9 +2168,6 @@ __device__ __forceinline__ int row_of_key(int key) { return key / 16 * 16 + key 
 // Of a row of nothing but minus infinity it is zero: then its weights are zero, and their sum is.
 __device__ __forceinline__ float shift_of(float peak) { return peak == NOTHING ? 0.0f : peak; }
 
-// The same as an exponent of two, less that of the largest weight.
-__device__ __forceinline__ float exponent_of(float peak) { return fmaf(shift_of(peak), LOG2E, -WEIGHT_EXPONENT); }
-
 // A row in plain fp32, by a warp.
 template <typename Index>
 __device__ __noinline__ void plain_row(const Args& args, const Index matrix, const Index row, const Index keys) {
@@ -2394,14 +2389,15 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             for (int t = 0; t < KEY_TILES; ++t) peak = fmaxf(peak, fmaxf(scores[t][2 * h], scores[t][2 * h + 1]));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-            const float shift = exponent_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2(exponent_of(peaks[h]) - shift);
+            // Differences first: a peak of -1e9, where all is masked so far, is as far from its neighbours as 64.
+            const float shift = shift_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2((peaks[h] - shift) * LOG2E);
             float total = 0.0f;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; ++t)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float& v = scores[t][2 * h + e];
-                    v = quick_exp2(fmaf(v, LOG2E, -shift));
+                    v = quick_exp2(fmaf(v - shift, LOG2E, WEIGHT_EXPONENT));
                     total += v;
                 }
             totals[h] = fmaf(totals[h], kept, total), peaks[h] = peak;
@@ -3215,11 +3211,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     continue;
                 }
                 const unsigned int low = args.schedule.owner(cut * CHUNKS), high = args.schedule.owner((cut + 1) * CHUNKS - 1);
-                auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
+                auto slot = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
                     const bool starts = args.schedule.start(owner) <= cut * CHUNKS;
                     return args.runs + int64_t((2 * owner + starts) * CLUSTER + rank) * (WIDTH * FEATURES) + threadIdx.x;
                 };
-                float* to = place(cluster);
+                float* to = slot(cluster);
 #pragma unroll
                 for (int e = 0; e < S::SUMS; ++e) __stcg(to + e * CONSUMERS, sum[e]);
                 __threadfence();
@@ -3228,7 +3224,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 if (!last) continue;
                 __threadfence();
                 for (unsigned int owner = low; owner <= high; ++owner) {
-                    const float* from = place(owner);
+                    const float* from = slot(owner);
 #pragma unroll
                     for (int e = 0; e < S::SUMS; ++e) {
                         const float run = __ldcg(from + e * CONSUMERS);
@@ -3862,20 +3858,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3d36d4cb10ec2b68, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1993b0be2674efa3, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_attention(Tensor x0, Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor p0, Tensor p1, Tensor x1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3d36d4cb10ec2b68, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1993b0be2674efa3, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
     m.impl("k1_attention", TORCH_BOX(&call_k1_attention));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3d36d4cb10ec2b68"
+_fusegen_NAMESPACE = "fusegen_1993b0be2674efa3"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -842,9 +842,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             float t2[2];   // its shift
 #pragma unroll
             for (int i = 0; i < 2; ++i) t2[i] = (r1[i] == -INFINITY ? 0.0f : r1[i]);
-            float t3[2];   // its shift, base 2
-#pragma unroll
-            for (int i = 0; i < 2; ++i) t3[i] = t2[i] * 0x1.715476p+0f;
             float t4[2][VALUES];
             float r5[2];   // its denominator
 #pragma unroll
@@ -855,7 +852,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 for (int i = 0; i < 2; ++i) {
                 [[maybe_unused]] const int64_t outer = outers[i];
                 [[maybe_unused]] const int64_t inner = inners[i];
-                    t4[i][j] = quick_exp2(fmaf(t0[i][j], 0x1.715476p+0f, -t3[i]));   // its numerator
+                    const float t3 = t0[i][j] - t2[i];   // its exponent
+                    t4[i][j] = quick_exp(t3);   // its numerator
                     if (live(j)) r5[i] += t4[i][j];
                 }
             }
@@ -1899,16 +1897,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5380a0af68a8df82, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b802dd2c900f4a1a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5380a0af68a8df82, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b802dd2c900f4a1a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5380a0af68a8df82"
+_fusegen_NAMESPACE = "fusegen_b802dd2c900f4a1a"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -869,11 +869,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     continue;
                 }
                 const unsigned int low = args.schedule.owner(cut * chunks), high = args.schedule.owner((cut + 1) * chunks - 1);
-                auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
+                auto slot = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
                     const bool starts = args.schedule.start(owner) <= cut * chunks;
                     return args.runs + int64_t((2 * owner + starts) * CLUSTER + rank) * (WIDTH * FEATURES) + threadIdx.x;
                 };
-                float* to = place(cluster);
+                float* to = slot(cluster);
 #pragma unroll
                 for (int e = 0; e < S::SUMS; ++e) __stcg(to + e * CONSUMERS, sum[e]);
                 __threadfence();
@@ -882,7 +882,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 if (!last) continue;
                 __threadfence();
                 for (unsigned int owner = low; owner <= high; ++owner) {
-                    const float* from = place(owner);
+                    const float* from = slot(owner);
 #pragma unroll
                     for (int e = 0; e < S::SUMS; ++e) {
                         const float run = __ldcg(from + e * CONSUMERS);
@@ -1157,16 +1157,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5a70530b105aa65e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_417b180d763ff93b, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5a70530b105aa65e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_417b180d763ff93b, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5a70530b105aa65e"
+_fusegen_NAMESPACE = "fusegen_417b180d763ff93b"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

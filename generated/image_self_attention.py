@@ -361,9 +361,6 @@ __device__ __forceinline__ int row_of_key(int key) { return key / 16 * 16 + key 
 // Of a row of nothing but minus infinity it is zero: then its weights are zero, and their sum is.
 __device__ __forceinline__ float shift_of(float peak) { return peak == NOTHING ? 0.0f : peak; }
 
-// The same as an exponent of two, less that of the largest weight.
-__device__ __forceinline__ float exponent_of(float peak) { return fmaf(shift_of(peak), LOG2E, -WEIGHT_EXPONENT); }
-
 // A row in plain fp32, by a warp.
 template <typename Index>
 __device__ __noinline__ void plain_row(const Args& args, const Index matrix, const Index row, const Index keys) {
@@ -579,14 +576,15 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             for (int t = 0; t < KEY_TILES; ++t) peak = fmaxf(peak, fmaxf(scores[t][2 * h], scores[t][2 * h + 1]));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-            const float shift = exponent_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2(exponent_of(peaks[h]) - shift);
+            // Differences first: a peak of -1e9, where all is masked so far, is as far from its neighbours as 64.
+            const float shift = shift_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2((peaks[h] - shift) * LOG2E);
             float total = 0.0f;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; ++t)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float& v = scores[t][2 * h + e];
-                    v = quick_exp2(fmaf(v, LOG2E, -shift));
+                    v = quick_exp2(fmaf(v - shift, LOG2E, WEIGHT_EXPONENT));
                     total += v;
                 }
             totals[h] = fmaf(totals[h], kept, total), peaks[h] = peak;
@@ -840,9 +838,6 @@ __device__ __forceinline__ int row_of_key(int key) { return key / 16 * 16 + key 
 // Of a row of nothing but minus infinity it is zero: then its weights are zero, and their sum is.
 __device__ __forceinline__ float shift_of(float peak) { return peak == NOTHING ? 0.0f : peak; }
 
-// The same as an exponent of two, less that of the largest weight.
-__device__ __forceinline__ float exponent_of(float peak) { return fmaf(shift_of(peak), LOG2E, -WEIGHT_EXPONENT); }
-
 // A row in plain fp32, by a warp.
 template <typename Index>
 __device__ __noinline__ void plain_row(const Args& args, const Index matrix, const Index row, const Index keys) {
@@ -1048,14 +1043,15 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             for (int t = 0; t < KEY_TILES; ++t) peak = fmaxf(peak, fmaxf(scores[t][2 * h], scores[t][2 * h + 1]));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-            const float shift = exponent_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2(exponent_of(peaks[h]) - shift);
+            // Differences first: a peak of -1e9, where all is masked so far, is as far from its neighbours as 64.
+            const float shift = shift_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2((peaks[h] - shift) * LOG2E);
             float total = 0.0f;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; ++t)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float& v = scores[t][2 * h + e];
-                    v = quick_exp2(fmaf(v, LOG2E, -shift));
+                    v = quick_exp2(fmaf(v - shift, LOG2E, WEIGHT_EXPONENT));
                     total += v;
                 }
             totals[h] = fmaf(totals[h], kept, total), peaks[h] = peak;
@@ -1276,16 +1272,16 @@ Tensor call_k0_attention(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7fe4f04596940878, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6ddd8603976416f2, m) {
     m.def("k0_attention(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7fe4f04596940878, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6ddd8603976416f2, CUDA, m) {
     m.impl("k0_attention", TORCH_BOX(&call_k0_attention));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7fe4f04596940878"
+_fusegen_NAMESPACE = "fusegen_6ddd8603976416f2"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -868,11 +868,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             if (work.first > 0 || work.last < CHUNKS) {
                 const unsigned int cut = work.tile - args.schedule.whole;
                 const unsigned int low = args.schedule.owner(cut * CHUNKS), high = args.schedule.owner((cut + 1) * CHUNKS - 1);
-                auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
+                auto slot = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
                     const bool starts = args.schedule.start(owner) <= cut * CHUNKS;
                     return args.runs + int64_t((2 * owner + starts) * CLUSTER + rank) * (WIDTH * FEATURES) + threadIdx.x;
                 };
-                float* to = place(cluster);
+                float* to = slot(cluster);
 #pragma unroll
                 for (int e = 0; e < S::SUMS; ++e) __stcg(to + e * CONSUMERS, sum[e]);
                 __threadfence();
@@ -881,7 +881,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 if (!last) continue;
                 __threadfence();
                 for (unsigned int owner = low; owner <= high; ++owner) {
-                    const float* from = place(owner);
+                    const float* from = slot(owner);
 #pragma unroll
                     for (int e = 0; e < S::SUMS; ++e) {
                         const float run = __ldcg(from + e * CONSUMERS);
@@ -1428,16 +1428,16 @@ Tensor call_k0_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4bd9c8db46ea9e74, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e35a882f3584cdf4, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4bd9c8db46ea9e74, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e35a882f3584cdf4, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4bd9c8db46ea9e74"
+_fusegen_NAMESPACE = "fusegen_e35a882f3584cdf4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1333,11 +1333,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     continue;
                 }
                 const unsigned int low = args.schedule.owner(cut * CHUNKS), high = args.schedule.owner((cut + 1) * CHUNKS - 1);
-                auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
+                auto slot = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
                     const bool starts = args.schedule.start(owner) <= cut * CHUNKS;
                     return args.runs + int64_t((2 * owner + starts) * CLUSTER + rank) * (WIDTH * FEATURES) + threadIdx.x;
                 };
-                float* to = place(cluster);
+                float* to = slot(cluster);
 #pragma unroll
                 for (int e = 0; e < S::SUMS; ++e) __stcg(to + e * CONSUMERS, sum[e]);
                 __threadfence();
@@ -1346,7 +1346,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 if (!last) continue;
                 __threadfence();
                 for (unsigned int owner = low; owner <= high; ++owner) {
-                    const float* from = place(owner);
+                    const float* from = slot(owner);
 #pragma unroll
                     for (int e = 0; e < S::SUMS; ++e) {
                         const float run = __ldcg(from + e * CONSUMERS);
@@ -1945,20 +1945,20 @@ Tensor call_k2_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d2053632c80fd6db, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5de749192396a2e4, m) {
     m.def("k0_row_reduce(Tensor p0) -> Tensor");
     m.def("k1_row_reduce(Tensor p0) -> Tensor");
     m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d2053632c80fd6db, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5de749192396a2e4, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
     m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
     m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d2053632c80fd6db"
+_fusegen_NAMESPACE = "fusegen_5de749192396a2e4"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

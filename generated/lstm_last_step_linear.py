@@ -1320,11 +1320,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     continue;
                 }
                 const unsigned int low = args.schedule.owner(cut * CHUNKS), high = args.schedule.owner((cut + 1) * CHUNKS - 1);
-                auto place = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
+                auto slot = [&](unsigned int owner) {   // a cluster has at most two: one that starts its tile, one that does not
                     const bool starts = args.schedule.start(owner) <= cut * CHUNKS;
                     return args.runs + int64_t((2 * owner + starts) * CLUSTER + rank) * (WIDTH * FEATURES) + threadIdx.x;
                 };
-                float* to = place(cluster);
+                float* to = slot(cluster);
 #pragma unroll
                 for (int e = 0; e < S::SUMS; ++e) __stcg(to + e * CONSUMERS, sum[e]);
                 __threadfence();
@@ -1333,7 +1333,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 if (!last) continue;
                 __threadfence();
                 for (unsigned int owner = low; owner <= high; ++owner) {
-                    const float* from = place(owner);
+                    const float* from = slot(owner);
 #pragma unroll
                     for (int e = 0; e < S::SUMS; ++e) {
                         const float run = __ldcg(from + e * CONSUMERS);
@@ -2064,20 +2064,20 @@ Tensor call_k2_gemm_simt(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_83c27933058e46cc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_14933d0ff3265328, m) {
     m.def("k0_recurrence(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_83c27933058e46cc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_14933d0ff3265328, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_83c27933058e46cc"
+_fusegen_NAMESPACE = "fusegen_14933d0ff3265328"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -21,6 +21,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 
 MODELS = {
     "stored": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.hardswish(self.m(x)) * 2", (20, 9, 14)),
+    "stored_unevenly_padded": ("nn.Conv2d(20, 33, 3, 2)", "self.m(F.pad(x, (0, 1, 2, 0))) * 2", (20, 9, 14)),
+    "sums_unevenly_padded": (
+        "nn.Conv2d(16, 24, 3)",
+        "F.silu(self.m(F.pad(x, (2, 0, 0, 1)))).mean((2, 3))",
+        (16, 20, 31),
+    ),
+    "swept_unevenly_padded": ("nn.Conv1d(12, 33, 5, 2)", "self.m(F.pad(x, (4, 1))).abs().amax(2)", (12, 75)),
+    "causal_in_turns": ("nn.Conv1d(2, 16, 5, dilation=3)", "self.m(F.pad(x, (12, 0))).abs() + 1", (2, 4001)),
     "few_positions": ("nn.Conv2d(72, 30, 3, 3, 1, 2)", "self.m(x).sigmoid() - self.m(x)", (72, 8, 10)),
     "few_far_taps": ("nn.Conv2d(40, 24, (3, 2), 1, 0, (19, 1))", "self.m(x) * 2", (40, 42, 5)),
     "few_in_a_volume": ("nn.Conv3d(128, 24, 2)", "self.m(x).tanh()", (128, 3, 4, 5)),

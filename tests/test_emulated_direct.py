@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 
 MODELS = {
     "depthwise": ("nn.Conv2d(6, 6, 3, padding=1, groups=6)", (6, 7, 12)),
+    "unevenly_padded": ("nn.Sequential(nn.ZeroPad2d((0, 1, 2, 0)), nn.Conv2d(6, 6, 3, 2, groups=6))", (6, 8, 12)),
+    "causal": ("nn.Sequential(nn.ConstantPad1d((6, 0), 0.0), nn.Conv1d(8, 8, 3, dilation=3, groups=8))", (8, 44)),
     "many_inputs": ("nn.Conv2d(40, 6, 3, padding=1, groups=2)", (40, 6, 8)),
     "many_outputs": ("nn.Conv2d(4, 32, 3, 2, dilation=2, groups=2)", (4, 11, 14)),
     "odd_outputs": ("nn.ConvTranspose1d(6, 33, 2, 3, groups=3)", (6, 13)),

@@ -33,6 +33,9 @@ CASES = MODELS | {
         "F.hardswish(self.m(torch.where(x > 0.1, x, self.q))) * 2",
         (20, 30, 41),
     ),
+    "uneven": ("nn.Conv2d(20, 33, 3)", "F.hardswish(self.m(F.pad(x, (2, 0, 0, 1)))) * 2", (20, 30, 41)),
+    "causal": ("nn.Conv1d(16, 40, 3, dilation=4)", "F.hardswish(self.m(F.pad(x, (8, 0)))) * 2", (16, 404)),
+    "uneven_halves": ("nn.Conv2d(20, 33, 3, 2)", "F.hardswish(self.m(F.pad(x, (0, 1, 0, 1)))) * 2", (20, 30, 44)),
     "every_other": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.hardswish(self.m(x)) * 2", (20, 30, 44)),
     "every_other_row": ("nn.Conv2d(20, 33, (5, 2), (2, 1), (1, 0))", "F.hardswish(self.m(x)) * 2", (20, 31, 44)),
     "every_third": ("nn.Conv2d(20, 33, (3, 4), 3, (0, 2))", "F.hardswish(self.m(x)) * 2", (20, 30, 80)),
@@ -44,6 +47,7 @@ CASES = MODELS | {
 }
 PREPARED = (
     "plain",
+    "uneven",
     "chain_before",
     "channels",
     "pixels",
@@ -62,6 +66,7 @@ PREPARED = (
     "transposed_rows",
 )
 STRIDED = (
+    "uneven_halves",
     "every_other",
     "every_other_row",
     "every_third",
@@ -70,11 +75,24 @@ STRIDED = (
     "plane_of_halves",
     "volume_of_halves",
 )
-IN_PLACE = ("channels", "aligned", "pixels", "plane", "rows", "samples", "dilated", "volume", "transposed", *STRIDED)
+IN_PLACE = (
+    "channels",
+    "aligned",
+    "causal",
+    "pixels",
+    "plane",
+    "rows",
+    "samples",
+    "dilated",
+    "volume",
+    "transposed",
+    *STRIDED,
+)
 
 
 POOLED = {
     "in_place": ("nn.Conv2d(20, 33, 3, padding=1)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (20, 21, 36)),
+    "uneven_in_place": ("nn.Conv2d(20, 33, 3)", "F.max_pool2d(self.m(F.pad(x, (0, 2, 1, 0))), 2).tanh()", (20, 21, 36)),
     "four_in_place": ("nn.Conv2d(16, 24, 3)", "F.mish(F.avg_pool2d(F.silu(self.m(x)), 4))", (16, 43, 40)),
     "eight_in_place": ("nn.Conv2d(16, 24, 5)", "F.max_pool2d(self.m(x) ** 2, (8, 2))", (16, 41, 52)),
     "grouped_in_place": ("nn.Conv2d(48, 60, 3, groups=3)", "F.max_pool2d(self.m(x).abs(), 2)", (48, 14, 20)),

@@ -500,6 +500,34 @@ def _depthwise_of_one_tap(draw: Draw) -> Node:
     return draw.add(conv, draw.leaf(draw.rng.randint(1, 3), channels, *size), draw.leaf(channels, 1, *ones))
 
 
+def _one_channel_of_one_tap(draw: Draw) -> Node:
+    rank, channels, transposed = draw.rng.randint(1, 3), draw.rng.randint(1, 5), draw.rng.random() < 0.5
+    ones, zeros = (1,) * rank, (0,) * rank
+    conv = ConvOp(transposed=transposed, stride=ones, padding=zeros, dilation=(2,) * rank, output_padding=zeros)
+    size = [draw.rng.randint(1, 4) for _ in range(rank)]
+    weight = (channels, 1) if transposed else (1, channels)
+    return draw.add(conv, draw.leaf(draw.rng.randint(1, 3), channels, *size), draw.leaf(*weight, *ones))
+
+
+def _convolved_padding(draw: Draw, alike: bool) -> Node:
+    """A convolution, which may pad by itself, of zeros around data; ``alike``: as many on either side."""
+    rng, rank = draw.rng, draw.rng.randint(1, 3)
+    before = [rng.randint(0 if axis else 1, 3) for axis in range(rank)]
+    after = before if alike else [rng.randint(0, 3) for _ in range(rank)]
+    x = draw.leaf(rng.randint(1, 2), 2, *(rng.randint(2, 5) for _ in range(rank)))
+    padded = draw.add(PadOp(before=(0, 0, *before), after=(0, 0, *after)), x)
+    kernel, dilation = [rng.randint(1, 2) for _ in range(rank)], [rng.randint(1, 2) for _ in range(rank)]
+    conv = ConvOp(
+        transposed=False,
+        stride=tuple(rng.randint(1, 3) for _ in range(rank)),
+        padding=tuple(rng.randint(0, 2) for _ in range(rank)),
+        dilation=tuple(dilation),
+        output_padding=(0,) * rank,
+        groups=rng.randint(1, 2),
+    )
+    return draw.add(conv, padded, draw.leaf(4, 2 // conv.groups, *kernel))
+
+
 def _summed_padding(draw: Draw) -> Node:
     shape = draw.shape()
     before, after = ([draw.rng.randint(0, 2) for _ in shape] for _ in range(2))
@@ -1346,6 +1374,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "x / 1 = x": lambda d: _one(d, "div"),
     "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros": _summed_padding,
     "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
+    "conv(x, w) = sum of x w over the channels,  one tap, to one channel": _one_channel_of_one_tap,
+    "conv(pad(x), w) = conv(x, w) that pads": lambda d: _convolved_padding(d, False),
+    "conv(pad(x), w) = conv(x, w) that pads,  as many zeros on either side": lambda d: _convolved_padding(d, True),
     "sum(slice(x)) = slice(sum(x)) over other axes,  mean likewise,  above a product that stays whole": _sums_of_a_part,
     "sum(f(slice(x))) = sum(slice(f(x))),  f elementwise,  where most of x is summed": _functions_of_a_part,
     "sum(stack(x, y)) = x + y over that axis,  mean, max, min, prod likewise": _stacked_parts,

@@ -306,6 +306,11 @@ SPELLINGS = {
         F.unfold(x[0], (3, 2), stride=(3, 2))
         nn.Unfold(1, stride=2)(x)
         x[0, 0, :, :5] @ x.mT
+        x @ x[:1].mT
+        x[:, 1:2] @ x.mT
+        x[0] @ x.mT
+        x @ x[:, 0].mT[:1]
+        x[:, None] @ x[:2, :, None].mT[0]
         F.fold(x.flatten(2), (5, 13), (1, 2), stride=(1, 2))
         F.fold(x.flatten(2), (6, 7), 2)
         F.fold(x.flatten(2), (12, 5), (4, 1), dilation=(2, 1))

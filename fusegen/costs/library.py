@@ -56,7 +56,14 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
 
 
 def seconds(body: Graph, node: Node, machine: Machine) -> float:
-    """Expected time of the library's call at the traced sizes."""
+    """Expected time of the library's call at the traced sizes, and of a copy of an input that it cannot pad itself."""
+    copied = 0.0
+    if isinstance(node.op, ConvOp) and any(node.op.behind):
+        copied = 2 * 4 * dims.numel(body.shape(node.inputs[0]), body.sizes) / machine.bandwidth + machine.launch
+    return copied + _call_seconds(body, node, machine)
+
+
+def _call_seconds(body: Graph, node: Node, machine: Machine) -> float:
     x, w = (body.node(name).type for name in node.inputs[:2])
     moved = 4 * (dims.numel(x.shape, body.sizes) + dims.numel(node.type.shape, body.sizes)) / machine.bandwidth
     flops = ops.flops(body, node)

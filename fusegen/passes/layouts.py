@@ -1,8 +1,12 @@
-"""Products as they are stored: a transposed view of an operand, or of the result, is a property of the product."""
+"""Operands as they are stored: a transposed view of a product's operand, or of its result, is a property of the
+product, and zeros around a convolution's input are one of the convolution.
+"""
 
 from __future__ import annotations
 
-from fusegen.ir import Graph, MatmulOp, Node, PermuteOp
+from operator import add, sub
+
+from fusegen.ir import ConvOp, Graph, MatmulOp, Node, PadOp, PermuteOp
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 from fusegen.passes.simplify import swaps_last_axes
 
@@ -26,7 +30,33 @@ def _batches_of_both(m: Match) -> str | None:
     return swaps_last_axes(m.root) if m.only_user("y") else "the product is read elsewhere"
 
 
+def _zeros_around(m: Match) -> str | None:
+    conv, pad = m.root.op, m["pad"].op
+    assert isinstance(conv, ConvOp)
+    assert isinstance(pad, PadOp)
+    if conv.transposed or any((*pad.before[:2], *pad.after[:2])) or min(pad.before + pad.after) < 0:
+        return ""
+    return None if pad.value == 0 else f"it is padded with {pad.value}"
+
+
+def _pads_itself(m: Match) -> Node:
+    conv, pad = m.root.op, m["pad"].op
+    assert isinstance(conv, ConvOp)
+    assert isinstance(pad, PadOp)
+    before, after = pad.before[2:], pad.after[2:]
+    padding = tuple(map(add, conv.padding, before))
+    behind = tuple(map(sub, map(add, conv.behind or (0,) * conv.rank, after), before))
+    return m.add(conv.replace(padding=padding, behind=behind if any(behind) else ()), m["x"], m["w"])
+
+
 RULES = (
+    Rule(
+        "conv(pad(x), w) = conv(x, w) that pads",
+        op(ConvOp, op(PadOp, anything("x"), name="pad"), anything("w")),
+        _pads_itself,
+        Numerics.EXACT,
+        _zeros_around,
+    ),
     Rule(
         "matmul(transpose(x), w) = matmul(x, w) with x's axes swapped",
         op(MatmulOp, op(PermuteOp, anything("x"), name="a"), anything("w")),
@@ -49,5 +79,6 @@ def run(graph: Graph) -> Outcome:
 
     %t = permute(%x, (1, 0)); %y = matmul(%t, %w)  ->  %y = matmul(%x, %w, left_transposed)
     %y = matmul(%x, %w); %t = permute(%y, (0, 2, 1))  ->  %t = matmul(%w, %x, transposed, left_transposed)
+    %p = pad(%x, before=(0, 0, 2), ...); %y = conv1d(%p, %w)  ->  %y = conv1d(%x, %w, padding=(2,), behind=(-2,))
     """
     return rewrite(graph, RULES)

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.gpu
 
 MODELS = {
     "conv": ("nn.Conv2d(16, 40, 3, padding=1)", "return self.m(x).relu()", (16, 21, 33)),
+    "uneven": ("nn.Conv2d(16, 40, 3)", "return self.m(F.pad(x, (2, 0, 0, 1))).relu()", (16, 21, 33)),
+    "uneven_strided": ("nn.Conv2d(24, 20, 3, 2)", "return self.m(F.pad(x, (0, 1, 0, 1))).tanh()", (24, 32, 40)),
+    "causal": ("nn.Conv1d(32, 64, 3, dilation=4)", "return self.m(F.pad(x, (8, 0))).relu() + 1", (32, 132)),
     "strided": ("nn.Conv2d(24, 20, (3, 5), (2, 3), (1, 2))", "return self.m(x).tanh()", (24, 31, 40)),
     "dilated": ("nn.Conv2d(20, 33, 3, 1, 12, 12)", "return self.m(x) * 2", (20, 30, 36)),
     "few_channels": ("nn.Conv2d(3, 30, 7, 2, 3)", "return self.m(x).amin(1, keepdim=True).tanh()", (3, 37, 44)),

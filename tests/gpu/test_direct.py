@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_precision")]
 
 MODELS = {
     "depthwise": ("nn.Conv2d(20, 20, 3, padding=1, groups=20)", "F.hardswish(self.m(x)) * self.s", (20, 19, 28)),
+    "uneven": ("nn.Conv2d(20, 20, 3, 2, groups=20)", "F.silu(self.m(F.pad(x, (0, 1, 0, 1))))", (20, 18, 28)),
     "strided": ("nn.Conv2d(12, 12, (5, 3), 2, (2, 1), groups=12)", "self.m(x).tanh()", (12, 32, 40)),
     "steps": ("nn.Conv2d(12, 12, 3, (3, 5), (0, 1), groups=12)", "self.m(x).relu()", (12, 31, 48)),
     "dilated": ("nn.Conv2d(12, 12, 3, 1, 4, (4, 3), groups=12)", "self.m(x) * 2", (12, 30, 36)),

@@ -163,6 +163,35 @@ def same_special_values(pair: Pair, x: torch.Tensor) -> None:
     assert torch.equal(expected.isinf(), found.isinf())
 
 
+TRIANGLES = {
+    "upper": ("(a @ b).triu()", [((700, 200), (200, 900)), ((33, 200), (200, 70)), ((1300, 200), (200, 300))]),
+    "lower": ("(torch.relu(a @ b) * 2).tril(-5) + 1", [((1100, 130), (130, 1100)), ((70, 130), (130, 500))]),
+    "far": ("(a @ b).triu(400) - c", [((300, 96), (96, 520), (520,)), ((800, 96), (96, 300), (300,))]),
+    "of_a_batch": ("(a @ b.mT).tril(3)", [((6, 260, 64), (6, 300, 64)), ((3, 30, 64), (3, 700, 64))]),
+}
+"""By name: what the forward returns, and the shapes of its inputs."""
+
+
+@pytest.mark.parametrize("form", ["prepared", "in place", "in plain fp32"])
+@pytest.mark.parametrize("name", TRIANGLES)
+def test_triangles_whatever_lies_on_their_other_side(name: str, form: str, tmp_path: Path) -> None:
+    body, shapes = TRIANGLES[name]
+    drawn = ", ".join(f"torch.rand{shape}" for shape in shapes[0])
+    path = write(tmp_path, f"return {body}", inputs=drawn, arguments=", ".join("abc"[: len(shapes[0])]))
+    compiled = compile_file(path, pins={"matmul rows": form, "matmul by": "kernel"})
+    assert [step.kind for step in compiled.program.steps] == ["kernel"]
+    write_atomic(tmp_path / "generated.py", compiled.source)
+    reference, generated = load_model_file(path).model_class(), load_generated(tmp_path / "generated.py")()
+    for found in shapes:
+        inputs = [torch.randn(shape, device="cuda") for shape in found]
+        agrees(reference, generated, tuple(inputs))
+        assert torch.equal(generated(*inputs), generated(*inputs))
+        inputs[0].view(-1)[5], inputs[1].view(-1)[-3] = float("inf"), float("nan")
+        expected, result = reference(*inputs), generated(*inputs)
+        assert torch.equal(expected.isnan(), result.isnan())
+        assert torch.equal(expected.isinf(), result.isinf())
+
+
 def test_agrees_at_every_height_and_twice_alike(pair: Pair) -> None:
     agrees_at_every_height(pair, (1, 7, 64, 65, 130, 1000))
 

@@ -131,10 +131,35 @@ def _pool_with_padding(m: Match) -> Node:
     return m.add(pool.replace(padding=pad.before[-pool.rank :], count_include_pad=True), m["x"])
 
 
+# --- convolutions ------------------------------------------------------------------------------------
+
+
+def _around_positions(m: Match) -> str | None:
+    """Zeros, alike on both sides of every axis: what follows may collapse with the convolution."""
+    conv, pad = m.root.op, _padding(m)
+    assert isinstance(conv, ConvOp)
+    alike = pad.before == pad.after and not any(pad.before[:2])
+    return None if alike and not conv.transposed and pad.value == 0 and _grows(m) else ""
+
+
+def _convolve_with_padding(m: Match) -> Node:
+    conv = m.root.op
+    assert isinstance(conv, ConvOp)
+    padding = tuple(own + more for own, more in zip(conv.padding, _padding(m).before[2:], strict=True))
+    return m.add(conv.replace(padding=padding), m["x"], m["w"])
+
+
 _PAD = op(PadOp, anything("x"), name="pad")
 _NUMBER = op(ConstOp)
 
 RULES = (
+    Rule(
+        "conv(pad(x), w) = conv(x, w) that pads,  as many zeros on either side",
+        op(ConvOp, _PAD, anything("w")),
+        _convolve_with_padding,
+        Numerics.EXACT,
+        _around_positions,
+    ),
     *(
         Rule(
             f"{fn}_pool(pad(x)) = {fn}_pool(x) that pads,  padded with {value}",

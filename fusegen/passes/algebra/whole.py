@@ -44,7 +44,7 @@ def _whole(m: Match) -> str | None:
     dense = all(step == 1 or size == 1 for step, size in zip(conv.dilation, kernel, strict=True))
     if isinstance(x.op, WindowSumOp) or isinstance(m["w"].op, TapSumOp):
         return ""  # a kernel has those sums and their product
-    if conv.groups != 1 or any(conv.padding) or any(conv.output_padding) or not dense or image != tuple(met):
+    if conv.groups != 1 or any((*conv.padding, *conv.behind, *conv.output_padding)) or not dense or image != tuple(met):
         return ""
     graph, rates = m.graph, machine(DEFAULT_TARGET)
     weights = 4 * dims.numel(m["w"].type.shape, graph.sizes) / rates.bandwidth
@@ -63,6 +63,25 @@ def _product(m: Match) -> Node:
     right = m.add(ReshapeOp(shape=matrix), w)
     product = m.add(MatmulOp(transposed=not conv.transposed, precise=conv.precise), left, right)
     return m.add(ReshapeOp(shape=m.root.type.shape), product)
+
+
+# --- one channel of one tap ------------------------------------------------------------------------------
+
+
+def _one_channel(m: Match) -> str | None:
+    """Why the convolution is no weighted sum of the channels at a position, or None."""
+    conv = m.root.op
+    assert isinstance(conv, ConvOp)
+    point = inference.is_pointwise(conv, inference.kernel_size(m["w"].type))
+    inside = isinstance(m["x"].op, WindowSumOp) or isinstance(m["w"].op, TapSumOp)
+    return None if point and conv.groups == 1 == m.root.type.shape[1] and not inside else ""
+
+
+def _weighted_channels(m: Match) -> Node:
+    """Rows of channels, in full float32: what is computed before and behind them is in their kernel."""
+    x = m["x"]
+    weights = m.add(ReshapeOp(shape=(1, x.type.shape[1], *(1,) * (x.type.rank - 2))), m["w"])
+    return m.add(ReduceOp(fn="sum", axes=(1,), keepdim=True), m.add(PointwiseOp(fn="mul"), x, weights))
 
 
 # --- kernels side by side ------------------------------------------------------------------------------
@@ -108,7 +127,9 @@ def _side_by_side(m: Match) -> str | None:
     conv, graph = m.root.op, m.graph
     assert isinstance(conv, ConvOp)
     kernel = inference.kernel_size(m["w"].type)
-    apart = conv.stride == kernel and not any(conv.padding) and all(step == 1 for step in conv.dilation)
+    apart = (
+        conv.stride == kernel and not any((*conv.padding, *conv.behind)) and all(step == 1 for step in conv.dilation)
+    )
     if conv.transposed or conv.groups != 1 or not apart or prod(kernel) == 1:
         return ""
     if library.allows_tf32(graph, m.root) or conv.summed or isinstance(m["x"].op, WindowSumOp):
@@ -186,6 +207,13 @@ RULES = (
         _product,
         Numerics.REASSOCIATES,
         _whole,
+    ),
+    Rule(
+        "conv(x, w) = sum of x w over the channels,  one tap, to one channel",
+        op(ConvOp, anything("x"), anything("w")),
+        _weighted_channels,
+        Numerics.REASSOCIATES,
+        _one_channel,
     ),
     Rule(
         "conv(x, w) = permute(matmul(patches of x, w)),  kernels that lie side by side",

@@ -23,6 +23,8 @@ def _matmul(call: Call) -> Value | None:
     """One matrix before many: as ATen does, columns of all of those times its rows, and turned."""
     a, b = call["self"], call["mat2" if "mat2" in call.args else "other"]
     rank = b.type.rank
+    if min(a.type.rank, rank) > 2 and a.type.shape[:-2] != b.type.shape[:-2]:
+        return _spread_product(call, a, b)
     if a.type.rank != 2 or rank <= 2:
         return call.build.add(MatmulOp(), a, b)
     swap = PermuteOp(order=(*range(rank - 2), rank - 1, rank - 2))
@@ -62,12 +64,12 @@ def _arranged(call: Call, value: Value, letters: str, wanted: str) -> Value:
     return value if letters == wanted else call.build.add(PermuteOp(order=order), value)
 
 
-def _one_product(call: Call, names: list[str], result: str) -> Value | None:
+def _one_product(call: Call, names: list[str], tensors: Sequence[Value], result: str) -> Value | None:
     """A product of two factors that contracts one axis, the last of the result being an axis of one factor alone."""
     if len(names) != 2 or not result:
         return None
     (w, weight), (x, data) = sorted(
-        zip(names, call["tensors"], strict=True), key=lambda pair: result[-1] not in pair[0]
+        zip(names, tensors, strict=True), key=lambda pair: result[-1] not in pair[0]
     )
     contracted = [letter for letter in x if letter in w and letter not in result]
     shared = "".join(letter for letter in result if letter in x and letter in w)
@@ -118,6 +120,31 @@ def _pairs(path: Sequence[int] | None, count: int) -> list[tuple[int, int]]:
     return [(0, 1), *((last, 0) for last in range(count - 2, 0, -1))]
 
 
+def _spread_product(call: Call, a: Value, b: Value) -> Value | None:
+    """Matrices that are broadcast: an axis that one factor lacks is one of the other's rows or columns."""
+    batch = "abcdefgh"[: max(a.type.rank, b.type.rank) - 2]
+
+    def named(value: Value, matrix: str) -> tuple[str, Value]:
+        letters = batch[len(batch) + 2 - value.type.rank :] + matrix
+        axes = [(letter, size) for letter, size in zip(letters, value.type.shape, strict=True)]
+        kept = [(letter, size) for letter, size in axes if size != 1 or letter in matrix]
+        shape = tuple(size for _, size in kept)
+        view = value if len(kept) == len(axes) else call.build.add(ReshapeOp(shape=shape), value)
+        return "".join(letter for letter, _ in kept), view
+
+    first, second = named(a, "yk"), named(b, "kz")
+    sizes = [dict(zip(name, value.type.shape, strict=True)) for name, value in (first, second)]
+    if any(sizes[0][letter] != sizes[1][letter] for letter in {*sizes[0]} & {*sizes[1]}):
+        return None
+    result = "".join(letter for letter in batch if letter in first[0] + second[0]) + "yz"
+    product = _one_product(call, [first[0], second[0]], [first[1], second[1]], result)
+    if product is None:
+        name, pair = _pair(call, first, second, set(result))
+        product = _arranged(call, pair, name, result)
+    shape = call.result.shape
+    return product if product.type.shape == shape else call.build.add(ReshapeOp(shape=shape), product)
+
+
 @register("einsum.default")
 def _einsum(call: Call) -> Value | None:
     """One product where it is one, else pairs of factors, as ATen computes it."""
@@ -125,7 +152,7 @@ def _einsum(call: Call) -> Value | None:
     names, operands = terms.split(","), call["tensors"]
     if not arrow or any(not n.isalpha() or len(set(n)) < len(n) for n in (*names, *([result] if result else []))):
         return None
-    if (value := _one_product(call, names, result)) is not None:
+    if (value := _one_product(call, names, operands, result)) is not None:
         return value
     sizes: dict[str, Dim] = {}
     for name, value in zip(names, operands, strict=True):
