@@ -212,7 +212,7 @@ constexpr int BYTES = ROWS * INPUT_SPAN * 16 + 2 * PANELS * PANEL_BYTES + 2 * CO
 [[maybe_unused]] constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = false;
 [[maybe_unused]] constexpr unsigned INFINITE = 0x7f800000;
 constexpr float NOTHING = -INFINITY;   // what a key that does not count has for a score
-constexpr float LOG2E = 1.44269504f, WEIGHT_EXPONENT = 14.0f;   // weights are at most two to that power, and so is what they are divided by
+[[maybe_unused]] constexpr float LOG2E = 1.44269504f, ROOM = 14.0f / LOG2E;   // weights are at most two to the 14th, and so is what they are divided by
 
 struct Args {
     const float* x0;
@@ -360,6 +360,9 @@ __device__ __forceinline__ int row_of_key(int key) { return key / 16 * 16 + key 
 
 // Of a row of nothing but minus infinity it is zero: then its weights are zero, and their sum is.
 __device__ __forceinline__ float shift_of(float peak) { return peak == NOTHING ? 0.0f : peak; }
+
+// The score whose weight is one, rounded up: the peak's is two to the 14th at most, also where floats are further apart than ROOM (-1e9, a mask: 64).
+__device__ __forceinline__ float base_of(float peak) { return __fadd_ru(shift_of(peak), -ROOM); }
 
 // A row in plain fp32, by a warp.
 template <typename Index>
@@ -576,15 +579,14 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             for (int t = 0; t < KEY_TILES; ++t) peak = fmaxf(peak, fmaxf(scores[t][2 * h], scores[t][2 * h + 1]));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-            // Differences first: a peak of -1e9, where all is masked so far, is as far from its neighbours as 64.
-            const float shift = shift_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2((peaks[h] - shift) * LOG2E);
+            const float base = base_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2((base_of(peaks[h]) - base) * LOG2E);
             float total = 0.0f;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; ++t)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float& v = scores[t][2 * h + e];
-                    v = quick_exp2(fmaf(v - shift, LOG2E, WEIGHT_EXPONENT));
+                    v = quick_exp2((v - base) * LOG2E);
                     total += v;
                 }
             totals[h] = fmaf(totals[h], kept, total), peaks[h] = peak;
@@ -722,7 +724,7 @@ constexpr int BYTES = 16 * (ROWS * INPUT_SPAN + KEYS * INPUT_SLOTS + COLUMNS * K
 [[maybe_unused]] constexpr bool WHOLE_INPUTS = INPUTS % STEP == 0, WHOLE_OUTPUTS = OUTPUTS == COLUMNS, WHOLE_PARTS = false;
 [[maybe_unused]] constexpr unsigned INFINITE = 0x7f800000;
 constexpr float NOTHING = -INFINITY;   // what a key that does not count has for a score
-constexpr float LOG2E = 1.44269504f, WEIGHT_EXPONENT = 14.0f;   // weights are at most two to that power, and so is what they are divided by
+[[maybe_unused]] constexpr float LOG2E = 1.44269504f, ROOM = 14.0f / LOG2E;   // weights are at most two to the 14th, and so is what they are divided by
 
 struct Args {
     const float* x0;
@@ -837,6 +839,9 @@ __device__ __forceinline__ int row_of_key(int key) { return key / 16 * 16 + key 
 
 // Of a row of nothing but minus infinity it is zero: then its weights are zero, and their sum is.
 __device__ __forceinline__ float shift_of(float peak) { return peak == NOTHING ? 0.0f : peak; }
+
+// The score whose weight is one, rounded up: the peak's is two to the 14th at most, also where floats are further apart than ROOM (-1e9, a mask: 64).
+__device__ __forceinline__ float base_of(float peak) { return __fadd_ru(shift_of(peak), -ROOM); }
 
 // A row in plain fp32, by a warp.
 template <typename Index>
@@ -1043,15 +1048,14 @@ __global__ void __launch_bounds__(THREADS, 2) run(const __grid_constant__ Args a
             for (int t = 0; t < KEY_TILES; ++t) peak = fmaxf(peak, fmaxf(scores[t][2 * h], scores[t][2 * h + 1]));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-            // Differences first: a peak of -1e9, where all is masked so far, is as far from its neighbours as 64.
-            const float shift = shift_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2((peaks[h] - shift) * LOG2E);
+            const float base = base_of(peak), kept = peaks[h] == NOTHING ? 0.0f : quick_exp2((base_of(peaks[h]) - base) * LOG2E);
             float total = 0.0f;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; ++t)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float& v = scores[t][2 * h + e];
-                    v = quick_exp2(fmaf(v - shift, LOG2E, WEIGHT_EXPONENT));
+                    v = quick_exp2((v - base) * LOG2E);
                     total += v;
                 }
             totals[h] = fmaf(totals[h], kept, total), peaks[h] = peak;
@@ -1272,16 +1276,16 @@ Tensor call_k0_attention(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6ddd8603976416f2, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_338796c91959ceda, m) {
     m.def("k0_attention(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor x3) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6ddd8603976416f2, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_338796c91959ceda, CUDA, m) {
     m.impl("k0_attention", TORCH_BOX(&call_k0_attention));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6ddd8603976416f2"
+_fusegen_NAMESPACE = "fusegen_338796c91959ceda"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

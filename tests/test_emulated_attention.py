@@ -33,6 +33,11 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
         "(torch.softmax(s, -1) @ v).transpose(1, 2).flatten(2)",
         [[(2, 40, 48)], [(1, 131, 48)]],
     ),
+    "large_masks": (
+        f"{QKV}\ns = torch.where(torch.ones_like(q @ k.mT).triu() > 0, q @ k.mT, -1e9)\n"
+        "(torch.softmax(s, -1) @ v).transpose(1, 2).flatten(2)",
+        [[(2, 40, 48)], [(1, 131, 48)]],
+    ),
     "relu": (
         f"{QKV}\n(torch.relu(q @ k.mT - 1) @ v).transpose(1, 2).flatten(2)",
         [[(2, 21, 102)], [(1, 90, 102)]],

@@ -302,6 +302,10 @@ inline double __shfl_down_sync(unsigned, double v, int down) { return shuffled(v
 
 // ---- In place of the helpers that are instructions ----------------------------------------------------------------
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fadd_ru(float a, float b) {
+    const float sum = a + b;
+    return double(sum) < double(a) + double(b) ? nextafterf(sum, INFINITY) : sum;
+}
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 [[noreturn]] inline void __trap() { std::abort(); }

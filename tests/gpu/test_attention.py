@@ -22,6 +22,11 @@ MASK = "s = q @ k.mT * 0.125\ns = s.masked_fill(torch.ones_like(s).tril() == 0, 
 CASES: dict[str, tuple[str, tuple[int, ...]]] = {
     "plain": (f"{HEADS.format(heads=3)}\ntorch.softmax(q @ k.mT / 8, dim=-1) @ v", (2, 197, 576)),
     "causal": (f"{HEADS.format(heads=8)}\n{MASK}\n(s.softmax(-1) @ v).transpose(1, 2).flatten(2)", (3, 512, 1536)),
+    "large_masks": (
+        f"{HEADS.format(heads=2)}\ns = torch.where(torch.ones_like(q @ k.mT).triu() > 0, q @ k.mT * 0.1, -1e9)\n"
+        "s.softmax(-1) @ v",
+        (2, 300, 384),
+    ),
     "wide": (f"{HEADS.format(heads=2)}\n(torch.softmax(q @ k.mT * 0.1, dim=-1) @ v).transpose(1, 2)", (2, 300, 768)),
     "widest": (f"{HEADS.format(heads=1)}\ntorch.softmax(q @ k.mT * 0.1, dim=-1) @ v", (3, 200, 720)),
     "odd": (f"{HEADS.format(heads=3)}\ntorch.softmax(q @ k.mT * 0.2, dim=-1) @ v", (5, 77, 369)),
