@@ -48,7 +48,19 @@ from fusegen.ir import (
     TensorType,
     UnfoldOp,
 )
-from fusegen.passes import algebra, columns, decompose, layouts, losses, moments, positions, rows, simplify, statistics
+from fusegen.passes import (
+    algebra,
+    columns,
+    decompose,
+    joins,
+    layouts,
+    losses,
+    moments,
+    positions,
+    rows,
+    simplify,
+    statistics,
+)
 from fusegen.passes.algebra import (
     axes,
     channels,
@@ -526,6 +538,17 @@ def _convolved_padding(draw: Draw, alike: bool) -> Node:
         groups=rng.randint(1, 2),
     )
     return draw.add(conv, padded, draw.leaf(4, 2 // conv.groups, *kernel))
+
+
+def _joined_statistics(draw: Draw) -> Node:
+    """A join is reduced along other axes than its own, and so is one of its parts."""
+    shape = [draw.rng.randint(1, 4) for _ in range(draw.rng.randint(2, 4))]
+    axis = draw.rng.randrange(len(shape))
+    parts = [draw.leaf(*(draw.rng.randint(1, 3) if i == axis else n for i, n in enumerate(shape))) for _ in range(3)]
+    others = tuple(i for i in range(len(shape)) if i != axis)
+    axes = tuple(sorted(draw.rng.sample(others, draw.rng.randint(1, len(others)))))
+    reduce, join = ReduceOp(fn=draw.rng.choice(["sum", "mean"]), axes=axes, keepdim=True), CatOp(axis=axis)
+    return draw.add(join, draw.add(reduce, draw.add(join, *parts)), draw.add(reduce, draw.rng.choice(parts)))
 
 
 def _summed_padding(draw: Draw) -> Node:
@@ -1373,6 +1396,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "x * 1 = x": lambda d: _one(d, "mul"),
     "x / 1 = x": lambda d: _one(d, "div"),
     "sum(pad(x)) = pad(sum(x)) along the other axes,  mean likewise,  padded with zeros": _summed_padding,
+    "reduce(cat(x, y)) = cat(reduce(x), reduce(y)) over other axes,  a part of which is reduced elsewhere, too": (
+        _joined_statistics
+    ),
     "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
     "conv(x, w) = sum of x w over the channels,  one tap, to one channel": _one_channel_of_one_tap,
     "conv(pad(x), w) = conv(x, w) that pads": lambda d: _convolved_padding(d, False),
@@ -1455,6 +1481,7 @@ RULES: dict[str, Rule] = {
         *moments.RULES,
         *losses.RULES,
         *statistics.RULES,
+        *joins.RULES,
         *positions.RULES,
         *rows.RULES,
         *columns.RULES,
@@ -1487,6 +1514,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(slices, "_is_cheap", lambda *_: True)
     monkeypatch.setattr(slices, "_keeps_its_class", lambda *_: None)
     monkeypatch.setattr(moments, "WORTH", 1)
+    monkeypatch.setattr(joins, "WORTH", 0)
     monkeypatch.setattr(whole, "_MANY_TERMS", 1)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 0)
     monkeypatch.setattr(direct, "is_narrow", lambda *_: False)

@@ -20,7 +20,7 @@ from fusegen.ir import (
     TapSumOp,
     WindowSumOp,
 )
-from fusegen.passes import columns, losses, moments, positions, rows, simplify
+from fusegen.passes import columns, joins, losses, moments, positions, rows, simplify
 from fusegen.passes.algebra.collapse import largest_operand
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
@@ -97,6 +97,7 @@ _ORDER = (
     moments.RULES,
     losses.RULES,
     RULES,
+    joins.RULES,
     positions.RULES,
     rows.RULES,
     columns.RULES,

@@ -68,9 +68,7 @@ def _one_product(call: Call, names: list[str], tensors: Sequence[Value], result:
     """A product of two factors that contracts one axis, the last of the result being an axis of one factor alone."""
     if len(names) != 2 or not result:
         return None
-    (w, weight), (x, data) = sorted(
-        zip(names, tensors, strict=True), key=lambda pair: result[-1] not in pair[0]
-    )
+    (w, weight), (x, data) = sorted(zip(names, tensors, strict=True), key=lambda pair: result[-1] not in pair[0])
     contracted = [letter for letter in x if letter in w and letter not in result]
     shared = "".join(letter for letter in result if letter in x and letter in w)
     if len(contracted) != 1 or any(data.type.shape[x.index(a)] != weight.type.shape[w.index(a)] for a in {*x} & {*w}):
