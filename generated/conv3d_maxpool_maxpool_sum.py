@@ -1042,6 +1042,7 @@ namespace k1_pool_kernel {
 constexpr int THREADS = 256;
 constexpr int WARP = 32, BLOCK = 1024;   // threads of a warp, and of a block that shares a window with others
 constexpr int CLUSTER = 8;               // such blocks at most, where the device has clusters
+constexpr int FEW = 4;                   // threads that share a short window
 constexpr int ALONE = 16;                // elements of a window that one thread is enough for
 constexpr int KERNEL_D = 4, STRIDE_D = 4, PADDING_D = 0, DILATION_D = 1;
 constexpr int KERNEL_H = 4, STRIDE_H = 4, PADDING_H = 0, DILATION_H = 1;
@@ -1226,6 +1227,8 @@ int sharing(int64_t results, int64_t window, int64_t accesses, int64_t apart) {
     const auto is_enough = [&](int parts) { return window <= int64_t(ALONE) * VEC * parts || results * parts >= enough; };
     // One alone where it reads what its neighbours do or next to it: single sectors of a line are wasted otherwise.
     if (window <= ALONE || (results >= enough / 4 && apart <= ALONE && window <= (results >= enough ? 64 : 4) * ALONE)) return 1;
+    // Of many short windows a few threads each: what a thread does before it reads is more than what it reads.
+    if (window <= int64_t(ALONE) * VEC * FEW && results * FEW >= enough) return FEW;
     for (int parts : {WARP, THREADS})
         if (is_enough(parts)) return parts;
     return BLOCK;
@@ -1240,6 +1243,7 @@ int cluster_of(int64_t window) {
 
 template <int VEC>
 int launch_parts(const Args& args, int parts, int64_t rows, int64_t columns, cudaStream_t stream) {
+    if (parts == FEW) return launch_shared<FEW, VEC>(args, 1, rows, columns, stream);
     if (parts == WARP) return launch_shared<WARP, VEC>(args, 1, rows, columns, stream);
     if (parts == THREADS) return launch_shared<THREADS, VEC>(args, 1, rows, columns, stream);
     return launch_shared<BLOCK, VEC>(args, on_hopper() ? cluster_of(rows * columns) : 1, rows, columns, stream);
@@ -1595,20 +1599,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6acb5cd460eccf21, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_855bf76b5ee25d9f, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6acb5cd460eccf21, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_855bf76b5ee25d9f, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6acb5cd460eccf21"
+_fusegen_NAMESPACE = "fusegen_855bf76b5ee25d9f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -105,7 +105,7 @@ def _rows_lie_in_tiles(space: RowSpace, node: Node) -> bool:
 
 def takes_in_place(body: Graph, space: RowSpace, node: Node) -> bool:
     """True when blocks that split the rows of their tiles for themselves can compute the product and finish it."""
-    return isinstance(node.op, MatmulOp) and not node.op.left_transposed and _rows_lie_in_tiles(space, node)
+    return isinstance(node.op, MatmulOp) and _rows_lie_in_tiles(space, node)
 
 
 def _plain_seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -138,7 +138,9 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
     forms: dict[str, tuple[Form, float]] = {}
     precise_enough = not node.op.amplified
     if precise_enough and _has_whole_rows(body, space, node):
-        forms["prepared"] = ("prepared", tensor_gemm.seconds(*sizes, machine, matrices, bool(space.row_axes)))
+        prepared = tensor_gemm.seconds(*sizes, machine, matrices, bool(space.row_axes))
+        prepared += tensor_gemm.peaks_seconds(*sizes, machine, matrices) if node.op.left_transposed else 0.0
+        forms["prepared"] = ("prepared", prepared)
         if takes_in_place(body, space, node):
             forms["in place"] = ("in place", tensor_gemm.in_place_seconds(*sizes, machine, matrices))
     if (plain := _rows_in_fp32(body, space, node, machine)) < inf:
@@ -240,8 +242,7 @@ def product_seconds(body: Graph, node: Node, machine: Machine, after: float) -> 
         tensor_gemm.seconds(*sizes, machine, matrices),
         after + _library_seconds(*sizes, machine, matrices, alone=True),
     ]
-    if not node.op.left_transposed:
-        found += [tensor_gemm.in_place_seconds(*sizes, machine, matrices), _plain_seconds(body, node, machine)]
+    found += [tensor_gemm.in_place_seconds(*sizes, machine, matrices), _plain_seconds(body, node, machine)]
     return min(found)
 
 

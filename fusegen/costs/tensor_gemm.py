@@ -102,6 +102,11 @@ def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: in
     return 2 * machine.launch - _EARLY + _START + split + max(products, moved / machine.bandwidth)
 
 
+def peaks_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:
+    """Of the kernel before that, which reads rows that lie turned for their largest values."""
+    return machine.launch - _EARLY + 4 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
+
+
 @dataclass(frozen=True)
 class _InPlace:
     """Blocks of a product that split the rows of their tiles for themselves."""
