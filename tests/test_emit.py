@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fusegen.emit.render import environment
 from fusegen.errors import EmitError, OutputPathError
 from fusegen.literals import hex_float
 from fusegen.plan.types import KernelStep
+from fusegen.verdict.subject import load_generated
 from tests.emitted import (
     BIAS_RELU,
     bias_relu,
@@ -355,3 +357,24 @@ def test_a_hopper_kernel_stands_beside_the_portable_one(compiled: Compiled) -> N
     assert launchers == [f"{name}_sm90", f"{name}_sm80", name]
     assert sources.cuda.count("static bool on_hopper()") == 1
     assert re.findall(rf'extern "C" int ({name}\w*)\(', sources.glue) == [name]
+
+
+def test_precision_is_asked_of_the_input_that_eager_pads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init = "self.m = nn.Conv2d(32, 64, 3, stride=2)"
+    path = write(tmp_path, "return self.m(F.pad(x, (0, 1, 2, 0))).relu()", init, "torch.rand(2, 32, 40, 50)")
+    write_atomic(tmp_path / "generated.py", compile_file(path).source)
+    module = load_generated(tmp_path / "generated.py").__module__
+    names = vars(sys.modules[module])
+    (call,) = re.findall(r"_fusegen_rounds\(\"k0.*\)(?=\))", (tmp_path / "generated.py").read_text())
+    asked: list[tuple[torch.Size, object]] = []
+
+    def convolution(x: torch.Tensor, w: torch.Tensor, bias: None, *structure: object) -> torch.Tensor:
+        asked.append((x.shape, structure[1]))
+        return x
+
+    monkeypatch.setitem(names, "_fusegen_tf32_conv", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch, "convolution", convolution)
+    values = {name: torch.rand(2, 32, 40, 50) for name in re.findall(r"\bv_\w+", call)}
+    eval(call, {**names, **values})
+    assert asked == [((2, 32, 42, 51), (0, 0))]

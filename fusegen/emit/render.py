@@ -169,10 +169,14 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     stride, padding, dilation, output_padding = (
         tuple(getattr(axis, name) for axis in axes) for name in ("stride", "padding", "dilation", "output_padding")
     )
+    around = ""
+    if any(axis.behind for axis in axes):  # eager's convolution is of the padded input
+        around = f", around={tuple(2 * axis.padding + axis.behind for axis in axes)}"
+        padding = (0,) * len(axes)
     structure = (stride, padding, dilation, transposed, output_padding, detail.groups)
     return [
         f'_fusegen_rounds("{plan.name}", {variables[detail.source]}, {variables[detail.weight]}, '
-        f"{', '.join(map(str, structure))})"
+        f"{', '.join(map(str, structure))}{around})"
     ]
 
 
@@ -346,6 +350,7 @@ def render(
         plans=plans,
         only_hopper=any(plan.only_hopper for plan in plans),
         rounds="_fusegen_rounds" in called,
+        uneven=any("around=(" in line for line in body),
         settings=[name for name in ("conv", "matmul") if f"_fusegen_tf32_{name}" in called],
         header=header_lines(program, carried, title),
         signature=", ".join(_local(o.node.name) for o in fused),

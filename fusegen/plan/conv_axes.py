@@ -22,6 +22,7 @@ def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple
                 padding=conv.padding[axis],
                 dilation=conv.dilation[axis],
                 output_padding=conv.output_padding[axis],
+                behind=conv.behind[axis] if conv.behind else 0,
                 size=size,
                 output=output,
             )

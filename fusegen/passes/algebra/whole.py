@@ -127,9 +127,8 @@ def _side_by_side(m: Match) -> str | None:
     conv, graph = m.root.op, m.graph
     assert isinstance(conv, ConvOp)
     kernel = inference.kernel_size(m["w"].type)
-    apart = (
-        conv.stride == kernel and not any((*conv.padding, *conv.behind)) and all(step == 1 for step in conv.dilation)
-    )
+    dense = all(step == 1 for step in conv.dilation)
+    apart = conv.stride == kernel and dense and not any((*conv.padding, *conv.behind))
     if conv.transposed or conv.groups != 1 or not apart or prod(kernel) == 1:
         return ""
     if library.allows_tf32(graph, m.root) or conv.summed or isinstance(m["x"].op, WindowSumOp):

@@ -22,6 +22,8 @@ class ContractionAxis(Frozen):
     padding: int
     dilation: int
     output_padding: int
+    behind: int = 0
+    """Zeros behind the input beyond ``padding``."""
     size: Dim
     output: Dim
 

@@ -118,9 +118,15 @@ def _pairs(path: Sequence[int] | None, count: int) -> list[tuple[int, int]]:
     return [(0, 1), *((last, 0) for last in range(count - 2, 0, -1))]
 
 
+_BATCH = "abcdefghij"
+"""Letters for the axes before those of a matrix."""
+
+
 def _spread_product(call: Call, a: Value, b: Value) -> Value | None:
     """Matrices that are broadcast: an axis that one factor lacks is one of the other's rows or columns."""
-    batch = "abcdefgh"[: max(a.type.rank, b.type.rank) - 2]
+    batch = _BATCH[: max(a.type.rank, b.type.rank) - 2]
+    if max(a.type.rank, b.type.rank) > len(_BATCH) + 2:
+        return None
 
     def named(value: Value, matrix: str) -> tuple[str, Value]:
         letters = batch[len(batch) + 2 - value.type.rank :] + matrix
