@@ -180,7 +180,7 @@ def simulated(
     module.__dict__.update(_fusegen_ops=ops, _fusegen_calls=ops)
     module.__dict__["_fusegen_devices"] = frozenset({-1})
     module.__dict__["_fusegen_problem"] = ""  # loaded: nothing to build
-    module.__dict__["_fusegen_rounds"] = lambda *operands: 0  # there is no cuDNN to ask how it rounds
+    module.__dict__["_fusegen_rounds"] = lambda *_, **__: 0  # there is no cuDNN to ask how it rounds
     module.__dict__["calls"] = calls
     return module
 

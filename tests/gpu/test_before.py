@@ -72,7 +72,7 @@ def _asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_agrees_with_float64_of_rounded_operands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
     reference, model = pair(name, tmp_path)
-    type(model).forward.__globals__["_fusegen_rounds"] = lambda *_: 1
+    type(model).forward.__globals__["_fusegen_rounds"] = lambda *_, **__: 1
     exact = copy.deepcopy(reference).double()
     exact.m = Rounded(exact.m)
     for batch in (3, 1, 17):
@@ -99,7 +99,7 @@ def test_the_portable_kernel_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
     monkeypatch.setattr("fusegen.costs.contractions.fp32_pays", lambda *_: False)
     reference, model = pair("where", tmp_path)
-    type(model).forward.__globals__["_fusegen_rounds"] = lambda *_: 0
+    type(model).forward.__globals__["_fusegen_rounds"] = lambda *_, **__: 0
     with torch.backends.cudnn.flags(allow_tf32=False):
         for batch in (3, 1, 17):
             agrees(reference, model, (torch.randn(batch, 24, 21, 33, device="cuda"),))

@@ -107,7 +107,7 @@ def test_agrees_with_float64_of_rounded_operands(
     reference, model, plan = pair(name, tmp_path)
     if reads == "in place" and (plan.alternative is None or MODELS[name][2][-1] % 4):
         pytest.skip("its input cannot be read as it lies")
-    type(model).forward.__globals__["_fusegen_rounds"] = lambda *_: 1
+    type(model).forward.__globals__["_fusegen_rounds"] = lambda *_, **__: 1
     exact = copy.deepcopy(reference).double()
     exact.m = Rounded(exact.m)  # the same tensor as an operand of the epilogue is not rounded
     for batch in (3, 1, 17):
