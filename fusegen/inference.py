@@ -225,6 +225,8 @@ def is_pointwise(op: ConvOp, kernel: tuple[int, ...]) -> bool:
 def infer_conv(op: ConvOp, types: Types, declared: TensorType) -> TensorType:
     x, w = types[0], types[1]
     _, outputs = conv_channels(op, x, w)
+    if op.behind and (op.transposed or len(op.behind) != op.rank):
+        raise GraphError(f"zeros behind the input, {op.behind}, are those of a convolution's {op.rank} axes")
     if len(types) > 2 and types[2].shape != (outputs,):
         raise GraphError(f"bias is {types[2]}, not [{outputs}]")
     spatial = (windows.output_size(op, kernel_size(w), axis, x.shape[2 + axis]) for axis in range(op.rank))

@@ -91,6 +91,16 @@ def test_conv_channels_are_checked() -> None:
         verify(Graph(nodes=(*nodes, node), outputs=("y",)))
 
 
+@pytest.mark.parametrize(("transposed", "behind"), [(False, (1, 2)), (True, (1,))])
+def test_zeros_behind_a_convolution_are_of_its_axes(transposed: bool, behind: tuple[int, ...]) -> None:
+    structure = {"stride": (1,), "padding": (0,), "dilation": (1,), "output_padding": (0,)}
+    conv = ConvOp(transposed=transposed, behind=behind, **structure)  # type: ignore[arg-type]
+    nodes = (leaf("x", 1, 4, 8), leaf("w", 4, 4, 3, position=1))
+    node = Node(name="y", op=conv, inputs=("x", "w"), type=TensorType(dtype=F32, shape=(1, 4, 7)))
+    with pytest.raises(GraphError, match="behind"):
+        verify(Graph(nodes=(*nodes, node), outputs=("y",)))
+
+
 SIZES = {"a": 7, "b": 3}
 EXPRESSIONS = st.recursive(
     st.integers(1, 9).map(str) | st.sampled_from(sorted(SIZES)),
