@@ -13,12 +13,35 @@ import pytest
 
 from fusegen.compiler import Compiled, compile_file
 from fusegen.costs import gemm, narrow, tensor_gemm
+from fusegen.emit.render import environment
+from fusegen.ir import MatmulOp
 from fusegen.machines import machine
-from fusegen.plan.details import ContractionPlan, GemmPlan, NarrowPlan
+from fusegen.plan.details import ContractionPlan, GemmPlan, NarrowPlan, Triangle
 from fusegen.plan.types import EagerStep, KernelStep
-from tests.models import write
+from tests.models import traced, write
 
 H200 = machine("sm_90")
+TILES = """
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#define __host__
+#define __device__
+#define __forceinline__ inline
+constexpr int FEATURES = 128, CLUSTER = 2;
+constexpr int64_t DIAGONAL = DIAGONAL_VALUE;
+INCLUDE
+int main(int, char** sizes) {
+    const unsigned rows = atoi(sizes[1]), columns = atoi(sizes[2]), width = atoi(sizes[3]);
+    unsigned edges = 0;
+    for (unsigned column = 0; column < columns; ++column) edges += edge_of(column, rows, width);
+    const unsigned first = RESULTS_FIRST ? edges : rows * columns - edges;
+    for (unsigned n = 0; n < rows * columns; ++n) {
+        const Place p = n < first ? place_of<true>(n, rows, width) : place_of<false>(n - first, rows, width);
+        printf("%d %u %u\\n", n < first, p.row_tile, p.column);
+    }
+}
+"""
 HEAVY = "self.linear = nn.Linear(4096, {})"
 
 
@@ -273,6 +296,65 @@ def test_sizes_beyond_its_offsets_are_refused(axis: int, tmp_path: Path) -> None
     sizes[axis] = 1 << 31
     operands: list[None] = [None] * 5  # both factors, result, workspace, counters
     assert launch(*operands, *map(ctypes.c_int64, [*sizes, 0]), None) == 1  # cudaErrorInvalidValue
+
+
+@pytest.mark.parametrize(
+    ("result", "triangle"),
+    [
+        ("torch.triu(a @ b)", Triangle(upper=True, diagonal=0)),
+        ("(torch.relu(a @ b) * 2).tril(-3) + 1", Triangle(upper=False, diagonal=-3)),
+        ("(a @ b).view(64, 32, 1024).tril()", None),  # of other matrices
+        ("(lambda y: y.tril() + y)(a @ b)", None),  # its other side is read, too
+    ],
+)
+def test_triangles_of_products_leave_out_tiles(tmp_path: Path, result: str, triangle: Triangle | None) -> None:
+    found = two(tmp_path, result, (2048, 512), (512, 1024))
+    detail = product(found)
+    assert detail is not None
+    assert detail.triangle == triangle
+    assert [step.kind for step in found.program.steps] == ["kernel"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("form", ["prepared", "in place", "in plain fp32"])
+@pytest.mark.parametrize("result", ["torch.triu(a @ b, 2)", "(a @ b).tril() * 2", "(a.mT @ b).tril(-1).abs()"])
+def test_triangles_and_turned_factors_compile(result: str, form: str, tmp_path: Path) -> None:
+    if form == "in plain fp32" and "mT" in result:
+        pytest.skip("that kernel takes rows as they are stored")
+    drawn = "torch.rand(4, 256, 256), torch.rand(4, 256, 256)"
+    path = write(tmp_path, f"return {result}", inputs=drawn, arguments="a, b")
+    names = [node.name for node in traced(path).graph.nodes if isinstance(node.op, MatmulOp)]
+    pins = {point: choice for name in names for point, choice in ((f"{name} rows", form), (f"{name} by", "kernel"))}
+    found = compile_file(path, pins=pins)
+    (step,) = found.program.steps
+    assert isinstance(step, KernelStep)
+    assert "warning" not in build(found, tmp_path, "-c", "-o", "k.o")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize(
+    ("upper", "diagonal"), [(True, 0), (True, -200), (True, 515), (False, 0), (False, 77), (False, -900)]
+)
+def test_tiles_of_a_triangle_are_those_that_have_results(upper: bool, diagonal: int, tmp_path: Path) -> None:
+    """Each tile once, with results or without, as its corners tell."""
+    template = environment().get_template("_gemm_triangle.cu.j2")
+    text = template.render(triangle=Triangle(upper=upper, diagonal=diagonal))
+    (tmp_path / "tiles.cpp").write_text(
+        TILES.replace("DIAGONAL_VALUE", str(diagonal))
+        .replace("INCLUDE", text)
+        .replace("RESULTS_FIRST", str(int(upper)))
+    )
+    subprocess.run(["g++", "-std=c++17", "-o", "tiles", "tiles.cpp"], cwd=tmp_path, check=True)
+    for rows, columns, width in ((3, 2, 192), (22, 16, 192), (9, 1, 64), (1, 5, 96)):
+        run = subprocess.run([tmp_path / "tiles", str(rows), str(columns), str(width)], capture_output=True, check=True)
+        found = {tuple(map(int, line.split())) for line in run.stdout.decode().splitlines()}
+        expected = set()
+        for row in range(rows):
+            for column in range(columns):
+                near, far = 256 * column - (width * (row + 1) - 1), 256 * (column + 1) - 1 - width * row
+                expected.add((int(far >= diagonal if upper else near <= diagonal), row, column))
+        assert found == expected
 
 
 @pytest.mark.parametrize(
