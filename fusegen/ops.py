@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 from fusegen import dims, inference
@@ -201,8 +202,8 @@ def _torch_scan(op: ScanOp, args: Sequence[str]) -> str:
 def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
     bias = args[2] if len(args) > 2 else "None"
     if any(op.behind):
-        pads = [n for p, more in zip(reversed(op.padding), reversed(op.behind), strict=True) for n in (p, p + more)]
-        args = (f"torch.nn.functional.pad({args[0]}, {pads})", *args[1:])
+        around = PadOp(before=op.padding, after=tuple(map(add, op.padding, op.behind)))
+        args = (_torch_pad(around, args), *args[1:])
         op = op.replace(padding=(0,) * op.rank)
     if op.precise:  # the one form of the call that names the precision: its last argument permits TF32
         lists = [str(list(values)) for values in (op.stride, op.padding, op.dilation)]

@@ -138,8 +138,7 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
     forms: dict[str, tuple[Form, float]] = {}
     precise_enough = not node.op.amplified
     if precise_enough and _has_whole_rows(body, space, node):
-        prepared = tensor_gemm.seconds(*sizes, machine, matrices, bool(space.row_axes))
-        prepared += tensor_gemm.peaks_seconds(*sizes, machine, matrices) if node.op.left_transposed else 0.0
+        prepared = tensor_gemm.seconds(*sizes, machine, matrices, bool(space.row_axes), node.op.left_transposed)
         forms["prepared"] = ("prepared", prepared)
         if takes_in_place(body, space, node):
             forms["in place"] = ("in place", tensor_gemm.in_place_seconds(*sizes, machine, matrices))

@@ -90,8 +90,18 @@ def tiles(rows: int, inputs: int, outputs: int, matrices: int = 1) -> dict[str, 
     return {f"{width} rows": (_NARROW, width) if width > _NARROW else (width,) for width in good}
 
 
-def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1, reduces: bool = False) -> float:
-    """Predicted time of a product, or of a batch of ``matrices``, fp32-accurate; ``reduces``: along its rows, too."""
+def seconds(
+    rows: int,
+    inputs: int,
+    outputs: int,
+    machine: Machine,
+    matrices: int = 1,
+    reduces: bool = False,
+    turned: bool = False,
+) -> float:
+    """Predicted time of a product, or of a batch of ``matrices``, fp32-accurate; ``reduces``: along its rows, too;
+    ``turned``: these are stored along the columns, and read for their largest values first.
+    """
     width, chunks = _width(rows, inputs, outputs, matrices), -(-inputs // _CHUNK)
     tiles, clusters = _spread(width, rows, inputs, outputs, matrices)
     moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
@@ -99,12 +109,8 @@ def seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: in
     products = -(-tiles * chunks // clusters) * _chunk_seconds(width) + tiles / clusters * finish
     products += _cut_seconds(width, tiles, clusters)
     split = 8 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
-    return 2 * machine.launch - _EARLY + _START + split + max(products, moved / machine.bandwidth)
-
-
-def peaks_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:
-    """Of the kernel before that, which reads rows that lie turned for their largest values."""
-    return machine.launch - _EARLY + 4 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
+    peaks = machine.launch - _EARLY + split / 2 if turned else 0.0
+    return 2 * machine.launch - _EARLY + _START + peaks + split + max(products, moved / machine.bandwidth)
 
 
 @dataclass(frozen=True)

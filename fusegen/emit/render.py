@@ -171,7 +171,7 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     )
     around = ""
     if any(axis.behind for axis in axes):  # eager's convolution is of the padded input
-        around = f", around={tuple(2 * axis.padding + axis.behind for axis in axes)}"
+        around = f", around={tuple(axis.around for axis in axes)}"
         padding = (0,) * len(axes)
     structure = (stride, padding, dilation, transposed, output_padding, detail.groups)
     return [

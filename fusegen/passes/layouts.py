@@ -4,9 +4,8 @@ product, and zeros around a convolution's input are one of the convolution.
 
 from __future__ import annotations
 
-from operator import add, sub
-
 from fusegen.ir import ConvOp, Graph, MatmulOp, Node, PadOp, PermuteOp
+from fusegen.passes.algebra.padding import convolve_with_padding
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 from fusegen.passes.simplify import swaps_last_axes
 
@@ -39,21 +38,11 @@ def _zeros_around(m: Match) -> str | None:
     return None if pad.value == 0 else f"it is padded with {pad.value}"
 
 
-def _pads_itself(m: Match) -> Node:
-    conv, pad = m.root.op, m["pad"].op
-    assert isinstance(conv, ConvOp)
-    assert isinstance(pad, PadOp)
-    before, after = pad.before[2:], pad.after[2:]
-    padding = tuple(map(add, conv.padding, before))
-    behind = tuple(map(sub, map(add, conv.behind or (0,) * conv.rank, after), before))
-    return m.add(conv.replace(padding=padding, behind=behind if any(behind) else ()), m["x"], m["w"])
-
-
 RULES = (
     Rule(
         "conv(pad(x), w) = conv(x, w) that pads",
         op(ConvOp, op(PadOp, anything("x"), name="pad"), anything("w")),
-        _pads_itself,
+        convolve_with_padding,
         Numerics.EXACT,
         _zeros_around,
     ),

@@ -129,6 +129,10 @@ class RowIndices:
             terms.append((name, coordinate if stride == "1" else f"{coordinate} * {factor(stride)}"))
         return terms
 
+    def position_along(self, axes: tuple[int, ...]) -> str:
+        """The position along an axis of a value that is made of these base axes."""
+        return total(text for _, text in self.terms(list(axes)))
+
     def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
         """The position along neighbouring axes of a group; ``size``: of all of them, when others are before them."""
         step = self.product(after)

@@ -149,9 +149,7 @@ class RowLowering(RowValues):
 
     def part(self, node: Node, op: SliceOp) -> None:
         """A slice of the row, for sums: zero elsewhere."""
-        (axis,), shape, row = self.space.axes[node.name][op.axis], self.space.shape, self.space.row_axes
-        inside = any(shape[other] != 1 for other in row if other < axis)
-        place = self.coordinate("l", [shape[other] for other in row if other > axis], shape[axis] if inside else None)
+        place = self.position_along(self.space.axes[node.name][op.axis])
         stop = dims.add(op.start, dims.mul(op.step, op.length))
         test = f"{place} >= {self.text(op.start)} && {place} < {self.text(stop)}"
         if op.step != 1:
@@ -161,7 +159,7 @@ class RowLowering(RowValues):
 
     def triangle(self, node: Node, op: TriangleOp) -> None:
         """Zero on one side of a diagonal."""
-        row, column = (total(text for _, text in self.terms(list(axes))) for axes in self.space.axes[node.name][-2:])
+        row, column = map(self.position_along, self.space.axes[node.name][-2:])
         test = f"{column} - {row} {'>=' if op.upper else '<='} {op.diagonal}"
         x = self.values[node.inputs[0]]
         self.values[node.name] = self.draft(f"({test} ? {{0}} : 0.0f)", x, element=x.element, node=node)

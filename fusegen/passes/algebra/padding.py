@@ -6,6 +6,7 @@ Poolings pad by themselves, alike on both sides.
 from __future__ import annotations
 
 import math
+from operator import add, sub
 
 from fusegen import dims, interpret
 from fusegen.ir import ConstOp, ConvOp, Graph, Node, PadOp, PointwiseOp, PoolOp, ReduceOp, ReshapeOp
@@ -142,11 +143,14 @@ def _around_positions(m: Match) -> str | None:
     return None if alike and not conv.transposed and pad.value == 0 and _grows(m) else ""
 
 
-def _convolve_with_padding(m: Match) -> Node:
-    conv = m.root.op
+def convolve_with_padding(m: Match) -> Node:
+    """The convolution of ``x`` that pads as ``pad`` does, unevenly where that does."""
+    conv, pad = m.root.op, _padding(m)
     assert isinstance(conv, ConvOp)
-    padding = tuple(own + more for own, more in zip(conv.padding, _padding(m).before[2:], strict=True))
-    return m.add(conv.replace(padding=padding), m["x"], m["w"])
+    before, after = pad.before[2:], pad.after[2:]
+    padding = tuple(map(add, conv.padding, before))
+    behind = tuple(map(sub, map(add, conv.behind or (0,) * conv.rank, after), before))
+    return m.add(conv.replace(padding=padding, behind=behind if any(behind) else ()), m["x"], m["w"])
 
 
 _PAD = op(PadOp, anything("x"), name="pad")
@@ -156,7 +160,7 @@ RULES = (
     Rule(
         "conv(pad(x), w) = conv(x, w) that pads,  as many zeros on either side",
         op(ConvOp, _PAD, anything("w")),
-        _convolve_with_padding,
+        convolve_with_padding,
         Numerics.EXACT,
         _around_positions,
     ),

@@ -27,6 +27,11 @@ class ContractionAxis(Frozen):
     size: Dim
     output: Dim
 
+    @property
+    def around(self) -> int:
+        """Zeros around the input, on both sides together."""
+        return 2 * self.padding + self.behind
+
 
 ABSENT_AXIS = ContractionAxis(kernel=1, stride=1, padding=0, dilation=1, output_padding=0, size=1, output=1)
 """In place of what a convolution of fewer axes lacks."""

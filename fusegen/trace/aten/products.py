@@ -124,44 +124,44 @@ _BATCH = "abcdefghij"
 
 def _spread_product(call: Call, a: Value, b: Value) -> Value | None:
     """Matrices that are broadcast: an axis that one factor lacks is one of the other's rows or columns."""
-    batch = _BATCH[: max(a.type.rank, b.type.rank) - 2]
-    if max(a.type.rank, b.type.rank) > len(_BATCH) + 2:
+    count = max(a.type.rank, b.type.rank) - 2
+    if count > len(_BATCH):
         return None
+    batch = _BATCH[:count]
 
     def named(value: Value, matrix: str) -> tuple[str, Value]:
-        letters = batch[len(batch) + 2 - value.type.rank :] + matrix
+        letters = batch[count + 2 - value.type.rank :] + matrix
         axes = [(letter, size) for letter, size in zip(letters, value.type.shape, strict=True)]
         kept = [(letter, size) for letter, size in axes if size != 1 or letter in matrix]
         shape = tuple(size for _, size in kept)
         view = value if len(kept) == len(axes) else call.build.add(ReshapeOp(shape=shape), value)
         return "".join(letter for letter, _ in kept), view
 
-    first, second = named(a, "yk"), named(b, "kz")
-    sizes = [dict(zip(name, value.type.shape, strict=True)) for name, value in (first, second)]
-    if any(sizes[0][letter] != sizes[1][letter] for letter in {*sizes[0]} & {*sizes[1]}):
-        return None
-    result = "".join(letter for letter in batch if letter in first[0] + second[0]) + "yz"
-    product = _one_product(call, [first[0], second[0]], [first[1], second[1]], result)
-    if product is None:
-        name, pair = _pair(call, first, second, set(result))
-        product = _arranged(call, pair, name, result)
-    shape = call.result.shape
-    return product if product.type.shape == shape else call.build.add(ReshapeOp(shape=shape), product)
+    (left, x), (right, y) = named(a, "yk"), named(b, "kz")
+    result = "".join(letter for letter in batch if letter in left + right) + "yz"
+    product, shape = _contracted(call, [left, right], [x, y], result), call.result.shape
+    if product is None or product.type.shape == shape:
+        return product
+    return call.build.add(ReshapeOp(shape=shape), product)
 
 
 @register("einsum.default")
 def _einsum(call: Call) -> Value | None:
-    """One product where it is one, else pairs of factors, as ATen computes it."""
     terms, arrow, result = call["equation"].replace(" ", "").partition("->")
-    names, operands = terms.split(","), call["tensors"]
+    names = terms.split(",")
     if not arrow or any(not n.isalpha() or len(set(n)) < len(n) for n in (*names, *([result] if result else []))):
         return None
+    return _contracted(call, names, call["tensors"], result)
+
+
+def _contracted(call: Call, names: list[str], operands: Sequence[Value], result: str) -> Value | None:
+    """One product where it is one, else pairs of factors, as ATen computes it; None where sizes are broadcast."""
     if (value := _one_product(call, names, operands, result)) is not None:
         return value
     sizes: dict[str, Dim] = {}
     for name, value in zip(names, operands, strict=True):
         if any(sizes.setdefault(letter, size) != size for letter, size in zip(name, value.type.shape, strict=True)):
-            return None  # broadcast
+            return None
     if len(names) == 1:
         return None
     left = list(zip(names, operands, strict=True))
