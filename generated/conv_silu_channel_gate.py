@@ -245,8 +245,8 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
 }
 
 // Sums over the warp of COUNT values. Lane l gets COUNT / 32 of them, those from l * COUNT / 32 on, or one where they are fewer.
-template <int DISTANCE = 16, int COUNT, int LEFT>
-__device__ __forceinline__ void sums_over_warp(float (&v)[COUNT], float (&result)[LEFT]) {
+template <int DISTANCE = 16, typename T, int COUNT, int LEFT>
+__device__ __forceinline__ void sums_over_warp(T (&v)[COUNT], T (&result)[LEFT]) {
     if constexpr (DISTANCE == 0) {
         static_assert(COUNT == LEFT, "what is left of COUNT values");
 #pragma unroll
@@ -257,10 +257,10 @@ __device__ __forceinline__ void sums_over_warp(float (&v)[COUNT], float (&result
     } else {
         constexpr int HALF = COUNT / 2;
         const bool upper = threadIdx.x & DISTANCE;
-        float kept[HALF];
+        T kept[HALF];
 #pragma unroll
         for (int i = 0; i < HALF; ++i) {
-            const float other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
+            const T other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
             kept[i] = (upper ? v[i + HALF] : v[i]) + other;
         }
         sums_over_warp<DISTANCE / 2>(kept, result);
@@ -2747,6 +2747,7 @@ namespace k1_gemm_simt_kernel {
 // A product that memory or latency bounds: of few rows, or small altogether. Plain fp32, one launch, factors as they lie. A block
 // computes ROWS rows at FEATURES features; PARTS groups of its threads share the terms of each sum, four neighbouring ones at
 // a time, and their sums are added in a fixed order.
+// Products are few, and added up in double, which costs nothing.
 constexpr int WARP = 32, THREADS = 256;
 // The lanes of a warp read along k, its OWN features side by side.
 constexpr int OWN = 1;
@@ -2788,7 +2789,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
     await_previous();
     constexpr int RESULTS = ROWS * FEATURES;
     static_assert(ROWS * OWN <= WARP && RESULTS <= THREADS, "a thread finishes one result at most");
-    __shared__ float sums_of[PARTS][RESULTS];
+    __shared__ double sums_of[PARTS][RESULTS];
     const unsigned int tile = blockIdx.x / args.row_tiles;
     const int64_t first_row = int64_t(blockIdx.x % args.row_tiles) * ROWS, matrix = tile / args.feature_tiles;
     const int first_feature = static_cast<int>(tile % args.feature_tiles) * FEATURES;
@@ -2820,7 +2821,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
             for (int r = 0; r < ROWS; ++r) load_terms<VEC>(a[u][r], x[r] + k, inputs - k);
         }
     };
-    float sums[ROWS * OWN] = {};
+    double sums[ROWS * OWN] = {};
     fetch(first);
 #pragma unroll 1
     for (int k = first; k < inputs; k += STEPS * STEP) {
@@ -2832,11 +2833,11 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
 #pragma unroll
             for (int e = 0; e < 4; ++e)
 #pragma unroll
-                for (int i = 0; i < ROWS * OWN; ++i) sums[i] = fmaf(terms[u][i / OWN][e], weights[u][i % OWN][e], sums[i]);
+                for (int i = 0; i < ROWS * OWN; ++i) sums[i] = fma(double(terms[u][i / OWN][e]), double(weights[u][i % OWN][e]), sums[i]);
     }
     constexpr int LANES = WARP / (ROWS * OWN);   // that get the same sum
     const int value = lane / LANES;
-    float sum[1];
+    double sum[1];
     sums_over_warp(sums, sum);
     if (lane % LANES == 0) sums_of[part][value / OWN * FEATURES + group * OWN + value % OWN] = sum[0];
     __syncthreads();
@@ -2845,9 +2846,10 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
     [[maybe_unused]] const int64_t outer = matrix * args.lines + row;
     [[maybe_unused]] const int l = first_feature + threadIdx.x % FEATURES;
     if (threadIdx.x >= RESULTS || row >= args.lines || l >= outputs) return;
-    float v = 0.0f;
+    double total = 0.0;
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) v += sums_of[p][threadIdx.x];
+    for (int p = 0; p < PARTS; ++p) total += sums_of[p][threadIdx.x];
+    const float v = static_cast<float>(total);
     const auto v_p1 = __ldg(args.p1 + l);   // %p_squeeze_bias: float32[12]
     const float t0 = v + v_p1;   // %linear: float32[x0_0, 12] = add(%linear_r1, %p_squeeze_bias)
     const float t1 = nan_max(t0, 0.0f);   // %relu: float32[x0_0, 12] = relu(%linear)
@@ -2888,6 +2890,7 @@ namespace k2_gemm_simt_kernel {
 // A product that memory or latency bounds: of few rows, or small altogether. Plain fp32, one launch, factors as they lie. A block
 // computes ROWS rows at FEATURES features; PARTS groups of its threads share the terms of each sum, four neighbouring ones at
 // a time, and their sums are added in a fixed order.
+// Products are few, and added up in double, which costs nothing.
 constexpr int WARP = 32, THREADS = 256;
 // The lanes of a warp read along k, its OWN features side by side.
 constexpr int OWN = 1;
@@ -2929,7 +2932,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
     await_previous();
     constexpr int RESULTS = ROWS * FEATURES;
     static_assert(ROWS * OWN <= WARP && RESULTS <= THREADS, "a thread finishes one result at most");
-    __shared__ float sums_of[PARTS][RESULTS];
+    __shared__ double sums_of[PARTS][RESULTS];
     const unsigned int tile = blockIdx.x / args.row_tiles;
     const int64_t first_row = int64_t(blockIdx.x % args.row_tiles) * ROWS, matrix = tile / args.feature_tiles;
     const int first_feature = static_cast<int>(tile % args.feature_tiles) * FEATURES;
@@ -2961,7 +2964,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
             for (int r = 0; r < ROWS; ++r) load_terms<VEC>(a[u][r], x[r] + k, inputs - k);
         }
     };
-    float sums[ROWS * OWN] = {};
+    double sums[ROWS * OWN] = {};
     fetch(first);
 #pragma unroll 1
     for (int k = first; k < inputs; k += STEPS * STEP) {
@@ -2973,11 +2976,11 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
 #pragma unroll
             for (int e = 0; e < 4; ++e)
 #pragma unroll
-                for (int i = 0; i < ROWS * OWN; ++i) sums[i] = fmaf(terms[u][i / OWN][e], weights[u][i % OWN][e], sums[i]);
+                for (int i = 0; i < ROWS * OWN; ++i) sums[i] = fma(double(terms[u][i / OWN][e]), double(weights[u][i % OWN][e]), sums[i]);
     }
     constexpr int LANES = WARP / (ROWS * OWN);   // that get the same sum
     const int value = lane / LANES;
-    float sum[1];
+    double sum[1];
     sums_over_warp(sums, sum);
     if (lane % LANES == 0) sums_of[part][value / OWN * FEATURES + group * OWN + value % OWN] = sum[0];
     __syncthreads();
@@ -2986,9 +2989,10 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
     [[maybe_unused]] const int64_t outer = matrix * args.lines + row;
     [[maybe_unused]] const int l = first_feature + threadIdx.x % FEATURES;
     if (threadIdx.x >= RESULTS || row >= args.lines || l >= outputs) return;
-    float v = 0.0f;
+    double total = 0.0;
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) v += sums_of[p][threadIdx.x];
+    for (int p = 0; p < PARTS; ++p) total += sums_of[p][threadIdx.x];
+    const float v = static_cast<float>(total);
     const auto v_p1 = __ldg(args.p1 + l);   // %p_excite_bias: float32[96]
     const float t0 = v + v_p1;   // %linear_1: float32[x0_0, 96] = add(%linear_1_r1, %p_excite_bias)
     const float t1 = sigmoid(t0);   // %sigmoid: float32[x0_0, 96] = sigmoid(%linear_1)
@@ -3356,14 +3360,14 @@ Tensor call_k3_pointwise(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_546f778c59ca49ad, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_80a075c34b8d6538, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor)");
     m.def("k1_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k3_pointwise(Tensor x0, Tensor x1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_546f778c59ca49ad, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_80a075c34b8d6538, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_gemm_simt", TORCH_BOX(&call_k1_gemm_simt));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
@@ -3371,7 +3375,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_546f778c59ca49ad, CUDA, m) {
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_546f778c59ca49ad"
+_fusegen_NAMESPACE = "fusegen_80a075c34b8d6538"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -130,8 +130,8 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
 }
 
 // Sums over the warp of COUNT values. Lane l gets COUNT / 32 of them, those from l * COUNT / 32 on, or one where they are fewer.
-template <int DISTANCE = 16, int COUNT, int LEFT>
-__device__ __forceinline__ void sums_over_warp(float (&v)[COUNT], float (&result)[LEFT]) {
+template <int DISTANCE = 16, typename T, int COUNT, int LEFT>
+__device__ __forceinline__ void sums_over_warp(T (&v)[COUNT], T (&result)[LEFT]) {
     if constexpr (DISTANCE == 0) {
         static_assert(COUNT == LEFT, "what is left of COUNT values");
 #pragma unroll
@@ -142,10 +142,10 @@ __device__ __forceinline__ void sums_over_warp(float (&v)[COUNT], float (&result
     } else {
         constexpr int HALF = COUNT / 2;
         const bool upper = threadIdx.x & DISTANCE;
-        float kept[HALF];
+        T kept[HALF];
 #pragma unroll
         for (int i = 0; i < HALF; ++i) {
-            const float other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
+            const T other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
             kept[i] = (upper ? v[i + HALF] : v[i]) + other;
         }
         sums_over_warp<DISTANCE / 2>(kept, result);
@@ -401,16 +401,16 @@ Tensor call_k0_linear_narrow(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_99c22d537352440e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6a3a47551a993622, m) {
     m.def("k0_linear_narrow(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_99c22d537352440e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6a3a47551a993622, CUDA, m) {
     m.impl("k0_linear_narrow", TORCH_BOX(&call_k0_linear_narrow));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_99c22d537352440e"
+_fusegen_NAMESPACE = "fusegen_6a3a47551a993622"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

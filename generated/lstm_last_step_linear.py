@@ -222,8 +222,8 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
 }
 
 // Sums over the warp of COUNT values. Lane l gets COUNT / 32 of them, those from l * COUNT / 32 on, or one where they are fewer.
-template <int DISTANCE = 16, int COUNT, int LEFT>
-__device__ __forceinline__ void sums_over_warp(float (&v)[COUNT], float (&result)[LEFT]) {
+template <int DISTANCE = 16, typename T, int COUNT, int LEFT>
+__device__ __forceinline__ void sums_over_warp(T (&v)[COUNT], T (&result)[LEFT]) {
     if constexpr (DISTANCE == 0) {
         static_assert(COUNT == LEFT, "what is left of COUNT values");
 #pragma unroll
@@ -234,10 +234,10 @@ __device__ __forceinline__ void sums_over_warp(float (&v)[COUNT], float (&result
     } else {
         constexpr int HALF = COUNT / 2;
         const bool upper = threadIdx.x & DISTANCE;
-        float kept[HALF];
+        T kept[HALF];
 #pragma unroll
         for (int i = 0; i < HALF; ++i) {
-            const float other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
+            const T other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + HALF], DISTANCE);
             kept[i] = (upper ? v[i + HALF] : v[i]) + other;
         }
         sums_over_warp<DISTANCE / 2>(kept, result);
@@ -1734,6 +1734,7 @@ namespace k2_gemm_simt_kernel {
 // A product that memory or latency bounds: of few rows, or small altogether. Plain fp32, one launch, factors as they lie. A block
 // computes ROWS rows at FEATURES features; PARTS groups of its threads share the terms of each sum, four neighbouring ones at
 // a time, and their sums are added in a fixed order.
+// Products are few, and added up in double, which costs nothing.
 constexpr int WARP = 32, THREADS = 256;
 // The lanes of a warp read along k, its OWN features side by side.
 constexpr int OWN = 1;
@@ -1775,7 +1776,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
     await_previous();
     constexpr int RESULTS = ROWS * FEATURES;
     static_assert(ROWS * OWN <= WARP && RESULTS <= THREADS, "a thread finishes one result at most");
-    __shared__ float sums_of[PARTS][RESULTS];
+    __shared__ double sums_of[PARTS][RESULTS];
     const unsigned int tile = blockIdx.x / args.row_tiles;
     const int64_t first_row = int64_t(blockIdx.x % args.row_tiles) * ROWS, matrix = tile / args.feature_tiles;
     const int first_feature = static_cast<int>(tile % args.feature_tiles) * FEATURES;
@@ -1807,7 +1808,7 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
             for (int r = 0; r < ROWS; ++r) load_terms<VEC>(a[u][r], x[r] + k, inputs - k);
         }
     };
-    float sums[ROWS * OWN] = {};
+    double sums[ROWS * OWN] = {};
     fetch(first);
 #pragma unroll 1
     for (int k = first; k < inputs; k += STEPS * STEP) {
@@ -1819,11 +1820,11 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
 #pragma unroll
             for (int e = 0; e < 4; ++e)
 #pragma unroll
-                for (int i = 0; i < ROWS * OWN; ++i) sums[i] = fmaf(terms[u][i / OWN][e], weights[u][i % OWN][e], sums[i]);
+                for (int i = 0; i < ROWS * OWN; ++i) sums[i] = fma(double(terms[u][i / OWN][e]), double(weights[u][i % OWN][e]), sums[i]);
     }
     constexpr int LANES = WARP / (ROWS * OWN);   // that get the same sum
     const int value = lane / LANES;
-    float sum[1];
+    double sum[1];
     sums_over_warp(sums, sum);
     if (lane % LANES == 0) sums_of[part][value / OWN * FEATURES + group * OWN + value % OWN] = sum[0];
     __syncthreads();
@@ -1832,9 +1833,10 @@ __global__ void __launch_bounds__(THREADS, VEC == 4 && ROWS * OWN <= 8 ? 2 : 1) 
     [[maybe_unused]] const int64_t outer = matrix * args.lines + row;
     [[maybe_unused]] const int l = first_feature + threadIdx.x % FEATURES;
     if (threadIdx.x >= RESULTS || row >= args.lines || l >= outputs) return;
-    float v = 0.0f;
+    double total = 0.0;
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) v += sums_of[p][threadIdx.x];
+    for (int p = 0; p < PARTS; ++p) total += sums_of[p][threadIdx.x];
+    const float v = static_cast<float>(total);
     const auto v_p1 = __ldg(args.p1 + l);   // %p_head_bias: float32[10]
     const float t0 = v + v_p1;   // %linear: float32[x0_0, 10] = add(%linear_r1, %p_head_bias)
     const float t1 = sigmoid(t0);   // %sigmoid: float32[x0_0, 10] = sigmoid(%linear)
@@ -2064,20 +2066,20 @@ Tensor call_k2_gemm_simt(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_14933d0ff3265328, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_37ecafdf1f15dfbe, m) {
     m.def("k0_recurrence(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
     m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
     m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_14933d0ff3265328, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_37ecafdf1f15dfbe, CUDA, m) {
     m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
     m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
     m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_14933d0ff3265328"
+_fusegen_NAMESPACE = "fusegen_37ecafdf1f15dfbe"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -57,6 +57,33 @@ def test_sizes_that_are_axes_of_no_operand(body: str, kernel: str, given: int, t
     assert sum(step.kind == "eager" for step in compiled.program.steps) == 1  # the view
 
 
+JOINED = {  # layer, what the forward returns, input: what the channels, features or positions of a head come to, joined
+    "channels": ("nn.ConvTranspose2d(1, 12, 3, padding=1)", "y.prod(1, True), y.sum(1, True) * 2], 3", "2, 1, 8, 9"),
+    "direct": ("nn.Conv2d(3, 4, 3, padding=1)", "y.amax(1, True), y.mean(1, True).exp()], 1", "3, 3, 40, 44"),
+    "positions": ("nn.Conv2d(20, 33, 3)", "y.amax((2, 3)), F.relu(y).mean((2, 3))], 1", "2, 20, 9, 12"),
+    "one_axis": ("nn.Conv2d(20, 33, 3)", "y.amax(2), y.amin(2).abs()], 2", "2, 20, 9, 12"),
+    "line": ("nn.Conv1d(16, 24, 5)", "y.softmax(1).amax(1), y.amin(1)], -1", "2, 16, 70"),
+    "volume": ("nn.Conv3d(3, 16, 3)", "y.logsumexp(1, True), y.amax(1, True)], 2", "2, 3, 6, 7, 12"),
+    "features": ("nn.Linear(40, 70)", "y.amax(1, True), y.logsumexp(1, True)], 1", "33, 40"),
+    "two_factors": ("nn.Linear(300, 130)", "y.amax(1), F.gelu(y).sum(1)], 0", "150, 300"),
+    "batches": ("nn.Linear(24, 9)", "y.amin(2), y.std(2)], 1", "4, 50, 24"),
+    "windows": ("nn.ConvTranspose2d(6, 10, 3, 2)", "y.mean((2, 3)).amax(1), y.mean((2, 3)).sum(1)], 0", "3, 6, 9, 8"),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_what_rows_of_a_head_come_to_is_joined(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    layer, joined, shape = JOINED[name]
+    path = write(tmp_path, f"y = self.m(x)\nreturn torch.cat([{joined})", f"self.m = {layer}", f"torch.randn({shape})")
+    compiled = compile_file(path)
+    assert all(step.kind == "kernel" for step in compiled.program.steps)
+    played = OnTheCPU(compiled, f"generated_joined_{name}", tmp_path)
+    x = torch.randn(*map(int, shape.split(",")))
+    played(x)
+    played(torch.cat([x, x[:1]]))
+
+
 def check(seed: int, folder: Path) -> None:
     """The model of a seed, at the sizes of its file and, where it takes others, at twice the batch and one more."""
     model = chain(random.Random(seed))

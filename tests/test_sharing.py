@@ -96,3 +96,19 @@ def test_one_block_keeps_its_constants(tmp_path: Path) -> None:
     path = write(tmp_path, "return self.a(x).relu()", "self.a = nn.BatchNorm2d(6)", "torch.rand(4, 6, 8, 10)")
     (plan,) = compile_file(path).program.kernels
     assert "channels" not in {binding.name for binding in plan.bindings}
+
+
+def test_groups_of_norms_are_handed_to_the_kernel_that_they_share(tmp_path: Path) -> None:
+    """No operand has them in its shape: of 6 channels in 3 groups and 8 in 2, every call says its own."""
+    body = "return self.a(x).relu(), self.b(w).relu()"
+    layers = "self.a, self.b = nn.GroupNorm(3, 6), nn.GroupNorm(2, 8)"
+    path = write(tmp_path, body, layers, "torch.rand(4, 6, 160, 160), torch.rand(5, 8, 130, 150)", "x, w")
+    compiled = compile_file(path)
+    (plan,) = compiled.program.kernels
+    steps = [step for step in compiled.program.steps if isinstance(step, KernelStep)]
+    assert [list(step.given) for step in steps] == [["3", "2"], ["2", "4"]]
+
+    reference = reference_from(path.read_text()).Model()
+    model = simulated(compiled).ModelNew()
+    inputs = torch.rand(4, 6, 160, 160), torch.rand(5, 8, 130, 150)
+    torch.testing.assert_close(model(*inputs), reference(*inputs))

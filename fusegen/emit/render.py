@@ -197,7 +197,7 @@ def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
             targets = ", ".join(variable[name] for name in step.outputs)
             arguments = [variable[name] for name in step.inputs]
             by_name = dict(zip((arg.name for arg in step.plan.args), arguments, strict=True))
-            arguments += [*(given.size for given in step.plan.given), *_tf32(step.plan, by_name)]
+            arguments += [*step.given, *_tf32(step.plan, by_name)]
             lines.append(f"{targets} = ops[{kernels[step.plan.name]}]({', '.join(arguments)})")
             continue
         if step.comment:

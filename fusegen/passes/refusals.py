@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusegen import dims
 from fusegen.costs import before_products, contractions, direct, viewproduct
-from fusegen.ir import INTEGERS, ArgReduceOp, DType, Graph
+from fusegen.ir import INTEGERS, ArgReduceOp, CatOp, DType, Graph
 from fusegen.machines import Machine
 from fusegen.passes.conv_groups import unreadable
 from fusegen.passes.groups import Group, Grouping
@@ -16,6 +16,8 @@ from fusegen.spaces.rowspace import NotFusable, analyze
 _SHARED = "it is read outside the kernel too"
 _WITH_INTEGERS = ("pointwise", "reduce_views", "gemm_views", "attention")
 """Templates whose elements are statements of their own."""
+_JOINS = ("pointwise", "row_reduce", "row_stream", "reduce_views", "contraction", "window_sum", "conv_direct")
+"""Templates that store a result in several places."""
 OTHER = "what it reduces over positions is no elementwise work after the convolution alone"
 """Where a convolution has not been taken by a kernel that reduces it, and nothing says why."""
 
@@ -52,6 +54,8 @@ def refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         rows = template.startswith("row") or template == "scan"
         if template != "row_stream" and any(isinstance(node.op, ArgReduceOp) for node in body.nodes):
             return "kernels of rows alone find where an extreme is"
+        if template not in _JOINS and any(isinstance(body.node(name).op, CatOp) for name in body.outputs):
+            return "kernels of rows alone store what they join"
         if template == "gemm_views":
             return viewproduct.refusal(body, machine)
         if template == "reduce_views":

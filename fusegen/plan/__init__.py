@@ -78,7 +78,9 @@ def make_program(
             continue
         moved, flops = cost.node_bytes(after, node), cost.node_flops(after, node)
         if isinstance(node.op, RegionOp):
-            steps.append(_kernel_step(after, node, plans[node.name], kernels.updated(node.name), moved, flops))
+            plan = plans[node.name]
+            step = _kernel_step(after, node, plan, kernels.updated(node.name), moved, flops)
+            steps.append(step.replace(given=kernels.given(node.name, plan)))
             continue
         operands = [_operand(after, name) for name in node.inputs]
         if node.inputs and all(_is_const(after, name) for name in node.inputs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal, TypedDict
 
 from fusegen import dims
@@ -9,7 +10,7 @@ from fusegen.costs import contractions, gemm, matmul_tiling, narrow, simt, tenso
 from fusegen.dims import Dim
 from fusegen.ir import HALVES, MatmulOp, Node, PointwiseOp, ReshapeOp, TriangleOp
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan, Triangle
-from fusegen.plan.region import Region
+from fusegen.plan.region import Region, is_arithmetic
 from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
@@ -97,6 +98,11 @@ def _factors(region: Region, node: Node) -> _Factors:
     }
 
 
+_FEW_PRODUCTS = 1 << 20
+"""Products of a matrix product that are added up in double in less than the time of a launch. What follows may leave
+little of a sum: a softmax of variances, the power of a product."""
+
+
 def _simt(region: Region, node: Node, name: str) -> KernelPlan:
     assert isinstance(node.op, MatmulOp)
     factors = gemm.factors(region.body, node)
@@ -105,6 +111,8 @@ def _simt(region: Region, node: Node, name: str) -> KernelPlan:
     transposed, fixed = node.op.transposed, isinstance(dims.product(factors.lines), int)
     whole = simt.row_layout(sizes, matrices, transposed) if region.space.row_axes else None
     layout = whole or simt.layout(sizes, matrices, transposed, fixed)
+    few = matrices * prod(sizes) <= _FEW_PRODUCTS
+    double = few and layout.blocks <= 1 and is_arithmetic(region.body, ("sum", "mean", "var", "prod"), but=(MatmulOp,))
     detail = SimtGemmPlan(
         **_factors(region, node),
         widths=layout.widths,
@@ -113,7 +121,9 @@ def _simt(region: Region, node: Node, name: str) -> KernelPlan:
         parts=layout.parts,
         steps=layout.ahead,
         blocks=layout.blocks,
-        rows=region.lower(space, Style("{}[j]" if whole else "{}", "{}"), "v"),
+        few=few,
+        double=double,
+        rows=region.lower(space, Style("{}[j]" if whole else "{}", "{}", double=double), "v"),
     )
     return region.plan(f"{name}_gemm_simt", detail)
 

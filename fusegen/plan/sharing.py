@@ -80,6 +80,16 @@ def at_any_size(region: Node) -> Node:
     return region.replace(op=region.op.replace(body=general), type=result)
 
 
+def _size_of(own: Node, general: Node, size: Dim) -> Dim:
+    """What ``size`` of ``general`` is in the region ``own`` that it was made of."""
+    assert isinstance(own.op, RegionOp) and isinstance(general.op, RegionOp)
+    for one, other in zip(own.op.body.nodes, general.op.body.nodes, strict=True):
+        for value, name in zip(one.type.shape, other.type.shape, strict=True):
+            if name == size:
+                return value
+    return size
+
+
 class Kernels:
     """The kernels of a program. Two regions share one whose plans are the same but for the names of nodes, as they
     are or with sizes of the call for constants.
@@ -94,6 +104,7 @@ class Kernels:
         """The other regions that it computes."""
         self._alike: dict[tuple[object, ...], list[Node]] = {}
         """The first region of every kernel, at any size."""
+        self._general: dict[str, Node] = {}
         self._own: dict[str, Node] = {}
         self._updates: dict[str, updates.Found] = {}
         self._unnamed: dict[tuple[str, bool], KernelPlan] = {}
@@ -101,7 +112,7 @@ class Kernels:
     def add(self, graph: Graph, region: Node, found: updates.Found) -> None:
         """Plan ``region`` of ``graph``, whose kernel may make the updates ``found``. Raises ``Unplanned``."""
         self._own[region.name], self._updates[region.name] = region, found
-        general = at_any_size(region)
+        self._general[region.name] = general = at_any_size(region)
         alike = self._alike.setdefault((*_kind(general), found.updates), [])
         first = next((other for other in alike if self._same(graph, other, general)), None)
         if first is None:
@@ -122,6 +133,11 @@ class Kernels:
             shared = updates.with_counters(shared, known.counters)
             found |= dict.fromkeys((first, *self.again[first]), shared)
         return found
+
+    def given(self, region: str, plan: KernelPlan) -> tuple[str, ...]:
+        """The sizes that the call of ``region`` hands to its kernel: a norm's groups are in no operand's shape."""
+        own, general = self._own[region], self._general[region]
+        return tuple(str(_size_of(own, general, given.size)) for given in plan.given)
 
     def updated(self, region: str) -> updates.Found:
         """The updates that the kernel of ``region`` may make."""

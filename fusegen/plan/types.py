@@ -79,6 +79,8 @@ class KernelStep(Frozen):
     plan: KernelPlan
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    """Sizes, over the graph's symbols, for those that the plan is given."""
     updates: tuple[str, ...] = ()
     """Paths of the buffers that it updates."""
     bytes: int

@@ -91,6 +91,10 @@ class SimtGemmPlan(_BatchedProduct):
     """Of four terms of each of these threads, whose loads may be on their way at a time."""
     blocks: int = 0
     """Of a cluster that finishes whole rows, as many as ``widths`` has; 0: results are finished one by one."""
+    few: bool
+    """There are so few products that it costs nothing to add them up in double."""
+    double: bool
+    """What follows is arithmetic, in double too."""
 
 
 class HalfGemmPlan(Frozen):
