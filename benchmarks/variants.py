@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +45,14 @@ def build(model: Path, generated: Path) -> None:
         subject.build(subject.generated, "cuda")(*subject.inputs_on("cuda"))
 
 
+def _kernels(run: Callable[[], object]) -> set[str]:
+    """The names of what ``run`` launches."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    return {event.name for event in profile.events()}
+
+
 def measured(model: Path, generated: Path) -> dict[str, Any]:
     """Microseconds of the whole call and of each kernel, and the errors as shares of the tolerance."""
     subject = model_subject(model, generated)
@@ -51,6 +60,7 @@ def measured(model: Path, generated: Path) -> dict[str, Any]:
     variant.load_state_dict(reference.state_dict())
     inputs = subject.inputs_on("cuda")
     flush = ColdL2()
+    flushing = _kernels(flush)
     kernels: dict[str, list[float]] = defaultdict(list)
     with torch.no_grad():
         outputs = run_set("inputs", (reference, variant), inputs).outputs
@@ -62,6 +72,8 @@ def measured(model: Path, generated: Path) -> dict[str, Any]:
     for event in profile.events():
         if own := re.search(r"(k\d+_\w+)_kernel::(\w+)", event.name):
             kernels[f"{own[1]} {own[2]}"].append(event.device_time)
+        elif not event.name.startswith(("Memcpy", "Memset")) and event.name not in flushing:
+            kernels[f"torch's {event.name[:60]}"].append(event.device_time)
     times = {name: round(median(values), 1) for name, values in kernels.items()}
     return {
         "microseconds": round(whole * 1e3, 1),

@@ -50,6 +50,7 @@ from fusegen.passes.left_out import (
     left_behind,
     numbered_apart,
     read_where_it_lies,
+    spread_over_elements,
     spread_over_results,
 )
 from fusegen.passes.refusals import OTHER, refusal
@@ -135,6 +136,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             reason = reason or read_where_it_lies(grouping, candidate, node, free, machine)
             reason = reason or numbered_apart(grouping, candidate, node, free)
             reason = reason or spread_over_results(grouping, candidate)
+            reason = reason or spread_over_elements(grouping, candidate, node, machine)
             if reason is None and not (alone and candidate is candidates[0]) and grouping.is_cyclic(candidate):
                 reason = "what reads it outside the kernel comes before the kernel"
             if reason is None:

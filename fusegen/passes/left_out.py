@@ -109,6 +109,29 @@ def spread_over_results(grouping: Grouping, group: Group) -> str | None:
     return None
 
 
+_LAUNCHES, _OF_MEMORY = 4, 0.2
+"""Launches that a function of few elements takes when it is computed again for all results, and how much of the time
+that these take in memory, from which on a kernel of its own is worth it: less is hidden."""
+
+
+def spread_over_elements(grouping: Grouping, group: Group, node: Node, machine: Machine) -> str | None:
+    """Why a function of few elements stays out of a kernel that would compute it again for each of many, or None.
+
+    What neighbours share, a thread computes once for several.
+    """
+    sizes, own = grouping.graph.sizes, node.type.shape
+    shapes = [grouping.by_name[name].type.shape for name in group.members]
+    largest = max(shapes, key=lambda shape: dims.numel(shape, sizes))
+    results, few = dims.numel(largest, sizes), dims.numel(own, sizes)
+    if not own or not largest or own[-1] == 1 or _SPREAD * few > results:
+        return None
+    seconds = work(node) * results / machine.flops
+    memory = 2 * results * node.type.dtype.bytes / machine.bandwidth
+    if seconds < max(_LAUNCHES * machine.launch, _OF_MEMORY * memory):
+        return None
+    return f"it would be computed again for every {results // few} elements"
+
+
 def _are_numbers(grouping: Grouping, node: Node) -> bool:
     """Whether a function is one of positions, and of no data."""
     if isinstance(node.op, (PointwiseOp, ReshapeOp)):

@@ -82,7 +82,8 @@ def at_any_size(region: Node) -> Node:
 
 def _size_of(own: Node, general: Node, size: Dim) -> Dim:
     """What ``size`` of ``general`` is in the region ``own`` that it was made of."""
-    assert isinstance(own.op, RegionOp) and isinstance(general.op, RegionOp)
+    assert isinstance(own.op, RegionOp)
+    assert isinstance(general.op, RegionOp)
     for one, other in zip(own.op.body.nodes, general.op.body.nodes, strict=True):
         for value, name in zip(one.type.shape, other.type.shape, strict=True):
             if name == size:
