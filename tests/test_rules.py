@@ -56,6 +56,7 @@ from fusegen.passes import (
     layouts,
     losses,
     moments,
+    parts,
     positions,
     rows,
     simplify,
@@ -549,6 +550,33 @@ def _joined_statistics(draw: Draw) -> Node:
     axes = tuple(sorted(draw.rng.sample(others, draw.rng.randint(1, len(others)))))
     reduce, join = ReduceOp(fn=draw.rng.choice(["sum", "mean"]), axes=axes, keepdim=True), CatOp(axis=axis)
     return draw.add(join, draw.add(reduce, draw.add(join, *parts)), draw.add(reduce, draw.rng.choice(parts)))
+
+
+def _joined_functions(draw: Draw) -> Node:
+    """Functions of the same data, joined along an axis that is not reduced."""
+    x = draw.leaf(*draw.shape(2))
+    axis = draw.rng.randrange(x.type.rank)
+    others = tuple(i for i in range(x.type.rank) if i != axis)
+    axes = tuple(sorted(draw.rng.sample(others, draw.rng.randint(1, len(others)))))
+    fns = [draw.rng.choice(["add", "mul", "sub"]) for _ in range(draw.rng.randint(2, 3))]
+    parts = [draw.add(PointwiseOp(fn=fn), x, draw.const()) for fn in fns]
+    return draw.reduce(draw.add(CatOp(axis=axis), *parts), axes)
+
+
+def _parts_of_normalised(draw: Draw) -> Node:
+    """Halves of what its own mean is taken from, and a parameter scales."""
+    shape = draw.shape(2)
+    axis = draw.rng.randrange(len(shape))
+    shape[axis] *= 2
+    x = draw.leaf(*shape)
+    mean = draw.add(ReduceOp(fn="mean", axes=draw.axes(x.type.rank), keepdim=True), x)
+    y = draw.add(PointwiseOp(fn="sub"), x, mean)
+    if draw.rng.random() < 0.5:
+        scale = draw.leaf(*(n if draw.rng.random() < 0.5 else 1 for n in shape), parameter=True)
+        y = draw.add(PointwiseOp(fn="mul"), y, scale)
+    half = shape[axis] // 2
+    parts = [draw.add(SliceOp(axis=axis, start=start, length=half), y) for start in (0, half)]
+    return draw.add(PointwiseOp(fn=draw.rng.choice(["mul", "sub"])), *parts)
 
 
 def _summed_padding(draw: Draw) -> Node:
@@ -1399,6 +1427,12 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "reduce(cat(x, y)) = cat(reduce(x), reduce(y)) over other axes,  a part of which is reduced elsewhere, too": (
         _joined_statistics
     ),
+    "reduce(cat(f(x), g(x))) = cat(reduce(f(x)), reduce(g(x))) over other axes,  f and g elementwise": (
+        _joined_functions
+    ),
+    "slice(f(x, y)) = f(slice(x), slice(y)),  f elementwise,  of normalised data of which parts alone are read": (
+        _parts_of_normalised
+    ),
     "conv(x, w) of one tap and a channel for each = x w": _depthwise_of_one_tap,
     "conv(x, w) = sum of x w over the channels,  one tap, to one channel": _one_channel_of_one_tap,
     "conv(pad(x), w) = conv(x, w) that pads": lambda d: _convolved_padding(d, False),
@@ -1482,6 +1516,7 @@ RULES: dict[str, Rule] = {
         *losses.RULES,
         *statistics.RULES,
         *joins.RULES,
+        *parts.RULES,
         *positions.RULES,
         *rows.RULES,
         *columns.RULES,

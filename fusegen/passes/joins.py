@@ -1,9 +1,10 @@
-"""Statistics of joined data, where a part's are known: a dense block's norms each see all features before them."""
+"""Reductions of joined data: of its parts, where these are functions of the same data, or a part's are known."""
 
 from __future__ import annotations
 
 from fusegen import dims
-from fusegen.ir import CatOp, Graph, Node, ReduceOp
+from fusegen.ir import CatOp, Graph, Node, PointwiseOp, ReduceOp, ReshapeOp
+from fusegen.passes.algebra.collapse import largest_operand
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
 
 WORTH = 1 << 24
@@ -33,10 +34,40 @@ def _again(m: Match) -> str | None:
 
 
 def _of_parts(m: Match) -> Node:
-    return m.add(m["cat"].op, *(m.add(m.root.op, m.graph.node(name)) for name in m["cat"].inputs))
+    reduce = m.root.op
+    assert isinstance(reduce, ReduceOp)
+    kept = reduce.replace(keepdim=True)
+    joined = m.add(m["cat"].op, *(m.add(kept, m.graph.node(name)) for name in m["cat"].inputs))
+    return joined if reduce.keepdim else m.add(ReshapeOp(shape=m.root.type.shape), joined)
+
+
+def _data(graph: Graph, node: Node) -> str:
+    """What a function of data is a function of: of its operands that have as many elements, the first one's."""
+    while isinstance(node.op, PointwiseOp) and largest_operand(graph, node).type.shape == node.type.shape:
+        node = largest_operand(graph, node)
+    return node.name
+
+
+def _of_same_data(m: Match) -> str | None:
+    """Nothing else reads what is joined along another axis, and all parts are functions of the same data."""
+    reduce, cat = m.root.op, m["cat"]
+    assert isinstance(reduce, ReduceOp)
+    assert isinstance(cat.op, CatOp)
+    if cat.op.axis in reduce.axes or not m.only_user("cat"):
+        return ""
+    parts = [m.graph.node(name) for name in cat.inputs]
+    same = len({_data(m.graph, part) for part in parts}) == 1
+    return None if same and all(isinstance(part.op, PointwiseOp) for part in parts) else ""
 
 
 RULES = (
+    Rule(
+        "reduce(cat(f(x), g(x))) = cat(reduce(f(x)), reduce(g(x))) over other axes,  f and g elementwise",
+        op(ReduceOp, op(CatOp, name="cat")),
+        _of_parts,
+        Numerics.EXACT,
+        _of_same_data,
+    ),
     Rule(
         "reduce(cat(x, y)) = cat(reduce(x), reduce(y)) over other axes,  a part of which is reduced elsewhere, too",
         op(ReduceOp, op(CatOp, name="cat"), keepdim=True),

@@ -9,6 +9,7 @@ from fusegen.ir import (
     ConvOp,
     MatmulOp,
     Node,
+    Op,
     PermuteOp,
     PointwiseOp,
     RangeOp,
@@ -28,19 +29,22 @@ from fusegen.spaces import poolrows, viewspace
 
 
 def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine) -> str | None:
-    """Why elementwise work before a view stays out of the kernel behind it, or None: its data's kernel takes it.
+    """Why elementwise work before a view or a pooling stays out of its kernel, or None: its data's kernel takes it.
 
     The library adds a bias to a convolution in a pass of its own, and so takes none; to a product it does at once.
+    Before a pooling, what other kernels take is read as often; softmaxes and scans are written anyway.
     """
-    heads = (ConvOp, MatmulOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *POOLS)
-    if not viewspace.takes(grouping.body(group)[0]):
+    heads: tuple[type[Op], ...] = (ConvOp, MatmulOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *POOLS)
+    if template_of(grouping.body(group)[0]) == "pool":
+        heads = (ScanOp, SoftmaxOp)
+    elif not viewspace.takes(grouping.body(group)[0]):
         return None
     pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
     while pending:
         for name in grouping.by_name[pending.pop()].inputs:
             if name not in free or name in seen or not set(grouping.users[name]) <= seen:
                 continue
-            if isinstance(grouping.by_name[name].op, ConvOp):
+            if isinstance(grouping.by_name[name].op, ConvOp) and ConvOp in heads:
                 if refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
                     return f"the kernel of {name} takes it"
             elif isinstance(grouping.by_name[name].op, heads) and not grouping.is_spread(name):

@@ -20,7 +20,7 @@ from fusegen.ir import (
     TapSumOp,
     WindowSumOp,
 )
-from fusegen.passes import columns, joins, losses, moments, positions, rows, simplify
+from fusegen.passes import columns, joins, losses, moments, parts, positions, rows, simplify
 from fusegen.passes.algebra.collapse import largest_operand
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
@@ -98,6 +98,7 @@ _ORDER = (
     losses.RULES,
     RULES,
     joins.RULES,
+    parts.RULES,
     positions.RULES,
     rows.RULES,
     columns.RULES,

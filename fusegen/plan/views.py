@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -11,6 +12,7 @@ from fusegen.dims import Dim
 from fusegen.ir import (
     HALVES,
     INTEGERS,
+    CatOp,
     ConstOp,
     DType,
     FillOp,
@@ -23,7 +25,7 @@ from fusegen.ir import (
     TriangleOp,
 )
 from fusegen.literals import hex_float, integer
-from fusegen.plan.details import CountedDigit, PointwisePlan, TurnedTile
+from fusegen.plan.details import CountedDigit, JoinedPart, PointwisePlan, TurnedTile
 from fusegen.plan.placed import WIDE, PlacedRows
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style, Value
@@ -50,6 +52,18 @@ def number(value: float, dtype: DType) -> str:
     return str(bool(value)).lower() if dtype is DType.BOOL else hex_float(value)
 
 
+def _implies(guard: str, other: str) -> bool:
+    """Whether the conditions of ``other`` are the first ones of ``guard``."""
+    return not other or guard == other or guard.startswith(f"{other} && ")
+
+
+def _where(test: str, operand: Operand) -> Operand:
+    """``operand``, read where ``test`` holds anyway."""
+    if not _implies(operand.guard, test):
+        return operand
+    return operand.replace(guard=operand.guard.removeprefix(test).removeprefix(" && "))
+
+
 @dataclass
 class ViewLowering(PlacedRows):
     """Statements for one element of the result, element number ``index``."""
@@ -57,6 +71,8 @@ class ViewLowering(PlacedRows):
     found: dict[tuple[str, Places, str], Value] = field(default_factory=dict)
     digits: dict[str, Joined] = field(default_factory=dict)
     """Of the place of every operand that is read."""
+    joins: dict[str, list[tuple[str, Value]]] = field(default_factory=dict)
+    """By the name of what is joined: where its parts are, and what."""
     from_anywhere: ClassVar[bool] = True
     """The template's runs may begin anywhere in an operand."""
 
@@ -67,6 +83,9 @@ class ViewLowering(PlacedRows):
         self.guard = guard
         joined = self.joined(zip(places, strides, strict=True))
         index = self.offset(joined) or "0"
+        for known in self.operands.values():  # of which there is one wherever there is one here
+            if (known.arg, known.index) == (arg.name, index) and _implies(guard, known.guard):
+                return Value(known.name, True, 0, literal=known.name)
         key = (arg.name, f"{guard} ? {index}")
         if key not in self.operands:
             self.digits[f"v{len(self.operands)}_{arg.name}"] = joined
@@ -141,10 +160,13 @@ class ViewLowering(PlacedRows):
             text = number(node.op.value if isinstance(node.op, PadOp) else 0.0, node.type.dtype)
         else:  # the last part is what is left
             text = f"{{{len(values) - 1}}}"
-            del tests[-1]
-        for i, test in reversed(list(enumerate(tests))):
+        asked = tests[:-1] if isinstance(node.op, CatOp) else tests
+        for i, test in reversed(list(enumerate(asked))):
             text = f"{test} ? {{{i}}} : {text}"
-        return self.draft(f"({text})", *values, element=True, node=node)
+        found = self.draft(f"({text})", *values, element=True, node=node)
+        if isinstance(node.op, CatOp):
+            self.joins[found.name] = list(zip(tests, values, strict=True))
+        return found
 
     def lower(self) -> None:
         for name in self.body.outputs:
@@ -154,6 +176,27 @@ class ViewLowering(PlacedRows):
     def store(self, output: OutputArg) -> Store:
         value = self.reference(self.values[output.node])
         return Store(output=output.name, value=value, index="index", per_element=True, like_source=True)
+
+    def joined_parts(self, rows: RowProgram) -> tuple[JoinedPart, ...]:
+        """The parts of a result that is joined, where one of them is computed."""
+        if len(self.body.outputs) > 1:
+            return ()
+        statements = {s.name: s.expr for phase in rows.phases for s in (*phase.elements, *phase.scalars)}
+        known, found = {*statements, *(operand.name for operand in rows.operands)}, list[JoinedPart]()
+        for test, value in self.joins.get(self.values[self.body.outputs[0]].name, ()):
+            needed, pending = set[str](), [self.reference(value)]
+            while pending:
+                more = known.intersection(re.findall(r"\w+", pending.pop())) - needed
+                needed |= more
+                pending += [statements.get(name, "") for name in more]
+            part = JoinedPart(
+                test=test,
+                value=self.reference(value),
+                operands=tuple(_where(test, operand) for operand in rows.operands if operand.name in needed),
+                statements=tuple(filter(needed.__contains__, statements)),
+            )
+            found.append(part)
+        return tuple(found) if any(part.statements for part in found) else ()
 
     # --- runs -----------------------------------------------------------------------------------
 
@@ -300,6 +343,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     if run is not None:
         steps = lowering.steps()
         rows = rows.replace(operands=tuple(o.replace(step=steps[o.name]) for o in rows.operands))
+    joined = () if run is None else lowering.joined_parts(rows)
     line = lowering.line() if run is None else None
     elements = dims.product(result.type.shape)
     shapes = [*(arg.type.shape for arg in region.args.values()), *viewspace.numbered(region.body)]
@@ -314,6 +358,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         line=None if line is None else region.sizes.local(line),
         counted=counted,
         dividers=dividers,
+        joined=joined,
         tile=lowering.tile(rows),
         rows=rows,
     )

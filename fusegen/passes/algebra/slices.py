@@ -102,7 +102,7 @@ def _keeps_its_class(graph: Graph, node: Node) -> str | None:
     return "cuDNN decides by all of its sizes whether the convolution runs in TF32" if rounded else None
 
 
-def _slice_operands(m: Match) -> Node:
+def part_of_operands(m: Match) -> Node:
     part, operands = _slice(m), [m.graph.node(name) for name in m["x"].inputs]
     axes = _operand_axes(m.graph, m["x"], part.axis)
     assert axes
@@ -179,7 +179,7 @@ def _part_of_functions(m: Match) -> Node:
 
 
 def _rule(identity: str, inner: Pattern) -> Rule:
-    return Rule(identity, op(SliceOp, inner), _slice_operands, Numerics.EXACT, _reaches_a_product)
+    return Rule(identity, op(SliceOp, inner), part_of_operands, Numerics.EXACT, _reaches_a_product)
 
 
 RULES = (

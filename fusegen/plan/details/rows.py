@@ -35,6 +35,17 @@ class CountedDigit(Frozen):
     end: str = ""
 
 
+class JoinedPart(Frozen):
+    """Of a result that is joined: where ``test`` holds, it is ``value``, which follows from these operands and
+    statements. Guards of the operands are those beside ``test``.
+    """
+
+    test: str
+    value: str
+    operands: tuple[Operand, ...]
+    statements: tuple[str, ...]
+
+
 class PointwisePlan(Frozen):
     """An elementwise kernel over the output's elements, one access of each thread.
 
@@ -55,9 +66,11 @@ class PointwisePlan(Frozen):
     line: Dim | None = None
     """Elements of the result, from every multiple of it on, of whose positions the last one alone differs, by one."""
     counted: tuple[CountedDigit, ...] = ()
+    """Positions that are digits of ``index``, divided once for all elements of a thread."""
     dividers: tuple[Divider, ...] = ()
     """What those are divided by."""
-    """Positions that are digits of ``index``, divided once for all elements of a thread."""
+    joined: tuple[JoinedPart, ...] = ()
+    """Parts of the result, of which a run computes its own alone."""
     tile: TurnedTile | None = None
     """Operands that lie in another order than the result are read in tiles, in theirs, and turned on chip."""
     rows: RowProgram
