@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.ir import ConvOp, MatmulOp
-from fusegen.plan.types import Program
+from fusegen.plan.types import KernelStep, Program
 from tests.emitted import bodies
 from tests.test_fuse import program, templates
 
@@ -80,3 +80,43 @@ def test_convolutions_of_all_of_an_image_are_products(body: str, init: str, inpu
 def test_a_convolution_of_part_of_an_image_stays_one(tmp_path: Path) -> None:
     found = program(tmp_path, "return self.c(x)", "self.c = nn.Conv2d(64, 16, 4, padding=1)", "torch.rand(8, 64, 4, 4)")
     assert ConvOp in kinds(found)
+
+
+def test_functions_of_few_elements_are_computed_once(tmp_path: Path) -> None:
+    """Not again for every row; a cheap one is, and one that each row has a value of."""
+    inputs = "torch.rand(64, 12, 256, 64), torch.rand(256, 64)"
+    assert templates(program(tmp_path, "return x * y.cos()", inputs=inputs, arguments="x, y")) == ["pointwise"] * 2
+    assert templates(program(tmp_path, "return x * y.abs()", inputs=inputs, arguments="x, y")) == ["pointwise"]
+    assert templates(program(tmp_path, "return x * y[:, :1].cos()", inputs=inputs, arguments="x, y")) == ["pointwise"]
+
+
+def test_a_sum_that_others_need_is_the_convolution_s(tmp_path: Path) -> None:
+    """A residual block before its norm: the next block adds the same sum."""
+    body = "y = self.c(x) + x\nreturn self.d(F.relu(y * self.p)) + y"
+    init = (
+        "self.c, self.d = (nn.Conv2d(32, 32, 3, padding=1) for _ in 'cd')\nself.p = nn.Parameter(torch.rand(32, 1, 1))"
+    )
+    found = program(tmp_path, body, init, "torch.rand(32, 32, 64, 64)")
+    first = found.steps[0]
+    assert isinstance(first, KernelStep)
+    assert [arg.node for arg in first.plan.outputs] == ["add"]
+
+
+def test_what_follows_a_softmax_is_its_kernel_s_before_a_pooling(tmp_path: Path) -> None:
+    found = program(tmp_path, "return F.avg_pool2d(x.softmax(1) * x.sigmoid(), 2)", inputs="torch.rand(8, 64, 80, 80)")
+    rows, pool = found.steps
+    assert isinstance(rows, KernelStep)
+    assert isinstance(pool, KernelStep)
+    assert pool.plan.detail.template == "pool"
+    assert len(pool.inputs) == 1
+
+
+def test_parts_of_normalised_data_are_computed_where_they_are_read(tmp_path: Path) -> None:
+    body = "a, b = F.instance_norm(F.relu(self.c(x))).chunk(2, 1)\nreturn torch.logsumexp(a - b, -1)"
+    found = program(tmp_path, body, "self.c = nn.Conv1d(32, 64, 5)", "torch.rand(16, 32, 4096)")
+    assert set(templates(found)) == {"contraction", "row_stream"}
+
+
+def test_functions_of_the_same_data_are_reduced_before_they_are_joined(tmp_path: Path) -> None:
+    body = "return torch.cat([x.tanh(), x.exp() * 2, x.relu()], 1).mean((2, 3), keepdim=True)"
+    assert templates(program(tmp_path, body, inputs="torch.rand(16, 32, 90, 90)")) == ["row_stream"]

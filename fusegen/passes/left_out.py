@@ -62,11 +62,12 @@ def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], 
     """Why elementwise work stays out of a kernel beside which others need it too, or whose rows are read several
     times, or None: the kernel of the product before it computes it once, and knows a channel without dividing.
 
-    Further data of every element is read where it is needed.
+    Further data of every element is read where it is needed: by the product's kernel what others need the sum with.
     """
     if not isinstance(node.op, PointwiseOp):
         return None
     chain, pending, head = {node.name}, [node], None
+    shared = not set(grouping.users[node.name]) <= group.owned
     while pending:
         for name in pending.pop().inputs:
             source = grouping.by_name[name]
@@ -77,11 +78,11 @@ def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], 
             elif isinstance(source.op, PointwiseOp) and name in free and set(grouping.users[name]) <= chain:
                 chain.add(name)
                 pending.append(source)
-            else:
+            elif not shared:
                 return None
     if head is None or not set(grouping.users[head]) <= chain:
         return None
-    if set(grouping.users[node.name]) <= group.owned:
+    if not shared:
         body, _ = grouping.body(group)
         space = poolrows.rows(body) if template_of(body) == "row_stream" else None
         if space is None or space.on_chip or not any(space.is_element(name) for name in body.outputs):
