@@ -14,6 +14,7 @@ from fusegen import dims, interpret
 from fusegen.compiler import compile_file
 from fusegen.plan.details import PoolPlan
 from tests.emulated import Kernel, operands_of, steps
+from tests.emulated.programs import OnTheCPU
 from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
@@ -67,6 +68,49 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
         assert torch.equal(y.isnan(), r.isnan()), shape
         assert torch.equal(y[~finite].nan_to_num(), r[~finite].float().nan_to_num()), shape
         assert (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max(), shape
+
+
+PARTS = {
+    "gated": ("F.max_pool1d(F.glu(x.flatten(2), 1).sin(), 5, 3)", [(2, 6, 5, 12), (3, 6, 4, 8), (1, 6, 7, 5)]),
+    "around_edges": ("F.avg_pool2d(F.glu(x, 1) - self.p, 3, 2, 1)", [(2, 6, 5, 12), (3, 6, 7, 8), (1, 6, 6, 7)]),
+    "every_other_item": ("F.max_pool2d(x[:, 3:] * self.p, 2)", [(4, 6, 6, 8), (5, 6, 5, 7)]),
+    "items": ("F.max_pool2d(x[1:-1, 1:4] * x[2:, :3], 2)", [(4, 6, 6, 8), (5, 6, 5, 7)]),
+    "halves_of_a_size": ("F.avg_pool2d(F.glu(x, 1), 2)", [(4, 6, 6, 8), (1, 10, 5, 7)]),
+    "volumes": (
+        "F.max_pool3d(F.glu(x.unsqueeze(2), 1), (1, 3, 2), (1, 2, 2), (0, 1, 1))",
+        [(2, 6, 5, 12), (1, 6, 5, 7)],
+    ),
+    "bins": ("F.adaptive_avg_pool1d(F.glu(x.flatten(2), 1), 7) + 1", [(2, 6, 7, 12), (3, 6, 70, 12), (1, 6, 5, 9)]),
+    "bins_of_planes": ("F.adaptive_max_pool2d(F.glu(x, 1), (2, 3))", [(2, 6, 7, 12), (1, 6, 99, 36), (1, 6, 5, 9)]),
+    "long": ("F.avg_pool2d(F.glu(x, 1), (9, 8), (9, 8))", [(2, 6, 18, 16), (1, 6, 19, 35), (200, 6, 9, 17)]),
+    "longer": ("F.max_pool2d(x[:, :3] * x[:, 3:], (90, 3), (40, 1), (40, 1))", [(2, 6, 18, 16), (1, 6, 190, 7)]),
+}
+"""As above, of slices, whose channels and items lie apart."""
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_reads_parts_of_tensors_where_they_lie(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    body, shapes = PARTS[name]
+    path = write(tmp_path, f"return {body}", "self.p = nn.Parameter(torch.rand(3, 1, 1))", f"torch.rand{shapes[0]}")
+    compiled = compile_file(path)
+    assert [step.kind for step in compiled.program.steps] == ["kernel"]
+    played = OnTheCPU(compiled, f"generated_parts_{name}", tmp_path)
+    for shape in shapes:
+        played(torch.randn(shape))
+
+
+def test_rows_of_parts_may_begin_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one operand lie as those that are pooled, if its planes do not; those of another begin where they may."""
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    inputs = "torch.rand(2, 6, 5, 8), torch.rand(2, 3, 6, 10)"
+    compiled = compile_file(
+        write(tmp_path, "return F.max_pool2d(x[:, 3:] * y[:, :, 1:, 2:], 2)", inputs=inputs, arguments="x, y")
+    )
+    assert [step.kind for step in compiled.program.steps] == ["kernel"]
+    played = OnTheCPU(compiled, "generated_parts_elsewhere", tmp_path)
+    for rows, columns in ((5, 8), (4, 7), (7, 10)):
+        played(torch.randn(2, 6, rows, columns), torch.randn(2, 3, rows + 1, columns + 2))
 
 
 def test_windows_of_whole_accesses(tmp_path: Path) -> None:

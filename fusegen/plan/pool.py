@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import AdaptivePoolOp, Graph, PoolOp
-from fusegen.plan.details import PoolAxis, PoolPlan
+from fusegen.ir import AdaptivePoolOp, Node, PoolOp
+from fusegen.plan.details import PoolAxis, PoolData, PoolPlan
 from fusegen.plan.region import Region
-from fusegen.plan.rowdraft import Style
-from fusegen.plan.rowprogram import OutputArg, RowProgram
+from fusegen.plan.rowdraft import Style, Value, total
+from fusegen.plan.rowprogram import OutputArg, Phase, RowProgram
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
-from fusegen.spaces.poolspace import PlaneSpace, PoolRegion, fixed_count, output_size, split
+from fusegen.spaces.parts import part_of, root_of
+from fusegen.spaces.poolspace import PlaneSpace, PoolRegion, fixed_count, in_planes, output_size, split
+from fusegen.spaces.rowspace import AxisMap
 
 MAX_WINDOW = 32
 """Elements of a window that a thread reads at once, without a loop."""
@@ -65,17 +67,62 @@ class _Lowering(RowLowering):
         return ((self.style.outer, self.space.outer_axes), *zip("zyx"[-len(pooled) :], pooled, strict=True))
 
 
-def _lower(region: Region, part: Graph, space: PlaneSpace, source: str, output: OutputArg) -> RowProgram:
-    style = Style("{}", "{}", outer="plane", moves_rows=True)
-    return _Lowering(part, space, region.args, region.sizes, style, source).program(
-        (output.replace(node=part.outputs[0]),)
-    )
+@dataclass
+class _Before(_Lowering):
+    """The chain before the pooling. Tensors of which it needs every element have the template read them."""
+
+    found: dict[str, PoolData] = field(default_factory=dict)
+
+    def data(self, node: Node) -> Value:
+        if node.name != self.space.source:
+            return super().data(node)
+        self.found[self.source] = self.laid_out(node, self.space.axes[node.name], self.source)
+        return Value(self.source, True, 0, array=True)
+
+    def operand(self, node: Node, axes: AxisMap) -> Value:
+        value, part = super().operand(node, axes), part_of(node, self.body.by_name)
+        whole = self.axes_of(node, axes) == list(self.space.base_axes(self.space.source))
+        assert isinstance(self.space, PlaneSpace)
+        plane = tuple(self.space.shape[axis] for axes in self.space.pooled for axis in axes)
+        if whole and (part is None or in_planes(node, part, plane)):
+            self.found[value.name] = self.laid_out(node, axes, value.name)
+        return value
+
+    def assemble(self, phases: tuple[Phase, ...], outputs: tuple[OutputArg, ...]) -> RowProgram:
+        """Without what the template reads."""
+        self.operands = {key: own for key, own in self.operands.items() if own.name not in self.found}
+        chain = super().assemble(phases, outputs)
+        words = set(re.findall(r"\w+", " ".join(own.start for own in self.found.values())))
+        return chain.replace(sizes=tuple(sorted({*chain.sizes, *words.intersection(self.sizes.names)})))
+
+    def laid_out(self, node: Node, axes: AxisMap, name: str) -> PoolData:
+        part = part_of(node, self.body.by_name)
+        arg = self.args[root_of(part.whole if part else node, self.body.by_name).name]
+        if part is None:
+            return PoolData(name=name, arg=arg.name)
+        terms, _ = self.part_terms(node, part, axes)
+        return PoolData(name=name, arg=arg.name, start=total(text for along, text in terms if along in ("", "plane")))
 
 
-def _varying(chain: RowProgram) -> dict[str, set[str]]:
-    """What each value of ``chain`` varies along: some of ``plane``, ``z``, ``y``, ``x``. The source along all."""
+_STYLE = Style("{}", "{}", outer="plane", moves_rows=True)
+
+
+def _lower_before(region: Region, parts: PoolRegion, space: PlaneSpace) -> tuple[RowProgram, tuple[PoolData, ...]]:
+    """The chain before the pooling, and what it is of, the source first."""
+    lowering = _Before(parts.before, space, region.args, region.sizes, _STYLE, "v")
+    chain = lowering.program((region.outputs[0].replace(node=parts.before.outputs[0]),))
+    return chain, tuple(sorted(lowering.found.values(), key=lambda own: own.name != chain.source))
+
+
+def _lower_after(region: Region, parts: PoolRegion, space: PlaneSpace) -> RowProgram:
+    lowering = _Lowering(parts.after, space, region.args, region.sizes, _STYLE, "pooled")
+    return lowering.program((region.outputs[0].replace(node=parts.after.outputs[0]),))
+
+
+def _varying(chain: RowProgram, data: tuple[PoolData, ...]) -> dict[str, set[str]]:
+    """What each value of ``chain`` varies along: some of ``plane``, ``z``, ``y``, ``x``. ``data`` along all."""
     positions = {"plane", "z", "y", "x"}
-    found = {chain.source: positions}
+    found = {own.name: positions for own in data}
     texts = [(operand.name, operand.index) for operand in chain.operands]
     texts += [(s.name, s.expr) for phase in chain.phases for s in (*phase.elements, *phase.scalars)]
     for name, text in texts:
@@ -95,16 +142,16 @@ def _across(axis: PoolAxis, vector: int) -> int:
     return vector // math.gcd(vector, axis.stride)
 
 
-def _held(axes: tuple[PoolAxis, PoolAxis, PoolAxis], outputs: int, vector: int) -> int:
+def _held(axes: tuple[PoolAxis, PoolAxis, PoolAxis], outputs: int, vector: int, tensors: int) -> int:
     """Elements and results of a thread: ``outputs`` of these below each other, accesses of ``vector`` elements."""
     depth, rows, columns = axes
     across = _across(columns, vector)
-    return depth.kernel * _span(rows, outputs) * _span(columns, across) + outputs * across
+    return tensors * depth.kernel * _span(rows, outputs) * _span(columns, across) + outputs * across
 
 
-def _outputs(axes: tuple[PoolAxis, PoolAxis, PoolAxis], vector: int, below: int) -> int:
+def _outputs(axes: tuple[PoolAxis, PoolAxis, PoolAxis], vector: int, below: int, tensors: int) -> int:
     """Results below each other for a thread, of ``below`` that there are."""
-    fits = (n for n in (8, 4, 2) if n <= below and _held(axes, n, vector) <= MAX_HELD)
+    fits = (n for n in (8, 4, 2) if n <= below and _held(axes, n, vector, tensors) <= MAX_HELD)
     return next(fits, 1)
 
 
@@ -170,9 +217,11 @@ def plan(region: Region, name: str) -> KernelPlan:
         dims.evaluate(dims.product(shape[planes + axis] for axis in merged[-1]), region.body.sizes)
         for shape in (before, pool.type.shape)
     )
-    outputs = tuple(_outputs(axes, vector, below) if unrolled else 1 for vector in vectors)
-    chain = _lower(region, parts.before, _merge(parts.before_space, merged), "v", region.outputs[0])
-    varying = {name: {"y"} if along == {"plane"} and rank == 1 else along for name, along in _varying(chain).items()}
+    chain, data = _lower_before(region, parts, _merge(parts.before_space, merged))
+    outputs = tuple(_outputs(axes, vector, below, len(data)) if unrolled else 1 for vector in vectors)
+    varying = {
+        name: {"y"} if along == {"plane"} and rank == 1 else along for name, along in _varying(chain, data).items()
+    }
     column = {o.name for o in chain.operands if unrolled and varying[o.name] == {"x"}}
     detail = PoolPlan(
         fn=op.fn,
@@ -186,9 +235,9 @@ def plan(region: Region, name: str) -> KernelPlan:
         outputs=outputs,
         ragged=_ragged(axes[2], vectors, size, output) if unrolled else 0,
         unrolled=unrolled,
-        source=region.args[parts.before_space.source].name,
+        data=data,
         before=chain,
-        after=_lower(region, parts.after, _merge(parts.after_space, merged), "pooled", region.outputs[0]),
+        after=_lower_after(region, parts, _merge(parts.after_space, merged)),
         of_plane=tuple(name for name, along in varying.items() if along <= {"plane"}),
         of_row=tuple(name for name, along in varying.items() if not along <= {"plane"} and "x" not in along),
         of_column=tuple(o.name for o in chain.operands if o.name in column),

@@ -9,6 +9,7 @@ from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import AdaptivePoolOp, ConstOp, DType, Graph, InputOp, Node, PointwiseOp, PoolOp
 from fusegen.pointwise import POINTWISE
+from fusegen.spaces.parts import Part, cut_up, parts_in
 from fusegen.spaces.rowspace import AxisMap, NotFusable, RowSpace, analyze, with_rows
 
 MAX_REPEATED = 64
@@ -35,7 +36,7 @@ class PlaneSpace(RowSpace):
 class PoolRegion:
     """A region's parts: the chain up to the pooling and the chain after it, each a graph with its space.
 
-    The pooling is an input of ``after``.
+    The pooling is an input of ``after``. ``parts``: slices of operands that ``before`` reads where they lie.
     """
 
     pool: Node
@@ -43,6 +44,7 @@ class PoolRegion:
     after: Graph
     before_space: PlaneSpace
     after_space: PlaneSpace
+    parts: dict[str, Part]
 
     @property
     def op(self) -> PoolOp | AdaptivePoolOp:
@@ -73,12 +75,12 @@ def fixed_count(op: PoolOp | AdaptivePoolOp) -> int | None:
     return math.prod(op.kernel) if whole else None
 
 
-def _elementwise(part: Graph, source: str, shape: Dims, planes: int) -> PlaneSpace:
+def _elementwise(part: Graph, source: str, shape: Dims, planes: int, parts: dict[str, Part]) -> PlaneSpace:
     """The space of a chain from ``source`` to a result of this ``shape`` that lies in memory alike.
 
     ``planes``: the axes of the result before those that are pooled. Raises ``NotFusable``.
     """
-    space = analyze(part, source)
+    space = analyze(part, source, parts)
     if space.row_axes:
         raise NotFusable("a reduction reads the pooling")
     result = part.node(part.outputs[0])
@@ -170,20 +172,32 @@ def split(body: Graph) -> PoolRegion:
     (pooled,) = pool.inputs
     shape = before.node(pooled).type.shape
     size = dims.product(shape)
-    inputs = [n for n in before.nodes if isinstance(n.op, InputOp) and dims.product(n.type.shape) == size]
-    if not inputs:
-        raise NotFusable(f"no operand has the elements of {pooled}")
-    source = max(inputs, key=lambda node: node.type.shape == shape)
     planes = pool.type.rank - pool.op.rank
+    parts = {name: part for name, part in parts_in(before).items() if part.named is None}
+    apart = cut_up(before, parts)
+    data = [node for node in before.inputs if node.name not in apart]
+    data += [node for node in map(before.node, parts) if in_planes(node, parts[node.name], shape[planes:])]
+    data = [node for node in data if dims.product(node.type.shape) == size]
+    if not data:
+        raise NotFusable(f"no operand has the elements of {pooled}")
+    source = max(data, key=lambda node: node.type.shape == shape)
     if operations(before) * (repeated(pool.op) - 1) > MAX_REPEATED:
         raise NotFusable(f"{pooled} would be computed again for every window that it is in")
     return PoolRegion(
         pool,
         before,
         after,
-        _elementwise(before, source.name, shape, planes),
-        _elementwise(after, pool.name, pool.type.shape, planes),
+        _elementwise(before, source.name, shape, planes, parts),
+        _elementwise(after, pool.name, pool.type.shape, planes, {}),
+        parts,
     )
+
+
+def in_planes(node: Node, part: Part, plane: Dims) -> bool:
+    """Whether ``node``, which lies in ``part`` of an operand, is whole runs of its memory as long as a ``plane``."""
+    cut = [axis for axis, size in enumerate(part.whole.type.shape) if node.type.shape[axis] != size]
+    together = dims.product(node.type.shape[cut[-1] + 1 :] if cut else node.type.shape)
+    return dims.exact_quotient(together, dims.product(plane)) is not None
 
 
 def _leaf(node: Node) -> bool:

@@ -308,6 +308,16 @@ class PoolAxis(Frozen):
     """Some window may reach past the input."""
 
 
+class PoolData(Frozen):
+    """A tensor with one element for each that is pooled, laid out alike: it is read by runs of neighbours."""
+
+    name: str
+    """In the chain before the pooling."""
+    arg: str
+    start: str = ""
+    """C++ of where plane number ``plane`` begins, if it does not follow the one before."""
+
+
 class PoolPlan(Frozen):
     """Maximum or mean over windows, with the chains before and after it.
 
@@ -333,7 +343,7 @@ class PoolPlan(Frozen):
     ragged: int
     """The one of them with which a row's last results do not fill a thread's, where traced rows are so; else 0."""
     unrolled: bool
-    source: str
+    data: tuple[PoolData, ...]
     before: RowProgram
     after: RowProgram
     of_plane: tuple[str, ...]
