@@ -1043,6 +1043,7 @@ constexpr int THREADS = 256;
 constexpr int WARP = 32, BLOCK = 1024;   // threads of a warp, and of a block that shares a window with others
 constexpr int CLUSTER = 8;               // such blocks at most, where the device has clusters
 constexpr int FEW = 4;                   // threads that share a short window
+constexpr int LOADS = 4;                 // accesses that such a thread has on their way
 constexpr int ALONE = 16;                // elements of a window that one thread is enough for
 constexpr int KERNEL_D = 4, STRIDE_D = 4, PADDING_D = 0, DILATION_D = 1;
 constexpr int KERNEL_H = 4, STRIDE_H = 4, PADDING_H = 0, DILATION_H = 1;
@@ -1112,13 +1113,14 @@ __global__ void __launch_bounds__(THREADS) run(const __grid_constant__ Args args
     *to = finish(result, row, column);
 }
 
-// PARTS threads of a block share a window, or those of `blocks` blocks of a cluster: 2^shift of them lie side by side, the
-// others below. Each has several loads on their way: of rows, if the window is TALL for so many threads, or along a row.
+// PARTS threads of a block share a window, or those of `cluster` blocks: 2^shift of them lie side by side, the others below.
+// Each has several loads on their way: of rows, if the window is TALL for so many threads, or along a row.
 // What they come to is joined in fixed order: bitwise the same at every run.
 template <int PARTS, int VEC, bool TALL>
-__global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(const __grid_constant__ Args args, int blocks, int shift) {
+__global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(const __grid_constant__ Args args, int cluster, int shift) {
     await_previous();
     constexpr int WINDOWS = PARTS < THREADS ? THREADS / PARTS : 1;   // of a block
+    const int blocks = PARTS == BLOCK ? cluster : 1;
     const int64_t wanted = int64_t(blockIdx.x) / blocks * WINDOWS + threadIdx.x / PARTS, index = wanted < args.count ? wanted : 0;
     const int part = static_cast<int>(blockIdx.x % blocks) * PARTS + threadIdx.x % PARTS, parts = PARTS * blocks;
     const int64_t out_line = divide(index, args.by_width, args.count);
@@ -1130,7 +1132,7 @@ __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(
     const int front = layer * STRIDE_D - PADDING_D, top = row * STRIDE_H - PADDING_H, left = column * STRIDE_W - PADDING_W;
     constexpr int layers = KERNEL_D, rows = KERNEL_H, columns = KERNEL_W;
     const float* const from = args.x0 + volume * args.in_depth * args.in_height * args.in_width;
-    constexpr int DOWN = TALL ? 4 : 1, ACROSS = TALL ? 1 : 4;   // loads at a time
+    constexpr int DOWN = TALL ? LOADS : 1, ACROSS = TALL ? 1 : LOADS;
     const int next = parts >> shift, columns_apart = 1 << shift;
     float result = NOTHING;
     for (int j = part >> shift; j < layers * rows; j += DOWN * next) {
@@ -1165,10 +1167,12 @@ __global__ void __launch_bounds__(PARTS > THREADS ? PARTS : THREADS) run_shared(
                     return v;
                 };
 #pragma unroll
-                for (int a = 0; a < ACROSS; ++a)
+                for (int a = 0; a < ACROSS; ++a) {
+                    if (!read[u][a]) continue;
 #pragma unroll
                     for (int e = 0; e < VEC; ++e)
-                        if (read[u][a]) result = nan_max(result, element(v[u][a][e], true, left + ((k + a * columns_apart) * VEC + e) * DILATION_W));
+                        result = nan_max(result, element(v[u][a][e], true, left + ((k + a * columns_apart) * VEC + e) * DILATION_W));
+                }
             }
         }
     }
@@ -1214,7 +1218,8 @@ int launch_shared(const Args& args, int blocks, int64_t rows, int64_t columns, c
     if (needed > INT32_MAX) return cudaErrorInvalidValue;
     int shift = 0;
     while (1 << shift < PARTS * blocks && (VEC << shift) < columns) ++shift;
-    const bool tall = rows > PARTS * blocks >> shift;
+    const int64_t below = PARTS * blocks >> shift, beside = VEC << shift;
+    const bool tall = (rows - 1) / below > (columns - 1) / beside;   // a thread has more rows than accesses to one
     enqueue_clusters(blocks, tall ? run_shared<PARTS, VEC, true> : run_shared<PARTS, VEC, false>, static_cast<unsigned int>(needed), PARTS > THREADS ? PARTS : THREADS,
                      0, stream, args, blocks, shift);
     return cudaGetLastError();
@@ -1599,20 +1604,20 @@ Tensor call_k2_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_855bf76b5ee25d9f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5822d9bb0989282f, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
     m.def("k1_pool(Tensor x0) -> Tensor");
     m.def("k2_row_reduce(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_855bf76b5ee25d9f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5822d9bb0989282f, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
     m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
     m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_855bf76b5ee25d9f"
+_fusegen_NAMESPACE = "fusegen_5822d9bb0989282f"
 _fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

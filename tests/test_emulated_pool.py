@@ -100,6 +100,32 @@ def test_reads_parts_of_tensors_where_they_lie(name: str, tmp_path: Path, monkey
         played(torch.randn(shape))
 
 
+SPREAD = {
+    "lines": ("F.adaptive_avg_pool1d(x / z - y, 10)", [3], 3, (600, 1280, 4000, 120, 605, 60)),
+    "line_by_line": ("F.max_pool1d(x * y + z, 4)", [3], 3, (600,)),
+    "planes": ("F.avg_pool2d(x * y + z, 3, 1, 1)", [3, 7], 3, (8, 9)),
+    "parts_of_planes": ("F.adaptive_max_pool2d(x * y + z, (2, 3))", [3, 7], 3, (24, 12, 10)),
+    "channels_of_one": ("F.max_pool2d(x[:, 3:] * x[:, 1:2] + y, 2)", [6, 7], 3, (8, 9)),
+}
+"""By name: what is returned of ``x``, ``y``, ``z``; axes between items and rows; tensors that have rows; lengths."""
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_planes_share_what_they_meet(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``y`` is the same for all channels, ``z`` for all items too: rows of both are read like those of ``x``."""
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    body, between, tensors, lengths = SPREAD[name]
+    shapes = [(2, *between), (2, 1, *between[1:]), tuple(between[1:])]
+    inputs = ", ".join(f"torch.rand{(*shape, lengths[0])}" for shape in shapes)
+    compiled = compile_file(write(tmp_path, f"return {body}", inputs=inputs, arguments="x, y, z"))
+    (plan,) = steps(compiled, PoolPlan)
+    assert isinstance(plan.detail, PoolPlan)
+    assert len(plan.detail.data) + len(plan.detail.of_column) == tensors
+    played = OnTheCPU(compiled, f"generated_spread_{name}", tmp_path)
+    for length in lengths:
+        played(*(torch.rand(*shape, length) + 0.5 for shape in shapes))
+
+
 def test_rows_of_parts_may_begin_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of one operand lie as those that are pooled, if its planes do not; those of another begin where they may."""
     monkeypatch.setenv("FUSEGEN_STRICT", "1")

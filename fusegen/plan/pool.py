@@ -69,9 +69,11 @@ class _Lowering(RowLowering):
 
 @dataclass
 class _Before(_Lowering):
-    """The chain before the pooling. Tensors of which it needs every element have the template read them."""
+    """The chain before the pooling. What has whole planes of elements the template reads."""
 
     found: dict[str, PoolData] = field(default_factory=dict)
+    columns: bool = False
+    """What all rows share is read once for several of them."""
 
     def data(self, node: Node) -> Value:
         if node.name != self.space.source:
@@ -80,11 +82,13 @@ class _Before(_Lowering):
         return Value(self.source, True, 0, array=True)
 
     def operand(self, node: Node, axes: AxisMap) -> Value:
-        value, part = super().operand(node, axes), part_of(node, self.body.by_name)
-        whole = self.axes_of(node, axes) == list(self.space.base_axes(self.space.source))
         assert isinstance(self.space, PlaneSpace)
-        plane = tuple(self.space.shape[axis] for axes in self.space.pooled for axis in axes)
-        if whole and (part is None or in_planes(node, part, plane)):
+        value, part = super().operand(node, axes), part_of(node, self.body.by_name)
+        pooled = [axis for own in self.space.pooled for axis in own]
+        plane = tuple(self.space.shape[axis] for axis in pooled)
+        order = self.axes_of(node, axes)
+        column = order == pooled[-1:] and self.columns
+        if pooled and order[-len(pooled) :] == pooled and not column and (part is None or in_planes(node, part, plane)):
             self.found[value.name] = self.laid_out(node, axes, value.name)
         return value
 
@@ -98,18 +102,23 @@ class _Before(_Lowering):
     def laid_out(self, node: Node, axes: AxisMap, name: str) -> PoolData:
         part = part_of(node, self.body.by_name)
         arg = self.args[root_of(part.whole if part else node, self.body.by_name).name]
-        if part is None:
+        order = self.axes_of(node, axes)
+        spread = order != list(self.space.base_axes(self.space.source))
+        if part is None and not spread:
             return PoolData(name=name, arg=arg.name)
-        terms, _ = self.part_terms(node, part, axes)
-        return PoolData(name=name, arg=arg.name, start=total(text for along, text in terms if along in ("", "plane")))
+        terms = self.terms(order) if part is None else self.part_terms(node, part, axes)[0]
+        start = total(text for along, text in terms if along in ("", "plane"))
+        return PoolData(name=name, arg=arg.name, start=start, spread=spread)
 
 
 _STYLE = Style("{}", "{}", outer="plane", moves_rows=True)
 
 
-def _lower_before(region: Region, parts: PoolRegion, space: PlaneSpace) -> tuple[RowProgram, tuple[PoolData, ...]]:
+def _lower_before(
+    region: Region, parts: PoolRegion, space: PlaneSpace, columns: bool
+) -> tuple[RowProgram, tuple[PoolData, ...]]:
     """The chain before the pooling, and what it is of, the source first."""
-    lowering = _Before(parts.before, space, region.args, region.sizes, _STYLE, "v")
+    lowering = _Before(parts.before, space, region.args, region.sizes, _STYLE, "v", columns=columns)
     chain = lowering.program((region.outputs[0].replace(node=parts.before.outputs[0]),))
     return chain, tuple(sorted(lowering.found.values(), key=lambda own: own.name != chain.source))
 
@@ -217,7 +226,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         dims.evaluate(dims.product(shape[planes + axis] for axis in merged[-1]), region.body.sizes)
         for shape in (before, pool.type.shape)
     )
-    chain, data = _lower_before(region, parts, _merge(parts.before_space, merged))
+    chain, data = _lower_before(region, parts, _merge(parts.before_space, merged), unrolled)
     outputs = tuple(_outputs(axes, vector, below, len(data)) if unrolled else 1 for vector in vectors)
     varying = {
         name: {"y"} if along == {"plane"} and rank == 1 else along for name, along in _varying(chain, data).items()

@@ -309,13 +309,15 @@ class PoolAxis(Frozen):
 
 
 class PoolData(Frozen):
-    """A tensor with one element for each that is pooled, laid out alike: it is read by runs of neighbours."""
+    """A tensor with planes of elements like those that are pooled, which runs of neighbours are read of."""
 
     name: str
     """In the chain before the pooling."""
     arg: str
     start: str = ""
-    """C++ of where plane number ``plane`` begins, if it does not follow the one before."""
+    """C++ of where what plane number ``plane`` has begins, if it does not follow what the one before has."""
+    spread: bool = False
+    """Several planes have the same."""
 
 
 class PoolPlan(Frozen):
