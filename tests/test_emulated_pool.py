@@ -44,6 +44,30 @@ MODELS = {
         [(2, 3, 5, 9), (1, 3, 8, 9)],
     ),
     "line": ("F.max_pool1d(x.flatten(2), 5000, 700, 2500)", [(1, 3, 1000, 9)]),
+    "peaks_over_means": (
+        "F.max_pool2d(x * self.p, 2) - F.avg_pool2d(x * self.p, 2).exp()",
+        [(2, 3, 6, 9), (40, 3, 7, 9)],
+    ),
+    "peaks_and_means_at_edges": (
+        "F.max_pool2d(x, 3, 1, 1) * F.avg_pool2d(x * self.p, 3, 1, 1, count_include_pad=False) + self.p",
+        [(2, 3, 6, 9), (1, 3, 9, 9)],
+    ),
+    "moments": (
+        "F.avg_pool2d(x * x, 7, 1, 3, False, False) - F.avg_pool2d(x * self.p, 7, 1, 3, False, False).square()",
+        [(2, 3, 6, 9), (9, 3, 20, 9)],
+    ),
+    "peaks_and_means_of_parts": (
+        "F.adaptive_max_pool2d(x, (2, 3)) - F.adaptive_avg_pool2d(x * self.p, (2, 3))",
+        [(5, 3, 7, 9), (1, 3, 41, 9), (1, 3, 1801, 9), (1, 3, 4000, 9)],
+    ),
+    "peaks_and_means_of_tall": (
+        "F.max_pool2d(x, (2100, 3), (60, 1), (900, 1)) + F.avg_pool2d(x * self.p, (2100, 3), (60, 1), (900, 1))",
+        [(1, 3, 1700, 9)],
+    ),
+    "three_of_lines": (
+        "y = x.flatten(2)\nreturn F.max_pool1d(y, 3, 2) / (F.max_pool1d(-y, 3, 2) + F.avg_pool1d(y, 3, 2) + 9)",
+        [(2, 3, 5, 9)],
+    ),
 }
 """By name: what the forward returns, and shapes of ``x``: the first is the file's."""
 
@@ -51,7 +75,8 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
     body, shapes = MODELS[name]
-    path = write(tmp_path, f"return {body}", "self.p = nn.Parameter(torch.randn(3, 1, 9))", f"torch.rand{shapes[0]}")
+    body = body if "return" in body else f"return {body}"
+    path = write(tmp_path, body, "self.p = nn.Parameter(torch.randn(3, 1, 9))", f"torch.rand{shapes[0]}")
     compiled = compile_file(path)
     (plan,) = steps(compiled, PoolPlan)
     kernel = Kernel(compiled, plan, tmp_path)

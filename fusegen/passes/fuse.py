@@ -53,6 +53,7 @@ from fusegen.passes.left_out import (
     spread_over_elements,
     spread_over_results,
 )
+from fusegen.passes.pool_groups import combined
 from fusegen.passes.refusals import OTHER, refusal
 from fusegen.passes.rewrite import Outcome
 from fusegen.passes.templates import AXIS_SUMS, POOLS, template_of
@@ -310,6 +311,11 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
         if group := group or swept(grouping, node, free, refused, machine(target)):
             last = grouping.in_order(group.owned)[-1].name
             grouping.add(last, group)
+            free -= group.owned
+    for sink in tuple(combined(grouping, free)):
+        group = _grow(grouping, sink, free, {}, machine(target))
+        if group and sum(isinstance(grouping.by_name[name].op, POOLS) for name in group.owned) > 1:
+            grouping.add(sink.name, group)
             free -= group.owned
     for sink in reversed(graph.nodes):
         if sink.name not in free or not grouping.is_read(sink.name):

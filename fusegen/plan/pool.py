@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import AdaptivePoolOp, Node, PoolOp
-from fusegen.plan.details import PoolAxis, PoolData, PoolPlan
+from fusegen.plan.details import PoolAxis, PoolData, Pooling, PoolPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style, Value, total
 from fusegen.plan.rowprogram import OutputArg, Phase, RowProgram
@@ -119,12 +119,35 @@ def _lower_before(
 ) -> tuple[RowProgram, tuple[PoolData, ...]]:
     """The chain before the pooling, and what it is of, the source first."""
     lowering = _Before(parts.before, space, region.args, region.sizes, _STYLE, "v", columns=columns)
-    chain = lowering.program((region.outputs[0].replace(node=parts.before.outputs[0]),))
+    chain = lowering.program(tuple(region.outputs[0].replace(node=name) for name in parts.before.outputs))
     return chain, tuple(sorted(lowering.found.values(), key=lambda own: own.name != chain.source))
 
 
-def _lower_after(region: Region, parts: PoolRegion, space: PlaneSpace) -> RowProgram:
-    lowering = _Lowering(parts.after, space, region.args, region.sizes, _STYLE, "pooled")
+@dataclass
+class _After(_Lowering):
+    """The chain after the poolings, which the template knows by ``names``."""
+
+    names: dict[str, str] = field(default_factory=dict)
+
+    def data(self, node: Node) -> Value:
+        return Value(self.names[node.name], True, 0) if node.name in self.names else super().data(node)
+
+
+def _poolings(parts: PoolRegion, chain: RowProgram) -> tuple[Pooling, ...]:
+    """What each makes of the results of the ``chain`` before them."""
+    found: list[Pooling] = []
+    for pool in parts.pools:
+        assert isinstance(pool.op, (PoolOp, AdaptivePoolOp))
+        same = sum(own.fn == pool.op.fn for own in found)
+        value = chain.stores[parts.before.outputs.index(pool.inputs[0])].value
+        found.append(Pooling(fn=pool.op.fn, value=value, name=f"{pool.op.fn}{same or ''}"))
+    return tuple(found)
+
+
+def _lower_after(region: Region, parts: PoolRegion, space: PlaneSpace, pools: tuple[Pooling, ...]) -> RowProgram:
+    names = [f"pooled_{pool.name}" if len(pools) > 1 else "pooled" for pool in pools]
+    known = dict(zip((node.name for node in parts.pools), names, strict=True))
+    lowering = _After(parts.after, space, region.args, region.sizes, _STYLE, names[0], names=known)
     return lowering.program((region.outputs[0].replace(node=parts.after.outputs[0]),))
 
 
@@ -151,16 +174,16 @@ def _across(axis: PoolAxis, vector: int) -> int:
     return vector // math.gcd(vector, axis.stride)
 
 
-def _held(axes: tuple[PoolAxis, PoolAxis, PoolAxis], outputs: int, vector: int, tensors: int) -> int:
+def _held(axes: tuple[PoolAxis, PoolAxis, PoolAxis], outputs: int, vector: int, tensors: int, pools: int) -> int:
     """Elements and results of a thread: ``outputs`` of these below each other, accesses of ``vector`` elements."""
     depth, rows, columns = axes
     across = _across(columns, vector)
-    return tensors * depth.kernel * _span(rows, outputs) * _span(columns, across) + outputs * across
+    return tensors * depth.kernel * _span(rows, outputs) * _span(columns, across) + pools * outputs * across
 
 
-def _outputs(axes: tuple[PoolAxis, PoolAxis, PoolAxis], vector: int, below: int, tensors: int) -> int:
+def _outputs(axes: tuple[PoolAxis, PoolAxis, PoolAxis], vector: int, below: int, tensors: int, pools: int) -> int:
     """Results below each other for a thread, of ``below`` that there are."""
-    fits = (n for n in (8, 4, 2) if n <= below and _held(axes, n, vector, tensors) <= MAX_HELD)
+    fits = (n for n in (8, 4, 2) if n <= below and _held(axes, n, vector, tensors, pools) <= MAX_HELD)
     return next(fits, 1)
 
 
@@ -227,13 +250,14 @@ def plan(region: Region, name: str) -> KernelPlan:
         for shape in (before, pool.type.shape)
     )
     chain, data = _lower_before(region, parts, _merge(parts.before_space, merged), unrolled)
-    outputs = tuple(_outputs(axes, vector, below, len(data)) if unrolled else 1 for vector in vectors)
+    pools = _poolings(parts, chain)
+    outputs = tuple(_outputs(axes, vector, below, len(data), len(pools)) if unrolled else 1 for vector in vectors)
     varying = {
         name: {"y"} if along == {"plane"} and rank == 1 else along for name, along in _varying(chain, data).items()
     }
     column = {o.name for o in chain.operands if unrolled and varying[o.name] == {"x"}}
     detail = PoolPlan(
-        fn=op.fn,
+        pools=pools,
         adaptive=adaptive,
         axes=axes,
         planes=1 if rank == 1 else count,
@@ -246,7 +270,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         unrolled=unrolled,
         data=data,
         before=chain,
-        after=_lower_after(region, parts, _merge(parts.after_space, merged)),
+        after=_lower_after(region, parts, _merge(parts.after_space, merged), pools),
         of_plane=tuple(name for name, along in varying.items() if along <= {"plane"}),
         of_row=tuple(name for name, along in varying.items() if not along <= {"plane"} and "x" not in along),
         of_column=tuple(o.name for o in chain.operands if o.name in column),

@@ -34,12 +34,13 @@ class PlaneSpace(RowSpace):
 
 @dataclass(frozen=True)
 class PoolRegion:
-    """A region's parts: the chain up to the pooling and the chain after it, each a graph with its space.
+    """A region's parts: the chain up to its poolings and the chain after them, each a graph with its space.
 
-    The pooling is an input of ``after``. ``parts``: slices of operands that ``before`` reads where they lie.
+    The poolings, of the same windows, are inputs of ``after``; what they pool are results of ``before``. ``parts``:
+    slices of operands that ``before`` reads where they lie.
     """
 
-    pool: Node
+    pools: tuple[Node, ...]
     before: Graph
     after: Graph
     before_space: PlaneSpace
@@ -47,9 +48,22 @@ class PoolRegion:
     parts: dict[str, Part]
 
     @property
+    def pool(self) -> Node:
+        """The first of them."""
+        return self.pools[0]
+
+    @property
     def op(self) -> PoolOp | AdaptivePoolOp:
-        assert isinstance(self.pool.op, (PoolOp, AdaptivePoolOp))
-        return self.pool.op
+        """Its windows, which those of all are; it counts as all means do."""
+        ops = [pool.op for pool in self.pools if isinstance(pool.op, (PoolOp, AdaptivePoolOp))]
+        return next((op for op in ops if op.fn == "mean"), ops[0])
+
+
+def windows(op: PoolOp | AdaptivePoolOp) -> PoolOp | AdaptivePoolOp:
+    """``op`` without what it does to them: equal for the same windows."""
+    if isinstance(op, AdaptivePoolOp):
+        return op.replace(fn="max")
+    return op.replace(fn="max", count_include_pad=True, divisor=None)
 
 
 def output_size(op: PoolOp | AdaptivePoolOp, axis: int, size: Dim) -> Dim:
@@ -83,13 +97,13 @@ def _elementwise(part: Graph, source: str, shape: Dims, planes: int, parts: dict
     space = analyze(part, source, parts)
     if space.row_axes:
         raise NotFusable("a reduction reads the pooling")
-    result = part.node(part.outputs[0])
     whole = tuple(axis for axis, size in enumerate(space.shape) if size != 1)
-    if result.type.shape != shape or space.base_axes(result.name) != whole:
-        raise NotFusable(f"{result.name} does not have the axes of the pooling")
-    if result.type.dtype is not DType.FLOAT32:
-        raise NotFusable(f"{result.name} is {result.type.dtype.value}")
-    return PlaneSpace(space.shape, space.source, (), space.axes, space.axes[result.name][planes:])
+    for result in map(part.node, part.outputs):
+        if result.type.shape != shape or space.base_axes(result.name) != whole:
+            raise NotFusable(f"{result.name} does not have the axes of the pooling")
+        if result.type.dtype is not DType.FLOAT32:
+            raise NotFusable(f"{result.name} is {result.type.dtype.value}")
+    return PlaneSpace(space.shape, space.source, (), space.axes, space.axes[part.outputs[0]][planes:])
 
 
 def along_channels(part: Graph, source: str) -> RowSpace:
@@ -130,33 +144,51 @@ def repeated(op: PoolOp | AdaptivePoolOp) -> float:
     return math.prod(max(1.0, kernel / stride) for kernel, stride in zip(op.kernel, op.stride, strict=True))
 
 
-def cut(body: Graph) -> tuple[Node, Graph, Graph]:
-    """The pooling of a region, what it pools, and what follows: there it is an input. Raises ``NotFusable``."""
-    pools = [node for node in body.nodes if isinstance(node.op, (PoolOp, AdaptivePoolOp))]
+def poolings(body: Graph) -> tuple[Node, ...]:
+    """Those of a region. Raises ``NotFusable``."""
+    pools = tuple(node for node in body.nodes if isinstance(node.op, (PoolOp, AdaptivePoolOp)))
     if any(pool.type.dtype is not DType.FLOAT32 for pool in pools):
         raise NotFusable(f"{pools[0].name} is {pools[0].type.dtype.value}; poolings have kernels in float32")
+    return pools
+
+
+def cut(body: Graph) -> tuple[Node, Graph, Graph]:
+    """The pooling of a region, what it pools, and what follows: there it is an input. Raises ``NotFusable``."""
+    pools = poolings(body)
     if len(pools) != 1:
         raise NotFusable("two poolings that do not compose")
     (pool,) = pools
     return pool, *around(body, pool)
 
 
-def around(body: Graph, node: Node) -> tuple[Graph, Graph]:
-    """What ``node`` slides over, and what follows it: there it is an input. Raises ``NotFusable``."""
-    source = node.inputs[0]
-    needed = {source}
+def around(body: Graph, *nodes: Node) -> tuple[Graph, Graph]:
+    """What ``nodes`` slide over, and what follows them: there they are inputs. Raises ``NotFusable``."""
+    sources = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
+    needed = set(sources)
     for other in reversed(body.nodes):
         if other.name in needed:
             needed.update(other.inputs)
-    before = body.replace(name=source, nodes=tuple(n for n in body.nodes if n.name in needed), outputs=(source,))
-    as_input = node.replace(op=InputOp(position=0), inputs=())
-    rest = [as_input if n is node else n for n in body.nodes if n is node or n.name not in needed or _leaf(n)]
-    read = {name for n in rest for name in n.inputs} | {node.name}
+    before = body.replace(name=sources[0], nodes=tuple(n for n in body.nodes if n.name in needed), outputs=sources)
+    names = [node.name for node in nodes]
+    rest = [
+        n.replace(op=InputOp(position=names.index(n.name)), inputs=()) if n.name in names else n
+        for n in body.nodes
+        if n.name in names or n.name not in needed or _leaf(n)
+    ]
+    read = {name for n in rest for name in n.inputs} | set(names)
     after = body.replace(nodes=tuple(n for n in rest if n.name in read or not _leaf(n)))
     for n in after.nodes:
         if any(name not in after.by_name for name in n.inputs):
-            raise NotFusable(f"{n.name} reads what {node.name} slides over")
+            raise NotFusable(f"{n.name} reads what {names[0]} slides over")
     return before, after
+
+
+def _alike(pools: tuple[Node, ...]) -> None:
+    """Raises ``NotFusable`` where poolings have other windows than the first, or count otherwise."""
+    ops = [pool.op for pool in pools if isinstance(pool.op, (PoolOp, AdaptivePoolOp))]
+    means = {op for op in ops if op.fn == "mean"}
+    if len(set(map(windows, ops))) > 1 or len({pool.type.shape for pool in pools}) > 1 or len(means) > 1:
+        raise NotFusable("two poolings that do not compose, of different windows")
 
 
 def operations(part: Graph) -> int:
@@ -167,9 +199,13 @@ def operations(part: Graph) -> int:
 
 def split(body: Graph) -> PoolRegion:
     """The parts of a region with a pooling. Raises ``NotFusable``."""
-    pool, before, after = cut(body)
+    pools = poolings(body)
+    _alike(pools)
+    pool, (before, after) = pools[0], around(body, *pools)
     assert isinstance(pool.op, (PoolOp, AdaptivePoolOp))
-    (pooled,) = pool.inputs
+    if any(other.name in before.by_name for other in pools):
+        raise NotFusable("two poolings that do not compose")
+    pooled = before.outputs[0]
     shape = before.node(pooled).type.shape
     size = dims.product(shape)
     planes = pool.type.rank - pool.op.rank
@@ -181,10 +217,10 @@ def split(body: Graph) -> PoolRegion:
     if not data:
         raise NotFusable(f"no operand has the elements of {pooled}")
     source = max(data, key=lambda node: node.type.shape == shape)
-    if operations(before) * (repeated(pool.op) - 1) > MAX_REPEATED:
+    if operations(before) * (repeated(pool.op) - 1) > MAX_REPEATED * len(before.outputs):
         raise NotFusable(f"{pooled} would be computed again for every window that it is in")
     return PoolRegion(
-        pool,
+        pools,
         before,
         after,
         _elementwise(before, source.name, shape, planes, parts),

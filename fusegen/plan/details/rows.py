@@ -320,15 +320,24 @@ class PoolData(Frozen):
     """Several planes have the same."""
 
 
+class Pooling(Frozen):
+    """What one of the poolings of a kernel makes of its windows."""
+
+    fn: Literal["max", "mean"]
+    value: str
+    """C++ of what it gets of an element."""
+    name: str
+
+
 class PoolPlan(Frozen):
-    """Maximum or mean over windows, with the chains before and after it.
+    """Maxima or means over the same windows, with the chains before and after them.
 
     ``before`` runs on every element read, ``after`` on every result; their texts are over ``plane``, the
     position along the axes before the pooled ones, and ``z``, ``y`` and ``x``, those along the pooled axes.
     """
 
     template: Literal["pool"] = "pool"
-    fn: Literal["max", "mean"]
+    pools: tuple[Pooling, ...]
     adaptive: bool
     """Windows that cover the axis, of lengths known at run time."""
     axes: tuple[PoolAxis, PoolAxis, PoolAxis]
@@ -337,7 +346,7 @@ class PoolPlan(Frozen):
     """One pooled axis: the middle axis is the planes."""
     count_include_pad: bool
     fixed_count: int | None
-    """What every sum is divided by, where that is one number."""
+    """What every sum for a mean is divided by, where that is one number."""
     vectors: tuple[int, ...]
     """Neighbouring elements that one aligned access reads, the widest first."""
     outputs: tuple[int, ...]
