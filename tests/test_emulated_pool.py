@@ -95,6 +95,39 @@ def test_agrees_with_float64(name: str, tmp_path: Path) -> None:
         assert (y - r)[finite].abs().max() <= 4e-6 * r[finite].abs().max(), shape
 
 
+BY_ROWS = {
+    "means": ("F.avg_pool2d(x * self.p, 7, 1, 3, count_include_pad=False) * 2", 8, (4, 2, 1)),
+    "peaks": ("F.max_pool2d(x, (9, 5), (2, 1), (4, 2))", 8, (4, 2, 1)),
+    "spread": ("F.max_pool2d(x.abs() - self.p, 7, 1, 3, 2, True)", 8, (1,)),
+    "moments": ("F.avg_pool2d(x * x, 7, 1, 3) - F.avg_pool2d(x * self.p, 7, 1, 3).square()", 8, (2, 1)),
+    "three": ("F.avg_pool2d(x * x, 7, 1) - F.avg_pool2d(x, 7, 1) * F.max_pool2d(x + self.p, 7, 1)", 8, (2, 1)),
+    "volumes": ("F.avg_pool3d(x.unsqueeze(1), (4, 5, 5), 1, (1, 1, 0))", 8, (1,)),
+}
+"""By name: what is returned, and what a plan says: results below each other, and the widths of accesses."""
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_results_share_rows_of_wide_windows(name: str, tmp_path: Path) -> None:
+    """Each row is read, and added up, once for all results of a thread whose windows have it."""
+    body, results, vectors = BY_ROWS[name]
+    path = write(
+        tmp_path, f"return {body}", "self.p = nn.Parameter(torch.randn(4, 1, 1))", "torch.rand(64, 4, 256, 64)"
+    )
+    compiled = compile_file(path)
+    (plan,) = steps(compiled, PoolPlan)
+    assert isinstance(plan.detail, PoolPlan)
+    assert (plan.detail.by_rows, plan.detail.outputs[0], plan.detail.vectors) == (True, results, vectors)
+    kernel = Kernel(compiled, plan, tmp_path)
+    known = operands_of(compiled, plan, {"p": torch.randn(4, 1, 1)})
+    for shape in ((2, 4, 9, 8), (1, 4, 21, 12), (3, 4, 16, 10), (1, 4, 7, 7), (1, 4, 30, 9)):
+        x = torch.randn(shape)
+        x[0, 0, 1, 3], x[0, 0, -1, 0], x[-1, 2, 2, 4] = torch.nan, torch.inf, -torch.inf
+        operands = [known.get(arg.name, x) for arg in plan.args]
+        (y,) = kernel(operands)
+        (r,) = interpret.run(kernel.body, [operand.double() for operand in operands], {})
+        torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 PARTS = {
     "gated": ("F.max_pool1d(F.glu(x.flatten(2), 1).sin(), 5, 3)", [(2, 6, 5, 12), (3, 6, 4, 8), (1, 6, 7, 5)]),
     "around_edges": ("F.avg_pool2d(F.glu(x, 1) - self.p, 3, 2, 1)", [(2, 6, 5, 12), (3, 6, 7, 8), (1, 6, 6, 7)]),

@@ -23,6 +23,10 @@ MAX_WINDOW = 32
 """Elements of a window that a thread reads at once, without a loop."""
 MAX_HELD = 56
 """Elements and results that a thread holds: enough on their way to hide latency, few enough for registers."""
+MAX_STEPS = 256
+"""Elements that a thread reads row by row, without a loop."""
+MIN_THREADS = 1 << 16
+"""Threads below which several results of one leave too few to hide latency: two fifths of what an H100 holds."""
 _ABSENT = PoolAxis(kernel=1, stride=1, padding=0, dilation=1, size=1, output=1, clipped=False)
 
 
@@ -187,6 +191,24 @@ def _outputs(axes: tuple[PoolAxis, PoolAxis, PoolAxis], vector: int, below: int,
     return next(fits, 1)
 
 
+def _row_by_row(
+    axes: tuple[PoolAxis, PoolAxis, PoolAxis], vector: int, below: int, tensors: int, pools: int, results: int
+) -> int:
+    """The same where a thread holds one row at a time, which the windows of several results share; 1 if they do not.
+
+    (Means of 7x7 have 8 results from 14 rows: what a row comes to is added up once.)
+    """
+    depth, rows, columns = axes
+    across = _across(columns, vector)
+    row = _span(columns, across)
+    for n in (8, 4, 2):
+        held, steps = tensors * row + pools * n * across, depth.kernel * _span(rows, n) * row
+        shared = 2 * _span(rows, n) <= n * rows.kernel and n <= below and n * across * MIN_THREADS <= results
+        if shared and held <= MAX_HELD and steps <= MAX_STEPS:
+            return n
+    return 1
+
+
 def _vectors(axis: PoolAxis, unrolled: bool, adaptive: bool) -> tuple[int, ...]:
     """Widths of aligned accesses to rows of these windows, the widest first."""
     if unrolled:  # in rows of several windows, padding included, which begin at a multiple of any width
@@ -242,20 +264,28 @@ def plan(region: Region, name: str) -> KernelPlan:
         first, second, third = [*[_ABSENT] * (3 - rank), *present]
         axes = (first, second, third)
     adaptive = isinstance(op, AdaptivePoolOp)
-    unrolled = not adaptive and math.prod(axis.kernel for axis in axes) <= MAX_WINDOW
+    short = not adaptive and math.prod(axis.kernel for axis in axes) <= MAX_WINDOW
     below = dims.evaluate(pool.type.shape[planes + merged[-2][0]], region.body.sizes) if rank > 1 else 4
-    vectors = _vectors(axes[2], unrolled, adaptive)
     size, output = (
         dims.evaluate(dims.product(shape[planes + axis] for axis in merged[-1]), region.body.sizes)
         for shape in (before, pool.type.shape)
     )
-    chain, data = _lower_before(region, parts, _merge(parts.before_space, merged), unrolled)
+    chain, data = _lower_before(region, parts, _merge(parts.before_space, merged), short)
     pools = _poolings(parts, chain)
-    outputs = tuple(_outputs(axes, vector, below, len(data), len(pools)) if unrolled else 1 for vector in vectors)
+    vectors, by_rows = _vectors(axes[2], short, adaptive), False
+    outputs = tuple(_outputs(axes, vector, below, len(data), len(pools)) if short else 1 for vector in vectors)
+    if not short and not adaptive:
+        results = dims.numel(pool.type.shape, region.body.sizes)
+        found = {v: _row_by_row(axes, v, below, len(data), len(pools), results) for v in _vectors(axes[2], True, False)}
+        most = max(found.values())
+        if by_rows := most > 1:
+            vectors = tuple(vector for vector, own in found.items() if own == most)
+            outputs = (most,) * len(vectors)
+    unrolled = short or by_rows
     varying = {
         name: {"y"} if along == {"plane"} and rank == 1 else along for name, along in _varying(chain, data).items()
     }
-    column = {o.name for o in chain.operands if unrolled and varying[o.name] == {"x"}}
+    column = {o.name for o in chain.operands if short and varying[o.name] == {"x"}}
     detail = PoolPlan(
         pools=pools,
         adaptive=adaptive,
@@ -268,6 +298,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         outputs=outputs,
         ragged=_ragged(axes[2], vectors, size, output) if unrolled else 0,
         unrolled=unrolled,
+        by_rows=by_rows,
         data=data,
         before=chain,
         after=_lower_after(region, parts, _merge(parts.after_space, merged), pools),

@@ -354,6 +354,9 @@ class PoolPlan(Frozen):
     ragged: int
     """The one of them with which a row's last results do not fill a thread's, where traced rows are so; else 0."""
     unrolled: bool
+    """A thread reads the windows of several results without a loop,"""
+    by_rows: bool
+    """of which it holds one row at a time."""
     data: tuple[PoolData, ...]
     before: RowProgram
     after: RowProgram
