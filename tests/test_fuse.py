@@ -532,14 +532,15 @@ def test_a_pooling_normalises_what_it_reads(init: str, body: str, statistics: st
         ("return self.m(x) - self.a(x) * self.a(x.exp())", ["pool"]),
         ("y = self.a(x)\nreturn self.m(x) - y, y", ["pool", "pool"]),  # written anyway
         ("return self.m(x) - F.avg_pool2d(x, 2, ceil_mode=True)", ["pool", "pool"]),  # other windows
-        ("return self.m(x) - self.a(F.pad(x, (0, 1, 0, 1)))", ["pool", "pointwise", "pool"]),  # of other data
+        ("return self.m(x) - self.a(x.cumsum(3) * self.s)", ["pool", "scan", "pool"]),  # of other data
+        ("return self.m(x) - self.a(F.pad(x, (0, 1, 0, 1)))", ["pool", "pointwise", "pool"]),  # of other data, too
         ("return F.avg_pool2d(x, 3, 2, 1) - F.avg_pool2d(x, 3, 2, 1, False, False)", ["pool", "pool"]),  # other counts
-        ("return self.m(self.a(x)) - self.a(self.m(x))", ["pool", "pool", "pool"]),  # one of another
+        ("return self.m(self.a(x)) - self.a(self.m(x))", ["pool"] * 4),  # one of another
     ],
 )
 def test_one_kernel_for_poolings_of_the_same_windows(body: str, expected: list[str], tmp_path: Path) -> None:
     init = "self.c, self.w = nn.Conv2d(32, 64, 3), nn.Parameter(torch.rand(64, 24))"
-    init += "\nself.m, self.a = nn.MaxPool2d(2), nn.AvgPool2d(2)"
+    init += "\nself.s = nn.Parameter(torch.rand(32, 1, 1))\nself.m, self.a = nn.MaxPool2d(2), nn.AvgPool2d(2)"
     assert templates(program(tmp_path, body, init, "torch.rand(32, 32, 66, 66)")) == expected
 
 

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusegen.ir import Node, PointwiseOp, ReshapeOp
+from fusegen.ir import ConstOp, Node, ParamOp, PointwiseOp, ReshapeOp
 from fusegen.passes.groups import Grouping
 from fusegen.passes.templates import POOLS
 from fusegen.spaces.poolspace import windows
 
 
 def _data(grouping: Grouping, name: str) -> set[str]:
-    """What a value is elementwise of."""
-    node = grouping.by_name[name]
-    if isinstance(node.op, (PointwiseOp, ReshapeOp)):
-        return set().union(*(_data(grouping, own) for own in node.inputs))
-    return {name}
+    """What a value is elementwise of, beside parameters and numbers."""
+    found, seen, pending = set[str](), {name}, [name]
+    while pending:
+        node = grouping.by_name[pending.pop()]
+        if isinstance(node.op, (PointwiseOp, ReshapeOp)):
+            pending += set(node.inputs) - seen
+            seen.update(node.inputs)
+        elif not isinstance(node.op, (ParamOp, ConstOp)):
+            found.add(node.name)
+    return found
 
 
 def _alike(grouping: Grouping, free: set[str]) -> Iterator[set[str]]:

@@ -197,6 +197,19 @@ def operations(part: Graph) -> int:
     return sum(row.flops + _SPECIAL * row.special for row in rows)
 
 
+def _share_data(before: Graph) -> None:
+    """Raises ``NotFusable`` where what is pooled has no tensors of elements in common, each with some of the others."""
+    size = dims.numel(before.node(before.outputs[0]).type.shape, before.sizes)
+    whole = {node.name for node in before.inputs if dims.numel(node.type.shape, before.sizes) >= size}
+    first, *left = [whole & before.needed(name) for name in before.outputs]
+    while left:
+        near = next((data for data in left if data & first), None)
+        if near is None:
+            raise NotFusable("two poolings, of different data")
+        left.remove(near)
+        first = first | near
+
+
 def split(body: Graph) -> PoolRegion:
     """The parts of a region with a pooling. Raises ``NotFusable``."""
     pools = poolings(body)
@@ -205,6 +218,7 @@ def split(body: Graph) -> PoolRegion:
     assert isinstance(pool.op, (PoolOp, AdaptivePoolOp))
     if any(other.name in before.by_name for other in pools):
         raise NotFusable("two poolings that do not compose")
+    _share_data(before)
     pooled = before.outputs[0]
     shape = before.node(pooled).type.shape
     size = dims.product(shape)
