@@ -61,11 +61,11 @@ MODELS = {
         [(5, 3, 7, 9), (1, 3, 41, 9), (1, 3, 1801, 9), (1, 3, 4000, 9)],
     ),
     "peaks_and_means_of_tall": (
-        "F.max_pool2d(x, (2100, 3), (60, 1), (900, 1)) + F.avg_pool2d(x * self.p, (2100, 3), (60, 1), (900, 1))",
+        "F.max_pool2d(x, (2100, 3), (60, 1), (900, 1)) + F.avg_pool2d(x, (2100, 3), (60, 1), (900, 1)).exp()",
         [(1, 3, 1700, 9)],
     ),
-    "three_of_lines": (
-        "y = x.flatten(2)\nreturn F.max_pool1d(y, 3, 2) / (F.max_pool1d(-y, 3, 2) + F.avg_pool1d(y, 3, 2) + 9)",
+    "three": (
+        "y, w = x[:, :2], ((1, 3), (1, 2))\nreturn F.max_pool2d(y, *w) / (F.max_pool2d(-y, *w) + F.avg_pool2d(y, *w))",
         [(2, 3, 5, 9)],
     ),
 }
