@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.compiler import compile_file
 from fusegen.costs import viewproduct
 from fusegen.plan.details import PointwisePlan, ViewProductPlan
-from tests.emulated import agrees_with_float64
+from tests.emulated import agrees_with_float64, steps
+from tests.models import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")]
 
@@ -63,6 +65,12 @@ RUNS: dict[str, tuple[str, list[Shapes]]] = {
     "padded_unevenly": ("F.pad(x * self.w, (3, 5)).cos()", [[(3, 5, 24)]]),
     "turned": ("x.flip(2) * self.w + torch.cat([x[..., 4:], x[..., :4].flip(2)], 2)", [[(3, 5, 24)]]),
     "every_other": ("torch.cat([x[..., ::2], x[..., 1::2]], 2) * self.w", [[(3, 5, 24)]]),
+    "branches": ("torch.cat([x.tanh(), x.exp() * self.w, x - 1], 1)", [[(3, 5, 24)], [(1, 2, 24)]]),
+    "branches_of_runs": ("torch.cat([x.tanh(), self.w.exp() * x, x.abs()], 2)", [[(3, 5, 24)]]),
+    "rotated": (
+        "torch.cat([x * self.w + torch.cat([-x[..., 12:], x[..., :12]], 2) * self.w.cos(), y.sigmoid()], 1)",
+        [[(3, 5, 24), (3, 2, 24)], [(2, 1, 24), (2, 9, 24)]],
+    ),
     "from_the_second": ("torch.cat([x[..., 1:], x[..., 1:] * 2], 1) + 1", [[(3, 5, 25)], [(2, 7, 6)], [(2, 3, 9)]]),
 }
 """The same for accesses of several elements that lie in one part, or in several."""
@@ -71,3 +79,15 @@ RUNS: dict[str, tuple[str, list[Shapes]]] = {
 @pytest.mark.parametrize("name", RUNS)
 def test_accesses_lie_in_parts(name: str, tmp_path: Path) -> None:
     agrees_with_float64(RUNS[name][0], INIT, RUNS[name][1], PointwisePlan, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "count"), [("branches", 3), ("branches_of_runs", 3), ("rotated", 2), ("halves", 0)])
+def test_parts_of_a_result_are_computed_alone(name: str, count: int, tmp_path: Path) -> None:
+    """A run has the loads and statements of its own part; what follows a join has those of all."""
+    body, ((first, *_), *_) = RUNS[name]
+    path = write(tmp_path, f"return {body}", INIT, f"torch.randn{first}, torch.randn{RUNS[name][1][0][-1]}", "x, y")
+    (plan,) = steps(compile_file(path), PointwisePlan)
+    assert isinstance(plan.detail, PointwisePlan)
+    assert len(plan.detail.joined) == count
+    statements = [name for part in plan.detail.joined for name in part.statements]
+    assert len(statements) == len(set(statements))
