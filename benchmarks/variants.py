@@ -72,7 +72,7 @@ def measured(model: Path, generated: Path) -> dict[str, Any]:
     for event in profile.events():
         if own := re.search(r"(k\d+_\w+)_kernel::(\w+)", event.name):
             kernels[f"{own[1]} {own[2]}"].append(event.device_time)
-        elif not event.name.startswith(("Memcpy", "Memset")) and event.name not in flushing:
+        elif event.device_time and not event.name.startswith(("Memcpy", "Memset")) and event.name not in flushing:
             kernels[f"torch's {event.name[:60]}"].append(event.device_time)
     times = {name: round(median(values), 1) for name, values in kernels.items()}
     return {

@@ -84,8 +84,8 @@ def test_accesses_lie_in_parts(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "count"), [("branches", 3), ("branches_of_runs", 3), ("rotated", 2), ("halves", 0)])
 def test_parts_of_a_result_are_computed_alone(name: str, count: int, tmp_path: Path) -> None:
     """A run has the loads and statements of its own part; what follows a join has those of all."""
-    body, ((first, *_), *_) = RUNS[name]
-    path = write(tmp_path, f"return {body}", INIT, f"torch.randn{first}, torch.randn{RUNS[name][1][0][-1]}", "x, y")
+    body, (shapes, *_) = RUNS[name]
+    path = write(tmp_path, f"return {body}", INIT, f"torch.randn{shapes[0]}, torch.randn{shapes[-1]}", "x, y")
     (plan,) = steps(compile_file(path), PointwisePlan)
     assert isinstance(plan.detail, PointwisePlan)
     assert len(plan.detail.joined) == count

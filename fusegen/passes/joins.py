@@ -43,8 +43,8 @@ def _of_parts(m: Match) -> Node:
 
 def _data(graph: Graph, node: Node) -> str:
     """What a function of data is a function of: of its operands that have as many elements, the first one's."""
-    while isinstance(node.op, PointwiseOp) and largest_operand(graph, node).type.shape == node.type.shape:
-        node = largest_operand(graph, node)
+    while isinstance(node.op, PointwiseOp) and (data := largest_operand(graph, node)).type.shape == node.type.shape:
+        node = data
     return node.name
 
 

@@ -35,9 +35,10 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
     Before a pooling, what other kernels take is read as often; softmaxes and scans are written anyway.
     """
     heads: tuple[type[Op], ...] = (ConvOp, MatmulOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *POOLS)
-    if template_of(grouping.body(group)[0]) == "pool":
+    body, _ = grouping.body(group)
+    if template_of(body) == "pool":
         heads = (ScanOp, SoftmaxOp)
-    elif not viewspace.takes(grouping.body(group)[0]):
+    elif not viewspace.takes(body):
         return None
     pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
     while pending:
@@ -125,6 +126,8 @@ def spread_over_elements(grouping: Grouping, group: Group, node: Node, machine: 
     What neighbours share, a thread computes once for several.
     """
     sizes, own = grouping.graph.sizes, node.type.shape
+    if not work(node):
+        return None
     shapes = [grouping.by_name[name].type.shape for name in group.members]
     largest = max(shapes, key=lambda shape: dims.numel(shape, sizes))
     results, few = dims.numel(largest, sizes), dims.numel(own, sizes)

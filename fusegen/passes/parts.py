@@ -29,16 +29,15 @@ def _is_normalised(graph: Graph, node: Node) -> bool:
 
 def _are_apart(parts: list[Node]) -> bool:
     """Whether slices are along one axis and share no element."""
-    ends: list[tuple[int, int]] = []
+    ends, axes = list[tuple[int, int]](), set[int]()
     for part in parts:
         assert isinstance(part.op, SliceOp)
-        start, length = part.op.start, part.type.shape[part.op.axis]
+        start, length = part.op.start, part.op.length
         if part.op.step != 1 or not isinstance(start, int) or not isinstance(length, int):
             return False
         ends.append((start, start + length))
-    ends.sort()
-    one_axis = len({part.op.axis for part in parts if isinstance(part.op, SliceOp)}) == 1
-    return one_axis and all(one[1] <= other[0] for one, other in pairwise(ends))
+        axes.add(part.op.axis)
+    return len(axes) == 1 and all(one[1] <= other[0] for one, other in pairwise(sorted(ends)))
 
 
 def _read_apart(m: Match) -> str | None:

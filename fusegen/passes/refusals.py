@@ -55,7 +55,7 @@ def refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if template != "row_stream" and any(isinstance(node.op, ArgReduceOp) for node in body.nodes):
             return "kernels of rows alone find where an extreme is"
         if template not in _JOINS and any(isinstance(body.node(name).op, CatOp) for name in body.outputs):
-            return "kernels of rows alone store what they join"
+            return "its kernel stores a result in one place"
         if template == "gemm_views":
             return viewproduct.refusal(body, machine)
         if template == "reduce_views":

@@ -78,9 +78,7 @@ def make_program(
             continue
         moved, flops = cost.node_bytes(after, node), cost.node_flops(after, node)
         if isinstance(node.op, RegionOp):
-            plan = plans[node.name]
-            step = _kernel_step(after, node, plan, kernels.updated(node.name), moved, flops)
-            steps.append(step.replace(given=kernels.given(node.name, plan)))
+            steps.append(_kernel_step(after, node, plans[node.name], kernels, moved, flops))
             continue
         operands = [_operand(after, name) for name in node.inputs]
         if node.inputs and all(_is_const(after, name) for name in node.inputs):
@@ -112,10 +110,8 @@ def make_program(
     )
 
 
-def _kernel_step(
-    graph: Graph, region: Node, plan: KernelPlan, found: updates.Found, moved: int, flops: int
-) -> KernelStep:
-    outputs = _results(graph, region)
+def _kernel_step(graph: Graph, region: Node, plan: KernelPlan, kernels: Kernels, moved: int, flops: int) -> KernelStep:
+    outputs, found = _results(graph, region), kernels.updated(region.name)
     counters = found.counters if plan.counts else ()
     written = {output for output, arg in zip(outputs, plan.outputs, strict=True) if arg.into}
     buffers = {name for node in counters for name in graph.users[node.name]} | written
@@ -123,6 +119,7 @@ def _kernel_step(
         plan=plan,
         inputs=(*region.inputs, *(node.name for node in counters)),
         outputs=tuple(name for name in outputs if name not in written),
+        given=kernels.given(region.name, plan),
         updates=tuple(path for path, name in graph.updates if name in buffers),
         bytes=moved,
         flops=flops,

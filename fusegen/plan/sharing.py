@@ -106,6 +106,7 @@ class Kernels:
         self._alike: dict[tuple[object, ...], list[Node]] = {}
         """The first region of every kernel, at any size."""
         self._general: dict[str, Node] = {}
+        """Every region at any size."""
         self._own: dict[str, Node] = {}
         self._updates: dict[str, updates.Found] = {}
         self._unnamed: dict[tuple[str, bool], KernelPlan] = {}

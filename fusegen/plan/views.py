@@ -12,7 +12,6 @@ from fusegen.dims import Dim
 from fusegen.ir import (
     HALVES,
     INTEGERS,
-    CatOp,
     ConstOp,
     DType,
     FillOp,
@@ -86,20 +85,19 @@ class ViewLowering(PlacedRows):
         for known in self.operands.values():  # of which there is one wherever there is one here
             if (known.arg, known.index) == (arg.name, index) and _implies(guard, known.guard):
                 return Value(known.name, True, 0, literal=known.name)
-        key = (arg.name, f"{guard} ? {index}")
-        if key not in self.operands:
-            self.digits[f"v{len(self.operands)}_{arg.name}"] = joined
-            self.operands[key] = Operand(
-                name=f"v{len(self.operands)}_{arg.name}",
-                arg=arg.name,
-                index=index,
-                per_element=True,
-                comment=f"%{node.name}: {node.type}",
-                guard=guard,
-                flag=node.type.dtype is DType.BOOL,
-                integer=node.type.dtype in INTEGERS,
-            )
-        return Value(self.operands[key].name, True, 0, literal=self.operands[key].name)
+        name = f"v{len(self.operands)}_{arg.name}"
+        self.digits[name] = joined
+        self.operands[arg.name, f"{guard} ? {index}"] = Operand(
+            name=name,
+            arg=arg.name,
+            index=index,
+            per_element=True,
+            comment=f"%{node.name}: {node.type}",
+            guard=guard,
+            flag=node.type.dtype is DType.BOOL,
+            integer=node.type.dtype in INTEGERS,
+        )
+        return Value(name, True, 0, literal=name)
 
     def element(self, name: str, places: Places, guard: str) -> Value:
         """The value of a node at ``places``, which exists where ``guard`` holds."""
@@ -157,14 +155,13 @@ class ViewLowering(PlacedRows):
             between = Between(places[axis], node.op, self.body.node(node.inputs[0]).type.shape[axis])
             return self.draft(self.shared(between), *values, element=True, node=node)
         if isinstance(node.op, (PadOp, TriangleOp)):
-            text = number(node.op.value if isinstance(node.op, PadOp) else 0.0, node.type.dtype)
+            text, asked = number(node.op.value if isinstance(node.op, PadOp) else 0.0, node.type.dtype), tests
         else:  # the last part is what is left
-            text = f"{{{len(values) - 1}}}"
-        asked = tests[:-1] if isinstance(node.op, CatOp) else tests
+            text, asked = f"{{{len(values) - 1}}}", tests[:-1]
         for i, test in reversed(list(enumerate(asked))):
             text = f"{test} ? {{{i}}} : {text}"
         found = self.draft(f"({text})", *values, element=True, node=node)
-        if isinstance(node.op, CatOp):
+        if len(values) > 1:
             self.joins[found.name] = list(zip(tests, values, strict=True))
         return found
 
