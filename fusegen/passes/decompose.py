@@ -16,7 +16,8 @@ def _split_bias(m: Match) -> Node:
 
 
 def _split_linear_bias(m: Match) -> Node:
-    return m.add(PointwiseOp(fn="add"), m.add(m.root.op, m["x"], m["w"]), m["b"])
+    assert isinstance(m.root.op, MatmulOp)
+    return m.add(PointwiseOp(fn="add"), m.add(m.root.op.replace(biased=True), m["x"], m["w"]), m["b"])
 
 
 def _transpose_left(m: Match) -> Node:

@@ -13,6 +13,8 @@ def _only_adds_bias(m: Match) -> str | None:
     assert isinstance(region, RegionOp)
     if len(region.body.outputs) > 1:
         return ""
+    if isinstance(heavy.op, MatmulOp) and not heavy.op.biased:
+        return "torch multiplies without the bias, and its library may add up in another order with one"
     axis = 1 if isinstance(heavy.op, ConvOp) else heavy.type.rank - 1
     work = [node for node in region.body.nodes if not isinstance(node.op, InputOp)]
     while isinstance(work[-1].op, ReshapeOp) and len(work) > 1:  # of the result

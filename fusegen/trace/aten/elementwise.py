@@ -215,6 +215,35 @@ def _logit(call: Call) -> Value | None:
     return pointwise(call, "log", pointwise(call, "div", x, pointwise(call, "sub", 1.0, x)))
 
 
+def _times_log(call: Call, x: Any, y: Value) -> Value:
+    """x log(y), zero where x is and y is no NaN."""
+    product = pointwise(call, "mul", pointwise(call, "log", y), x)
+    is_number = pointwise(call, "eq", y, y)
+    is_zero = pointwise(call, "eq", x, 0.0) if isinstance(x, Value) else x == 0
+    if is_zero is False:
+        return product
+    nothing = is_number if is_zero is True else pointwise(call, "and", is_zero, is_number)
+    return pointwise(call, "where", nothing, 0.0, product)
+
+
+@register("special_xlogy.default", "xlogy.Tensor", "special_xlogy.other_scalar", "xlogy.Scalar_Other")
+@register("special_xlogy.self_scalar", "xlogy.Scalar_Self")
+def _xlogy(call: Call) -> Value | None:
+    x, y = call["self"], call["other"]
+    known = all(value.type.dtype is DType.FLOAT32 for value in (x, y) if isinstance(value, Value))
+    return _times_log(call, x, y) if known and isinstance(y, Value) else None
+
+
+@register("special_entr.default")
+def _entropy(call: Call) -> Value | None:
+    """-x log(x): 0 at 0, and -inf below, where a logarithm is NaN."""
+    x = call["self"]
+    if x.type.dtype is not DType.FLOAT32:
+        return None
+    found = pointwise(call, "neg", _times_log(call, x, x))
+    return pointwise(call, "where", pointwise(call, "lt", x, 0.0), -math.inf, found)
+
+
 # --- selections and truth values ----------------------------------------------------------------
 
 
@@ -299,7 +328,8 @@ def _to_copy(call: Call) -> Value | None:
 def _fill(call: Call, value: float | None = None) -> Value | None:
     """A tensor of one value; ``value`` None: the call's own."""
     dtype = call.result.dtype
-    like = call.args.get("self") or call.build.first_input(dtype) or call.build.first_input(DType.FLOAT32)
+    sources = (call.build.first_input(kind) for kind in (dtype, DType.FLOAT32, *WIDE_INTEGERS))
+    like = call.args.get("self") or next(filter(None, sources), None)
     own = (call.args[name] for name in ("fill_value", "value", "s") if name in call.args)
     number = next(own, None) if value is None else value
     if like is None or not isinstance(number, (bool, int, float)):
