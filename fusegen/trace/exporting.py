@@ -11,7 +11,7 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fusegen.interpret import evaluated, input_shapes
 from fusegen.ir import (
     EagerOp,
     Graph,
+    InputOp,
     MatmulOp,
     Node,
     ParamOp,
@@ -136,7 +137,14 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
                 found.add(graph.node(node.inputs[0]).type.shape[1])
             case RecurrentOp():  # features, as many as its weights have
                 found.update(dims.symbols(graph.node(node.inputs[0]).type.shape[-1:]))
-    return frozenset(size for size in found if isinstance(size, str) and size in graph.sizes)
+    return _axes(graph, found)
+
+
+def _axes(graph: Graph, sizes: Collection[Dim]) -> frozenset[str]:
+    """The names of all axes of inputs that have one of these free ``sizes``."""
+    shapes = [(node.op.position, node.type.shape) for node in graph.inputs if isinstance(node.op, InputOp)]
+    axes = [(size, dims.symbol(i, axis)) for i, shape in shapes for axis, size in enumerate(shape)]
+    return frozenset(name for size, name in axes if size in sizes and size in graph.sizes)
 
 
 def _attention_widths(graph: Graph) -> Iterator[str]:
@@ -186,7 +194,7 @@ def _obscuring(graph: Graph) -> frozenset[str]:
             shapes = [node.type.shape, *(graph.node(name).type.shape for name in node.inputs)]
             found.update(*(dims.divided(dim) for shape in shapes for dim in shape))
             found.update(*(dims.symbols(lengths.intersection(shape)) for shape in shapes))
-    return frozenset(found & graph.sizes.keys())
+    return _axes(graph, found)
 
 
 def _outline(graph: Graph, sizes: Mapping[str, int]) -> tuple[object, ...]:
