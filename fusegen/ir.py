@@ -163,7 +163,8 @@ class ConvOp(Frozen):
     torch's TF32 setting permits; ``summed``: its weights are sums over output channels, so an error of a product stands
     for those of as many, and plain float32 is precise enough. ``averaged``: many of its results are added up, and
     errors of one sign with them (``passes/truncation.py``). ``behind``: of one that is not ``transposed``, zeros behind
-    the input beyond its ``padding``, or so many fewer where negative, by axis; none at all: ().
+    the input beyond its ``padding``, or so many fewer where negative, by axis; none at all: (). ``cropped``: positions
+    before and behind the result that eager computes too, by axis; they say which precision is eager's.
     """
 
     kind: Literal["conv"] = "conv"
@@ -177,6 +178,7 @@ class ConvOp(Frozen):
     summed: bool = False
     averaged: bool = False
     behind: tuple[int, ...] = ()
+    cropped: tuple[tuple[int, int], ...] = ()
 
     @property
     def rank(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import add
 from typing import Any
 
-from fusegen import dims, inference
+from fusegen import dims, inference, windows
 from fusegen.dims import Dims
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -201,6 +201,9 @@ def _torch_scan(op: ScanOp, args: Sequence[str]) -> str:
 
 def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
     bias = args[2] if len(args) > 2 else "None"
+    if any(map(any, op.cropped)):
+        part = ", ".join(f"{first}:{-last or ''}" for first, last in op.cropped)
+        return f"{_torch_conv(windows.eager(op), args)}[:, :, {part}]"
     if any(op.behind):
         around = PadOp(before=op.padding, after=tuple(map(add, op.padding, op.behind)))
         args = (_torch_pad(around, args), *args[1:])

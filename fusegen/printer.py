@@ -185,6 +185,7 @@ def _conv_attributes(op: ConvOp) -> list[str]:
         ("summed", op.summed, False),
         ("averaged", op.averaged, False),
         ("behind", op.behind, ()),
+        ("cropped", op.cropped, ()),
     ]
     return [f"{name}={value}" for name, value, default in fields if value != default]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from operator import add, mul, sub
 from types import EllipsisType
 
 import torch
@@ -83,6 +84,21 @@ def output_size(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) -> 
     if conv.transposed:
         return dims.add(dims.mul(dims.sub(size, 1), s), reach + conv.output_padding[axis] + 1 - conv.around(axis))
     return dims.add(dims.floordiv(dims.add(size, conv.around(axis) - reach - 1), s), 1)
+
+
+def eager(conv: ConvOp) -> ConvOp:
+    """Eager's own, of whose positions ``conv`` computes a part."""
+    if not conv.cropped:
+        return conv
+    before, behind = (tuple(side) for side in zip(*conv.cropped, strict=True))
+    if conv.transposed:
+        padding = tuple(map(sub, conv.padding, before))
+        less = tuple(map(add, map(sub, conv.output_padding, before), behind))
+        return conv.replace(padding=padding, output_padding=less, cropped=())
+    padding = tuple(map(add, conv.padding, map(mul, before, conv.stride)))
+    more = map(mul, map(sub, behind, before), conv.stride)
+    zeros = tuple(map(add, conv.behind or (0,) * conv.rank, more))
+    return conv.replace(padding=padding, behind=zeros if any(zeros) else (), cropped=())
 
 
 def least_size(conv: ConvOp, kernel: tuple[int, ...], axis: int) -> int:

@@ -66,6 +66,7 @@ from fusegen.passes.algebra import (
     axes,
     channels,
     collapse,
+    crops,
     pooled_norms,
     pools,
     samples,
@@ -821,6 +822,60 @@ def _spread(draw: Draw) -> Node:
     return draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul", "div"])), *operands)
 
 
+def _spread_out(draw: Draw) -> tuple[Node, tuple[int, ...]]:
+    """What is spread out along at least one axis, and those axes."""
+    shape = draw.shape()
+    along = draw.axes(len(shape))
+    for axis in along:
+        shape[axis] = draw.rng.randint(2, 4)
+    narrow = [1 if axis in along else size for axis, size in enumerate(shape)]
+    while narrow and narrow[0] == 1 and draw.rng.random() < 0.5:
+        narrow = narrow[1:]
+    return draw.add(ExpandOp(shape=tuple(shape)), draw.leaf(*narrow)), along
+
+
+def _function_of_spread(draw: Draw) -> Node:
+    """Of one operand that is spread out, or of two, along an axis of both."""
+    x, along = _spread_out(draw)
+    if draw.rng.random() < 0.3:
+        return draw.reduce(draw.add(PointwiseOp(fn="square"), x))
+    narrow = [1 if axis == along[0] or draw.rng.random() < 0.5 else size for axis, size in enumerate(x.type.shape)]
+    other = draw.leaf(*narrow)
+    if draw.rng.random() < 0.5:
+        other = draw.add(ExpandOp(shape=x.type.shape), other)
+    operands = (x, other) if draw.rng.random() < 0.5 else (other, x)
+    return draw.reduce(draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul", "div"])), *operands))
+
+
+def _reduced_spread(draw: Draw) -> Node:
+    """Sums along other axes, means along any, which are read."""
+    x, along = _spread_out(draw)
+    others = [axis for axis in range(x.type.rank) if axis not in along]
+    if others and draw.rng.random() < 0.5:
+        x = draw.reduce(x, tuple(sorted(draw.rng.sample(others, draw.rng.randint(1, len(others))))), "sum")
+    else:
+        x = draw.reduce(x, fn="mean")
+    return draw.add(PointwiseOp(fn="square"), x)
+
+
+def _cropped_conv(draw: Draw) -> Node:
+    """As many positions fewer on either side of an axis as the padding has, or the result of a transposed one."""
+    while True:
+        conv = draw.conv()
+        assert isinstance(conv.op, ConvOp)
+        parts = [
+            SliceOp(axis=2 + at, start=before, length=size - before - behind)
+            for at in range(conv.op.rank)
+            for before in range(3)
+            for behind in range(3)
+            if (size := int(conv.type.shape[2 + at])) > before + behind > 0
+        ]
+        graph = draw.graph(conv)
+        fitting = [part for part in parts if crops.cropped(graph, part, conv)]
+        if fitting:
+            return draw.add(draw.rng.choice(fitting), conv)
+
+
 def _matmul(draw: Draw, batched: bool = False, scaled: str = "") -> Node:
     lead = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
     length, features, transposed = draw.rng.randint(1, 4), draw.rng.randint(1, 6), draw.rng.random() < 0.5
@@ -1338,6 +1393,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "reduce(x) over size-1 axes = reshape(x)": _unit_axes,
     "normalize(x) over size-1 axes too = normalize(x) over the others": _unit_norm_axes,
     "f(x, expand(c)) = f(x, c)": _spread,
+    "f(expand(x)) = expand(f(x))": _function_of_spread,
+    "reduce(expand(x)) = expand(reduce(x)),  what is equal counts once": _reduced_spread,
+    "slice(conv(x, w)) = conv(x, w) that pads less,  of positions": _cropped_conv,
     "slice(cat(x, y)) = slice(x),  where it lies in x": _part_of_joined,
     "cat(x) = x": lambda d: d.reduce(d.add(CatOp(axis=0), d.leaf(*d.shape(least=2))), (0,), "sum"),
     "expand(fill) = fill": _filled,

@@ -183,7 +183,7 @@ def _boxes(graph: Graph, conv: Node) -> tuple[Node, Node | None] | None:
     """The box means that ``conv`` reads, and the padding under them."""
     if not isinstance(conv.op, ConvOp) or conv.op.transposed or set(conv.op.stride) == {1}:
         return None
-    if any((*conv.op.padding, *conv.op.behind)):
+    if any((*conv.op.padding, *conv.op.behind, *conv.op.cropped)):
         return None
     pool = graph.node(conv.inputs[0])
     if not isinstance(pool.op, PoolOp) or pool.op.fn != "mean" or pool.op.rank != conv.op.rank:

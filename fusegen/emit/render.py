@@ -164,13 +164,14 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
         return [f"_fusegen_tf32_{plan.tf32}()"]
     if detail.precise:
         return ["0"]
-    axes = detail.axes[-detail.rank :] if isinstance(detail, DirectConvPlan) else detail.axes
+    known = detail.axes[-detail.rank :] if isinstance(detail, DirectConvPlan) else detail.axes
+    axes = [axis.eager for axis in known if axis.eager]
     transposed = detail.transposed if isinstance(detail, DirectConvPlan) else detail.head == "conv_transpose"
     stride, padding, dilation, output_padding = (
         tuple(getattr(axis, name) for axis in axes) for name in ("stride", "padding", "dilation", "output_padding")
     )
     around = ""
-    if any(axis.behind for axis in axes):  # eager's convolution is of the padded input
+    if any(axis.around != 2 * axis.padding for axis in axes):  # eager's convolution is of the padded input
         around = f", around={tuple(axis.around for axis in axes)}"
         padding = (0,) * len(axes)
     structure = (stride, padding, dilation, transposed, output_padding, detail.groups)

@@ -171,11 +171,11 @@ class Grouping:
         return isinstance(node.op, PointwiseOp) and 16 * data <= 17 * dims.numel(node.type.shape, sizes)
 
     def fusable_readers(self, name: str, joins: bool = False) -> bool:
-        """Whether all that reads a value, reshaped or not, may be in a kernel; ``joins``: those of other data, too."""
+        """Whether all that reads a value, or a view of it, may be in a kernel; ``joins``: those of other data, too."""
         readers = (PointwiseOp, ReduceOp, ArgReduceOp, ScanOp, SoftmaxOp, *((CatOp,) if joins else ()))
         for user in self.users[name]:
             op = self.by_name[user].op
-            if isinstance(op, ReshapeOp):
+            if isinstance(op, (ReshapeOp, PermuteOp)):
                 if user in self.results or not self.fusable_readers(user, joins):
                     return False
             elif not isinstance(op, readers):

@@ -1,10 +1,12 @@
 """Operands as they are stored: a transposed view of a product's operand, or of its result, is a property of the
-product, and zeros around a convolution's input are one of the convolution.
+product, and zeros around a convolution's input, or fewer of them for a part of its positions, are one of the
+convolution.
 """
 
 from __future__ import annotations
 
 from fusegen.ir import ConvOp, Graph, MatmulOp, Node, PadOp, PermuteOp
+from fusegen.passes.algebra import crops
 from fusegen.passes.algebra.padding import convolve_with_padding
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 from fusegen.passes.simplify import swaps_last_axes
@@ -39,6 +41,7 @@ def _zeros_around(m: Match) -> str | None:
 
 
 RULES = (
+    *crops.RULES,
     Rule(
         "conv(pad(x), w) = conv(x, w) that pads",
         op(ConvOp, op(PadOp, anything("x"), name="pad"), anything("w")),
@@ -69,5 +72,6 @@ def run(graph: Graph) -> Outcome:
     %t = permute(%x, (1, 0)); %y = matmul(%t, %w)  ->  %y = matmul(%x, %w, left_transposed)
     %y = matmul(%x, %w); %t = permute(%y, (0, 2, 1))  ->  %t = matmul(%w, %x, transposed, left_transposed)
     %p = pad(%x, before=(0, 0, 2), ...); %y = conv1d(%p, %w)  ->  %y = conv1d(%x, %w, padding=(2,), behind=(-2,))
+    %y = conv1d(%x, %w, padding=(2,)); %s = slice(%y, start=0, ...)  ->  %s = conv1d(%x, %w, padding=(2,), behind=(-2,))
     """
     return rewrite(graph, RULES)

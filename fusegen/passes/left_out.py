@@ -38,6 +38,8 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
     body, _ = grouping.body(group)
     if template_of(body) == "pool":
         heads = (ScanOp, SoftmaxOp)
+        if head := _one_head(grouping, unit, free):
+            return f"the kernel of {head} takes all of it"
     elif not viewspace.takes(body):
         return None
     pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
@@ -57,6 +59,29 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
                 seen.add(name)
                 pending.append(name)
     return None
+
+
+def _one_head(grouping: Grouping, unit: set[str], free: set[str]) -> str | None:
+    """The convolution that several whole operands of ``unit`` are functions of, whose kernel has one result instead."""
+    outside = {name for own in unit for name in grouping.by_name[own].inputs} - unit
+    size = max(dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes) for name in unit)
+    whole = [name for name in outside if dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes) == size]
+    if len(whole) < 2 or not all(isinstance(grouping.by_name[name].op, PointwiseOp) for name in whole):
+        return None
+    heads, pending, seen = set[str](), list(whole), set[str]()
+    while pending:
+        name = pending.pop()
+        node = grouping.by_name[name]
+        if name in seen or dims.numel(node.type.shape, grouping.graph.sizes) < size:
+            continue
+        seen.add(name)
+        if name not in free or not isinstance(node.op, (PointwiseOp, ConvOp)):
+            return None
+        if isinstance(node.op, ConvOp):
+            heads.add(name)
+        else:
+            pending += node.inputs
+    return heads.pop() if len(heads) == 1 else None
 
 
 def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:

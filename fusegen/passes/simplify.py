@@ -229,7 +229,7 @@ def _part_of_operand(m: Match) -> Node:
     return operand if operand.type == m.root.type else m.add(m.root.op.replace(start=begin), operand)
 
 
-def _is_only_read(m: Match) -> str | None:
+def is_only_read(m: Match) -> str | None:
     """Unless the model returns it, or a view of it: eager's result is a tensor of its own, which may be written to."""
     users, by_name, pending = m.graph.users, m.graph.by_name, [m.root.name]
     while pending:
@@ -303,7 +303,7 @@ RULES = (
         Numerics.EXACT,
         lambda m: None if _own_part(m) else "",
     ),
-    Rule("cat(x) = x", op(CatOp, anything("x")), _operand, Numerics.EXACT, _is_only_read),
+    Rule("cat(x) = x", op(CatOp, anything("x")), _operand, Numerics.EXACT, is_only_read),
     Rule(
         "expand(fill) = fill",
         op(ExpandOp, op(FillOp, name="x")),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fusegen import inference, windows
 from fusegen.ir import ConvOp, Node
-from fusegen.plan.details import ABSENT_AXIS, ContractionAxis
+from fusegen.plan.details import ABSENT_AXIS, ContractionAxis, EagerAxis
 from fusegen.plan.region import Region
 
 
 def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
-    kernel = inference.kernel_size(w.type)
+    kernel, whole = inference.kernel_size(w.type), windows.eager(conv)
     axes: list[ContractionAxis] = []
     for axis in range(conv.rank):
         size = region.sizes.local(x.type.shape[2 + axis])
@@ -23,6 +23,13 @@ def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple
                 dilation=conv.dilation[axis],
                 output_padding=conv.output_padding[axis],
                 behind=conv.behind[axis] if conv.behind else 0,
+                eager=EagerAxis(
+                    stride=whole.stride[axis],
+                    padding=whole.padding[axis],
+                    around=whole.around(axis),
+                    dilation=whole.dilation[axis],
+                    output_padding=whole.output_padding[axis],
+                ),
                 size=size,
                 output=output,
             )
@@ -33,4 +40,5 @@ def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple
 def line_of(region: Region, x: Node) -> ContractionAxis:
     """All positions of ``x`` as one axis, for ``inference.is_line``."""
     size = region.sizes.product(x.type.shape[2:])
-    return ABSENT_AXIS.replace(size=size, output=size)
+    eager = EagerAxis(stride=1, padding=0, around=0, dilation=1, output_padding=0)
+    return ABSENT_AXIS.replace(size=size, output=size, eager=eager)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusegen import dims, inference, windows
 from fusegen.costs import boxes, library
 from fusegen.ir import ReduceOp
-from fusegen.plan.details import ContractionAxis, ConvBoxesPlan
+from fusegen.plan.details import ContractionAxis, EagerAxis, ConvBoxesPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram
@@ -27,6 +27,9 @@ def _axes(region: Region, parts: boxes.BoxConv, kernel: tuple[int, ...]) -> tupl
                 padding=padding,
                 dilation=parts.op.dilation[axis],
                 output_padding=0,
+                eager=EagerAxis(
+                    stride=1, padding=padding, around=2 * padding, dilation=parts.op.dilation[axis], output_padding=0
+                ),
                 size=size,
                 output=output,
             )

@@ -31,6 +31,8 @@ from fusegen.spaces.rowspace import NotFusable, analyze
 
 MATRIX, ROW, TERM, COLUMN = "matrix", "row", "k", "column"
 """What the kernel calls the numbers of a product's matrix, row, term of the sum, and column."""
+MOST_READS = 12
+"""Loads that an element of a factor may wait for: while a block computes them, one after the other, none multiplies."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,6 @@ def check(body: Graph) -> ViewProduct:
     found = split(body)
     for factor, places in ((found.left, found.left_places), (found.right, found.right_places)):
         loads = placement.loads(body, factor.name, places)
-        if loads > viewspace.MOST_READS:
+        if loads > MOST_READS:
             raise NotFusable(f"an element of {factor.name} may come from {loads} places")
     return found

@@ -23,6 +23,7 @@ from fusegen.ir import (
 )
 from fusegen.passes.algebra.channels import collapses
 from fusegen.passes.algebra.collapse import LINEAR, constant_along, reduction
+from fusegen.passes.algebra.crops import cropped
 from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, anything, op
 
 _OF_PART = (PointwiseOp, SliceOp)
@@ -73,23 +74,38 @@ def _is_cheap(graph: Graph, part: SliceOp, axis: int, operand: Node, result: Nod
 
 
 def _reaches_a_product(m: Match) -> str | None:
-    """None when only the slice reads what it would move before, down to a product that shrinks or to a parameter."""
-    graph, part, node, axis = m.graph, _slice(m), m["x"], _slice(m).axis
-    users = graph.users
-    while not isinstance(node.op, ParamOp) and len(set(users[node.name])) == 1 and node.name not in graph.results:
+    """None when only the slice reads what it would move before, down to products that shrink or to a parameter."""
+    graph, part, seen = m.graph, _slice(m), {m.root.name}
+    position = {name: number for number, name in enumerate(graph.by_name)}
+    pending = {m["x"].name: part.axis}
+    while pending:
+        node = graph.node(max(pending, key=position.__getitem__))
+        axis = pending.pop(node.name)
+        if isinstance(node.op, ParamOp):
+            continue
+        own = part.replace(axis=axis)
+        users = [user for user in map(graph.node, graph.users[node.name]) if user.op != own]
+        if any(user.name not in seen for user in users) or node.name in graph.results:
+            return ""
+        seen.add(node.name)
+        if isinstance(node.op, ConvOp) and axis > 1:
+            if node is m["x"] or cropped(graph, own, node) is None:
+                return ""
+            continue
         operands, axes = [graph.node(name) for name in node.inputs], _operand_axes(graph, node, axis)
+        dear = {i for i, at in (axes or {}).items() if not _is_cheap(graph, part, at, operands[i], node)}
         if not axes:
             return ""
-        product = isinstance(node.op, (ConvOp, MatmulOp))
+        if isinstance(node.op, (ConvOp, MatmulOp)):
+            reason = "" if dear else _keeps_its_class(graph, node)
+            if reason is not None:
+                return reason
+            continue
         main = max(range(len(operands)), key=lambda i: dims.numel(operands[i].type.shape, graph.sizes))
-        if any(not _is_cheap(graph, part, at, operands[i], node) for i, at in axes.items() if product or i != main):
-            return ""
-        if product:
-            return _keeps_its_class(graph, node)
         if main not in axes:
             return ""
-        node, axis = operands[main], axes[main]
-    return None if isinstance(node.op, ParamOp) else ""
+        pending |= {operands[i].name: axes[i] for i in {main} | dear}
+    return None
 
 
 def _stays(graph: Graph, part: Node) -> bool:

@@ -14,6 +14,17 @@ from fusegen.spaces.convreduce import Fold, PositionFn, folds, has_exponentials,
 from fusegen.spaces.convsweep import SweptFn
 
 
+class EagerAxis(Frozen):
+    """The axis of eager's convolution, whose precision is that of the kernel."""
+
+    stride: int
+    padding: int
+    around: int
+    """Zeros around the input, on both sides together."""
+    dilation: int
+    output_padding: int
+
+
 class ContractionAxis(Frozen):
     """One spatial axis of a convolution; ``size`` and ``output`` are its lengths over binding names."""
 
@@ -24,6 +35,8 @@ class ContractionAxis(Frozen):
     output_padding: int
     behind: int = 0
     """Zeros behind the input beyond ``padding``."""
+    eager: EagerAxis | None = None
+    """None for an absent axis."""
     size: Dim
     output: Dim
 
