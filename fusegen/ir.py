@@ -164,7 +164,8 @@ class ConvOp(Frozen):
     for those of as many, and plain float32 is precise enough. ``averaged``: many of its results are added up, and
     errors of one sign with them (``passes/truncation.py``). ``behind``: of one that is not ``transposed``, zeros behind
     the input beyond its ``padding``, or so many fewer where negative, by axis; none at all: (). ``cropped``: positions
-    before and behind the result that eager computes too, by axis; they say which precision is eager's.
+    before and behind the result that eager computes too, by axis; they say which precision is eager's. ``enlarged``: of
+    a ``transposed`` one that stands for eager's plain one, how often eager's input repeats each element, by axis.
     """
 
     kind: Literal["conv"] = "conv"
@@ -179,6 +180,7 @@ class ConvOp(Frozen):
     averaged: bool = False
     behind: tuple[int, ...] = ()
     cropped: tuple[tuple[int, int], ...] = ()
+    enlarged: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:

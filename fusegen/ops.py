@@ -203,12 +203,12 @@ def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
     bias = args[2] if len(args) > 2 else "None"
     if any(map(any, op.cropped)):
         part = ", ".join(f"{first}:{-last or ''}" for first, last in op.cropped)
-        return f"{_torch_conv(windows.eager(op), args)}[:, :, {part}]"
+        return f"{_torch_conv(windows.eager(op, ()), args)}[:, :, {part}]"
     if any(op.behind):
         around = PadOp(before=op.padding, after=tuple(map(add, op.padding, op.behind)))
         args = (_torch_pad(around, args), *args[1:])
         op = op.replace(padding=(0,) * op.rank)
-    if op.precise:  # the one form of the call that names the precision: its last argument permits TF32
+    if op.precise or op.enlarged:  # the one form of the call that names the precision: its last argument permits TF32
         lists = [str(list(values)) for values in (op.stride, op.padding, op.dilation)]
         shape = f"{', '.join(lists)}, {op.transposed}, {list(op.output_padding)}, {op.groups}"
         return f"torch.ops.aten._convolution.default({args[0]}, {args[1]}, {bias}, {shape}, False, False, True, False)"

@@ -186,6 +186,7 @@ def _conv_attributes(op: ConvOp) -> list[str]:
         ("averaged", op.averaged, False),
         ("behind", op.behind, ()),
         ("cropped", op.cropped, ()),
+        ("enlarged", op.enlarged, ()),
     ]
     return [f"{name}={value}" for name, value, default in fields if value != default]
 

@@ -86,8 +86,12 @@ def output_size(conv: ConvOp, kernel: tuple[int, ...], axis: int, size: Dim) -> 
     return dims.add(dims.floordiv(dims.add(size, conv.around(axis) - reach - 1), s), 1)
 
 
-def eager(conv: ConvOp) -> ConvOp:
-    """Eager's own, of whose positions ``conv`` computes a part."""
+def eager(conv: ConvOp, kernel: tuple[int, ...]) -> ConvOp:
+    """Eager's own, of whose positions ``conv`` computes a part, or for which it stands with a ``kernel`` of its own."""
+    if conv.enlarged:
+        one, none = (1,) * conv.rank, (0,) * conv.rank
+        padding = tuple(k - s - p for k, s, p in zip(kernel, conv.stride, conv.padding, strict=True))
+        return conv.replace(transposed=False, stride=one, padding=padding, output_padding=none, enlarged=())
     if not conv.cropped:
         return conv
     before, behind = (tuple(side) for side in zip(*conv.cropped, strict=True))

@@ -72,6 +72,7 @@ from fusegen.passes.algebra import (
     samples,
     slices,
     transposed_pools,
+    upsampled,
     whole,
     window_products,
 )
@@ -876,6 +877,31 @@ def _cropped_conv(draw: Draw) -> Node:
             return draw.add(draw.rng.choice(fitting), conv)
 
 
+def _conv_of_repeated(draw: Draw) -> Node:
+    """Of an image whose elements are repeated along some axes."""
+    rank = draw.rng.randint(1, 2)
+    kernel, size = ([draw.rng.randint(1, 4) for _ in range(rank)] for _ in range(2))
+    factors = [draw.rng.randint(1, 3) for _ in range(rank)]
+    factors[draw.rng.randrange(rank)] = draw.rng.randint(2, 3)
+    size = [max(n, -(-k // s)) for n, k, s in zip(size, kernel, factors, strict=True)]
+    batch, inputs, outputs = (draw.rng.randint(1, 3) for _ in range(3))
+    x = draw.leaf(batch, inputs, *size)
+    pairs = list(zip(size, factors, strict=True))
+    apart = [own for n, s in pairs for own in ((n, 1) if s > 1 else (n,))]
+    spread = [own for n, s in pairs for own in ((n, s) if s > 1 else (n,))]
+    x = draw.add(ReshapeOp(shape=(batch, inputs, *apart)), x)
+    x = draw.add(ExpandOp(shape=(batch, inputs, *spread)), x)
+    x = draw.add(ReshapeOp(shape=(batch, inputs, *(n * s for n, s in pairs))), x)
+    conv = ConvOp(
+        transposed=False,
+        stride=(1,) * rank,
+        padding=tuple(draw.rng.randint(0, k - 1) for k in kernel),
+        dilation=(1,) * rank,
+        output_padding=(0,) * rank,
+    )
+    return draw.add(conv, x, draw.leaf(outputs, inputs, *kernel))
+
+
 def _matmul(draw: Draw, batched: bool = False, scaled: str = "") -> Node:
     lead = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
     length, features, transposed = draw.rng.randint(1, 4), draw.rng.randint(1, 6), draw.rng.random() < 0.5
@@ -1393,6 +1419,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "reduce(x) over size-1 axes = reshape(x)": _unit_axes,
     "normalize(x) over size-1 axes too = normalize(x) over the others": _unit_norm_axes,
     "f(x, expand(c)) = f(x, c)": _spread,
+    "conv(repeat(x), w) = conv_transpose(x, sums of w),  each element of x repeated along axes": _conv_of_repeated,
     "f(expand(x)) = expand(f(x))": _function_of_spread,
     "reduce(expand(x)) = expand(reduce(x)),  what is equal counts once": _reduced_spread,
     "slice(conv(x, w)) = conv(x, w) that pads less,  of positions": _cropped_conv,
@@ -1606,6 +1633,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(collapse, "_pays", lambda graph, conv, count: None)
     monkeypatch.setattr(slices, "_is_cheap", lambda *_: True)
     monkeypatch.setattr(slices, "_keeps_its_class", lambda *_: None)
+    monkeypatch.setattr(upsampled, "_pays", lambda *_: None)
     monkeypatch.setattr(moments, "WORTH", 1)
     monkeypatch.setattr(joins, "WORTH", 0)
     monkeypatch.setattr(whole, "_MANY_TERMS", 1)

@@ -52,7 +52,7 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
         return True
     x, w = (graph.node(name).type for name in node.inputs[:2])
     channels, _ = inference.group_channels(node.op, x, w)
-    return not node.op.precise and in_tf32(node.op.transposed, channels)
+    return not node.op.precise and in_tf32(node.op.transposed and not node.op.enlarged, channels)
 
 
 def seconds(body: Graph, node: Node, machine: Machine) -> float:

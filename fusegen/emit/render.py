@@ -174,6 +174,9 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     if any(axis.around != 2 * axis.padding for axis in axes):  # eager's convolution is of the padded input
         around = f", around={tuple(axis.around for axis in axes)}"
         padding = (0,) * len(axes)
+    if any(axis.enlarged for axis in axes):
+        around += f", enlarged={tuple(axis.enlarged for axis in axes)}"
+        transposed = False
     structure = (stride, padding, dilation, transposed, output_padding, detail.groups)
     return [
         f'_fusegen_rounds("{plan.name}", {variables[detail.source]}, {variables[detail.weight]}, '
@@ -352,6 +355,7 @@ def render(
         only_hopper=any(plan.only_hopper for plan in plans),
         rounds="_fusegen_rounds" in called,
         uneven=any("around=(" in line for line in body),
+        enlarged=any("enlarged=(" in line for line in body),
         settings=[name for name in ("conv", "matmul") if f"_fusegen_tf32_{name}" in called],
         header=header_lines(program, carried, title),
         signature=", ".join(_local(o.node.name) for o in fused),

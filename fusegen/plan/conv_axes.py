@@ -9,7 +9,8 @@ from fusegen.plan.region import Region
 
 
 def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple[ContractionAxis, ...]:
-    kernel, whole = inference.kernel_size(w.type), windows.eager(conv)
+    kernel = inference.kernel_size(w.type)
+    whole = windows.eager(conv, kernel)
     axes: list[ContractionAxis] = []
     for axis in range(conv.rank):
         size = region.sizes.local(x.type.shape[2 + axis])
@@ -29,6 +30,7 @@ def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple
                     around=whole.around(axis),
                     dilation=whole.dilation[axis],
                     output_padding=whole.output_padding[axis],
+                    enlarged=conv.enlarged[axis] if conv.enlarged else 0,
                 ),
                 size=size,
                 output=output,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusegen import dims, inference, windows
 from fusegen.costs import boxes, library
 from fusegen.ir import ReduceOp
-from fusegen.plan.details import ContractionAxis, EagerAxis, ConvBoxesPlan
+from fusegen.plan.details import ContractionAxis, ConvBoxesPlan, EagerAxis
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style
 from fusegen.plan.rowprogram import RowProgram

@@ -27,6 +27,7 @@ from fusegen.passes.algebra import (
     slices,
     spread,
     transposed_pools,
+    upsampled,
     views,
     whole,
     window_products,
@@ -58,6 +59,7 @@ RULES = (
     *channels.RULES,
     *axes.RULES,
     *collapse.RULES,
+    *upsampled.RULES,
     *whole.RULES,
 )
 

@@ -13,7 +13,7 @@ from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 def cropped(graph: Graph, part: SliceOp, conv: Node) -> ConvOp | None:
     """The convolution of ``part`` of its positions, or None where it would begin or end within the input."""
     op, at = conv.op, part.axis - 2
-    if not isinstance(op, ConvOp) or at < 0 or len(conv.inputs) > 2:
+    if not isinstance(op, ConvOp) or at < 0 or len(conv.inputs) > 2 or op.enlarged:
         return None
     before = part.start
     behind = dims.sub(conv.type.shape[part.axis], dims.add(before, part.length))

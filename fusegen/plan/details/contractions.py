@@ -23,6 +23,8 @@ class EagerAxis(Frozen):
     """Zeros around the input, on both sides together."""
     dilation: int
     output_padding: int
+    enlarged: int = 0
+    """How often each element of its input is one of the kernel's; 0: it has the kernel's own input and weights."""
 
 
 class ContractionAxis(Frozen):
