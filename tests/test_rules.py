@@ -67,6 +67,7 @@ from fusegen.passes.algebra import (
     channels,
     collapse,
     crops,
+    dots,
     pooled_norms,
     pools,
     samples,
@@ -902,6 +903,16 @@ def _conv_of_repeated(draw: Draw) -> Node:
     return draw.add(conv, x, draw.leaf(outputs, inputs, *kernel))
 
 
+def _summed_pairs(draw: Draw) -> Node:
+    """Products of all pairs of rows of two factors, some of them of axes that both have."""
+    batch, rows, columns = ([draw.rng.randint(2, 4) for _ in range(draw.rng.randint(n, 2))] for n in (0, 1, 1))
+    terms = draw.rng.randint(2, 5)
+    x = draw.leaf(*batch, *rows, *(1 for _ in columns), terms)
+    y = draw.leaf(*batch, *(1 for _ in rows), *columns, terms)
+    product = draw.add(PointwiseOp(fn="mul"), *((x, y) if draw.rng.random() < 0.5 else (y, x)))
+    return draw.reduce(product, (product.type.rank - 1,), "sum")
+
+
 def _matmul(draw: Draw, batched: bool = False, scaled: str = "") -> Node:
     lead = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
     length, features, transposed = draw.rng.randint(1, 4), draw.rng.randint(1, 6), draw.rng.random() < 0.5
@@ -1420,6 +1431,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "normalize(x) over size-1 axes too = normalize(x) over the others": _unit_norm_axes,
     "f(x, expand(c)) = f(x, c)": _spread,
     "conv(repeat(x), w) = conv_transpose(x, sums of w),  each element of x repeated along axes": _conv_of_repeated,
+    "sum(x y) over the last axis = matmul(x, y),  each without axes of the other": _summed_pairs,
     "f(expand(x)) = expand(f(x))": _function_of_spread,
     "reduce(expand(x)) = expand(reduce(x)),  what is equal counts once": _reduced_spread,
     "slice(conv(x, w)) = conv(x, w) that pads less,  of positions": _cropped_conv,
@@ -1633,6 +1645,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(collapse, "_pays", lambda graph, conv, count: None)
     monkeypatch.setattr(slices, "_is_cheap", lambda *_: True)
     monkeypatch.setattr(slices, "_keeps_its_class", lambda *_: None)
+    monkeypatch.setattr(dots, "_pays", lambda *_: None)
     monkeypatch.setattr(upsampled, "_pays", lambda *_: None)
     monkeypatch.setattr(moments, "WORTH", 1)
     monkeypatch.setattr(joins, "WORTH", 0)

@@ -159,6 +159,8 @@ def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
     """The argument that says whether a kernel may compute in TF32, where it has one."""
     if plan.tf32 is None:
         return []
+    if plan.tf32 == "never":
+        return ["0"]
     detail = plan.detail.conv if isinstance(plan.detail, ConvApartPlan) else plan.detail
     if not isinstance(detail, (ContractionPlan, ConvBoxesPlan, DirectConvPlan)) or plan.tf32 != "conv":
         return [f"_fusegen_tf32_{plan.tf32}()"]

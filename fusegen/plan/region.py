@@ -11,6 +11,7 @@ from fusegen.ir import (
     ConstOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     Op,
     ParamOp,
@@ -146,6 +147,7 @@ class Region:
         aligned: tuple[str, ...] = (),
     ) -> KernelPlan:
         args = self.operands
+        precise = any(isinstance(node.op, MatmulOp) and node.op.precise for node in self.whole.nodes)
         return KernelPlan(
             name=name,
             node=self.node.name,
@@ -159,7 +161,7 @@ class Region:
             computes=tuple(format_node(n) for n in self.whole.nodes if not isinstance(n.op, InputOp)),
             counters=counters,
             workspace=workspace,
-            tf32=tf32,
+            tf32="never" if tf32 == "matmul" and precise else tf32,
             only_hopper=only_hopper,
             parts=parts,
             aligned=aligned,

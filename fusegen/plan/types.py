@@ -42,7 +42,7 @@ class KernelPlan(Frozen):
     """Other regions that the same kernel computes."""
     counters: Dim | None = None
     """Count (over binding names) of zero-initialised uint32 counters that the kernel leaves at zero."""
-    tf32: Literal["conv", "matmul"] | None = None
+    tf32: Literal["conv", "matmul", "never"] | None = None
     """The torch setting that the kernel's last argument ``int64_t tf32`` reports: 1 where it permits TF32."""
     only_hopper: bool = False
     """True when ``detail`` itself needs sm_90a: on other devices the reference forward runs."""
