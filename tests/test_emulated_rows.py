@@ -32,6 +32,10 @@ MODELS = {
     "several_rows_of_pairs": ("x.relu().sum(-1)", [(20, 20, 4, 62), (20, 20, 4, 46), (40, 20, 4, 33), (20, 10, 4, 20)]),
     "a_warp_to_a_row": ("torch.logsumexp(x - 0.25, -1) / 3", [(20, 10, 4, 196), (20, 10, 4, 180), (20, 10, 4, 90)]),
     "warps_to_a_row": ("x.flatten(2).softmax(-1).view_as(x) * x", [(40, 15, 24, 36), (40, 15, 20, 30), (40, 15, 3, 5)]),
+    "truth_values": (
+        "torch.where((x > 2).any(-1, keepdim=True), torch.nanmean(x, -1, keepdim=True), (x < 1.5).all(-1, True) * x)",
+        [(20, 10, 4, 196), (20, 10, 4, 30), (3, 2, 4, 5)],
+    ),
     "odd_planes": ("F.instance_norm(x)", [(40, 15, 25, 29), (40, 15, 24, 28), (20, 10, 9, 9)]),
 }
 """By name: what the forward returns, and shapes of ``x``: the first is the file's."""

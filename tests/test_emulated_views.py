@@ -71,6 +71,11 @@ RUNS: dict[str, tuple[str, list[Shapes]]] = {
         "torch.cat([x * self.w + torch.cat([-x[..., 12:], x[..., :12]], 2) * self.w.cos(), y.sigmoid()], 1)",
         [[(3, 5, 24), (3, 2, 24)], [(2, 1, 24), (2, 9, 24)]],
     ),
+    "chosen_numbers": (
+        "torch.fmax(x, self.w) + torch.fmin(y, x.sqrt()) * torch.linspace(-1, 2, 24) + torch.heaviside(x, y)",
+        [[(3, 5, 24), (3, 5, 24)], [(1, 7, 24), (1, 7, 24)]],
+    ),
+    "crossed": ("torch.cross(x, y, dim=1) * self.w", [[(5, 3, 24), (5, 3, 24)], [(1, 3, 24), (1, 3, 24)]]),
     "from_the_second": ("torch.cat([x[..., 1:], x[..., 1:] * 2], 1) + 1", [[(3, 5, 25)], [(2, 7, 6)], [(2, 3, 9)]]),
 }
 """The same for accesses of several elements that lie in one part, or in several."""

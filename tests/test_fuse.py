@@ -425,6 +425,11 @@ def test_a_join_of_one_tensor_is_that_tensor(body: str, expected: list[str], tmp
     assert templates(program(tmp_path, body, inputs="torch.rand(16, 8, 64)")) == expected
 
 
+@pytest.mark.parametrize("body", ["return x.sum() != 0", "return (x > 0.5).any()", "return x.amax() > 0.5"])
+def test_a_truth_value_of_all_elements_is_a_kernel_after_their_reduction(body: str, tmp_path: Path) -> None:
+    assert templates(program(tmp_path, body)) == ["row_stream", "pointwise"]
+
+
 def test_a_permuted_result_of_elementwise_ops_stays_a_view(tmp_path: Path) -> None:
     found = program(tmp_path, "return (x.relu() + 1).permute(0, 2, 3, 1)")
     assert templates(found) == ["pointwise", "torch"]

@@ -78,6 +78,17 @@ SPELLINGS = """
     i ^ j
     ~i
     torch.logical_and(i, j > 1)
+    torch.heaviside(i, j)
+    torch.fmax(i, j)
+    torch.fmin(i, j)
+    torch.isposinf(i)
+    torch.deg2rad(i)
+    torch.xlogy(i, j)
+    i.any(1)
+    i.all(0, keepdim=True)
+    torch.count_nonzero(i, 0) * 0.5
+    i.repeat_interleave(3, 1) + 1
+    torch.tensordot(x, x[0], dims=([1, 2], [0, 1]))
     x.long()
     (x * 5).int() - 1
     (x * 3).long().float()

@@ -697,6 +697,10 @@ def test_a_condition_stays_where_the_other_answer_returns_otherwise(results: str
         ("return (x * (x > 0.5)).sum(1) / (x > 0.5).sum(1)", True),
         ("return x.sum() / (x > 0.5).sum().clamp(min=1)", True),
         ("n = (x > 0.5).sum(1, keepdim=True) * 2 + 1\nreturn x * n + n.sqrt()", True),
+        ("return x / x.relu().count_nonzero()", True),
+        ("return x.sum(1) * (x > 0.5).count_nonzero(1)", True),
+        ("return x.count_nonzero(1)", False),
+        ("return x.sum().count_nonzero() / 2", False),  # of one number
         ("return (x > 0.5).sum(1)", False),  # what the caller gets is an integer
         ("n = (x > 0.5).sum(1)\nreturn n / 2.0, n", False),
         ("return x[(x > 0.5).sum(1).clamp(max=3)]", False),

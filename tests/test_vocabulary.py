@@ -47,6 +47,17 @@ SPELLINGS = {
         torch.remainder(x, x * 3 - 1)
         torch.hypot(x, x * 2)
         torch.copysign(x, x - 0.5)
+        torch.heaviside(x, x * 2)
+        torch.heaviside(x, x[0, 0, 0, :1])
+        torch.fmax(x, x.sqrt())
+        torch.fmax(x.sqrt(), x)
+        torch.fmin(x, x.sqrt())
+        torch.fmin(x.sqrt(), x * 2)
+        torch.deg2rad(x)
+        torch.rad2deg(x)
+        torch.linspace(-1, 1, 5) * x
+        torch.linspace(0.1, 7, 4)[:, None, None] + x
+        torch.linspace(3, -2.5, 1001)
     """,
     "powers": """
         x ** 2
@@ -71,6 +82,22 @@ SPELLINGS = {
         torch.special.erf(x) + torch.special.erfc(x) + torch.special.log1p(x)
         torch.logaddexp(x, x * 2) + torch.logaddexp2(x, x * 2)
         torch.xlogy(x, x * 2) + torch.special.xlog1py(x, x * 2)
+        torch.special.xlogy(x, x.flip(0) - 0.2)
+        torch.special.xlogy(x * 0, x - 0.2)
+        torch.special.xlogy(x, 0.3)
+        torch.special.xlogy(x, -0.5)
+        torch.special.xlogy(x * 0, 0)
+        torch.special.xlogy(0, x - 0.2)
+        torch.special.xlogy(-2, x - 0.2)
+        torch.special.xlog1py(x * 0, x - 2)
+        torch.special.xlog1py(x.flip(0), x)
+        torch.special.xlog1py(0, x - 2)
+        torch.special.xlog1py(x, 0.5)
+        torch.special.entr(x)
+        torch.special.entr(x * 0)
+        torch.special.entr(-x)
+        torch.special.ndtr(x)
+        torch.special.ndtr(x * 3)
         torch.logit(x)
         torch.logit(x, 0.1)
         torch.special.expit(x)
@@ -83,6 +110,27 @@ SPELLINGS = {
         torch.flip(x, (0, -1))
         torch.fliplr(x) + torch.flipud(x)
         x.flip(3).cumsum(3).flip(3)
+    """,
+    "truth values and counts": """
+        x.any()
+        x.all()
+        (x > 0.5).any(1)
+        (x > 0.5).all(-1, keepdim=True)
+        torch.any(x, 2)
+        torch.all(x.relu(), 2)
+        torch.any(x > 0.8, dim=(0, 2))
+        torch.all(x < 1.2, dim=(1, -1), keepdim=True)
+        torch.where((x > 1).any(1, keepdim=True), x, 0.0)
+        x.count_nonzero() / 2
+        x.relu().count_nonzero(1).float()
+        torch.count_nonzero(x > 0.5, dim=(0, 2)) * 0.5
+        x / (x > 0.5).sum((0, -1), keepdim=True)
+        torch.nanmean(x)
+        x.sqrt().nanmean(1)
+        (x / 0).nanmean((0, -1), keepdim=True)
+        torch.trapz(x)
+        torch.trapz(x, dx=0.5)
+        torch.trapezoid(x, dx=3, dim=1)
     """,
     "vector norms": """
         x.norm()
@@ -185,6 +233,18 @@ SPELLINGS = {
         torch.linalg.vecdot(x, x * 2)
         torch.linalg.multi_dot([x[0, 0], x[0, 0].mT, x[0, 0]])
         torch.kron(x[0, 0], x[1, 1])
+        torch.tensordot(x, x[:, 0], dims=([0, 2, 3], [0, 1, 2]))
+        torch.tensordot(x, x[:, 1], dims=([3, 0], [2, 0]))
+        torch.tensordot(x, x[0, 0].mT, dims=1)
+        torch.tensordot(x[0, 0], x[1, 1], dims=0)
+        torch.tensordot(x, x, dims=4)
+        torch.addbmm(x[0, 0, 0], x[0], x[1].mT[:, :, :5])
+        torch.addbmm(x[0, 0], x[0], x[1].mT @ x[2], beta=0.5, alpha=2)
+        torch.addbmm(x[0, 0], x[0], x[1].mT @ x[2], beta=0)
+        torch.cross(x.tanh(), x.flip(0).tanh(), dim=0)
+        torch.cross(x[..., :3].sin(), x[..., 2:].tanh(), dim=-1)
+        torch.linalg.cross(x[..., :3].tanh(), x[:1, ..., 2:].sin())
+        torch.linalg.cross(torch.where(x.isinf(), x, x.tanh())[:, :3], x[:, 1:].tanh(), dim=1)
     """,
     "choices": """
         torch.where(x > 0, x, 0.0)
@@ -210,6 +270,9 @@ SPELLINGS = {
         torch.gt(x, 0.5)
         torch.less(x, 0.5)
         x.isnan().float() + torch.isinf(x).float() + torch.isfinite(x).float()
+        torch.isposinf(x)
+        torch.isneginf(x)
+        x.isposinf().float() - x.isneginf().float()
         x.bool().float()
         F.hardshrink(x, 0.3) + F.softshrink(x, 0.2)
         torch.nansum(x, 1)
@@ -243,6 +306,18 @@ SPELLINGS = {
         x.expand_as(x)
         x.repeat(1, 2, 1, 1)
         x.tile(2, 1)
+        x.repeat_interleave(2)
+        x.repeat_interleave(3, dim=1)
+        torch.repeat_interleave(x, 2, -1)
+        torch.rot90(x)
+        torch.rot90(x, 1, (2, 3))
+        torch.rot90(x, 2, (3, 1))
+        torch.rot90(x, -1, (0, 2))
+        torch.rot90(x, 4, (0, 2))
+        F.interpolate(x, scale_factor=2, mode='nearest-exact')
+        F.interpolate(x, scale_factor=(3, 2), mode='nearest-exact')
+        F.interpolate(x.flatten(2), scale_factor=5, mode='nearest-exact')
+        F.interpolate(x[None], (3 * x.shape[1], x.shape[2], 7 * x.shape[3]), mode='nearest-exact')
         F.pixel_shuffle(x, 2)
         F.pixel_unshuffle(x[..., :4], 2)
         F.interpolate(x, scale_factor=2)
@@ -380,6 +455,24 @@ def test_every_spelling_is_imported(family: str, tmp_path: Path) -> None:
         for line, found, expected in zip(lines, interpret.run(graph, [x], {}), model(x.clone()), strict=True):
             assert found.dtype == expected.dtype, line
             torch.testing.assert_close(found, expected, equal_nan=True, msg=lambda m, line=line: f"{line}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("(x > 0).to(torch.uint8).any(1)", "aten.any.dim"),  # which is a number, too
+        ("torch.any(x, dim=())", "aten.any.dims"),  # along no axis
+        ("F.interpolate(x, (7, 9), mode='nearest-exact')", "aten._upsample_nearest_exact2d.vec"),
+        ("torch.linspace(0, 9, 4, dtype=torch.long)", "aten.linspace.default"),
+        ("torch.linspace(-3e38, 3e38, 4)", "aten.linspace.default"),  # steps of infinity
+        ("torch.special.ndtr(x.half())", "aten.special_ndtr.default"),
+        ("torch.xlogy(x.half(), x.half())", "aten.xlogy.Tensor"),
+        ("x.count_nonzero(1)", "aten.count_nonzero.default"),
+    ],
+)
+def test_what_an_op_means_otherwise_is_left_to_torch(body: str, left: str, tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, f"return {body}, x + 1", inputs="torch.rand(3, 4, 6, 5)")).graph
+    assert left in [node.op.target for node in graph.nodes if isinstance(node.op, EagerOp)]
 
 
 @pytest.mark.parametrize(("size", "spread"), [("4 * x.shape[3]", True), ("25 * x.shape[3]", False), ("9", False)])

@@ -128,7 +128,7 @@ def pays(body: Graph) -> bool:
     writer = _writer(body)
     source = body.node(writer.inputs[0]) if isinstance(writer.op, ReshapeOp) else writer
     source = body.node(body.outputs[0]) if isinstance(writer.op, GatherOp) else source
-    row = source.type.shape[-1]
+    row = source.type.shape[-1] if source.type.rank else 1
     short = isinstance(row, int) and row <= _SHORT_ROW
     turned = isinstance(source.op, PermuteOp) and (source.op.order[-1] != source.type.rank - 1 or short)
     spread = {name for node in body.nodes if isinstance(node.op, CatOp) for name in node.inputs}  # joined by elements

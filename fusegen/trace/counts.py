@@ -12,6 +12,10 @@ from fusegen.pointwise import BY_ATEN
 from fusegen.trace.whole import aten_name
 
 _SUMS = ("aten.sum.default", "aten.sum.dim_IntList")
+_COUNTED = frozenset(
+    {torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32}
+)
+"""Element types that the IR compares with zero."""
 _OF_COUNTS = ("clamp", "clamp_min", "maximum", "add", "sub", "mul", "view", "reshape", "unsqueeze", "squeeze", "expand")
 """Ops of counts, and of numbers, that give counts."""
 _TO_FLOATS = ("add", "sub", "rsub", "mul", "div", "pow", "_to_copy", "to", "type_as")
@@ -30,17 +34,25 @@ def kept_as_floats(graph: fx.Graph) -> frozenset[fx.Node]:
     for node in graph.nodes:
         if node.op != "call_function" or _dtype(node) is not torch.int64:
             continue
-        counts = aten_name(str(node.target)) in _SUMS and _dtype(node.args[0]) is torch.bool
-        counts = counts and node.kwargs.get("dtype") is None
         tensors = [value for value in node.all_input_nodes if _dtype(value) is not None]
         follows = _name(node) in _OF_COUNTS and kept.issuperset(tensors) and tensors
-        if counts or follows:
+        if _is_count(node) or follows:
             kept.add(node)
     left = len(kept) + 1
     while len(kept) < left:  # one that does not end in floats takes what it is made of along
         left = len(kept)
         kept = {node for node in kept if node.users and all(_ends_in_floats(user, kept) for user in node.users)}
     return frozenset(kept)
+
+
+def _is_count(node: fx.Node) -> bool:
+    """Whether ``node`` says how many elements are true, along axes."""
+    counted = node.args[0] if node.args else None
+    if not isinstance(counted, fx.Node) or (dtype := _dtype(counted)) is None or not counted.meta["val"].dim():
+        return False
+    if _name(node) == "count_nonzero":
+        return dtype in _COUNTED
+    return aten_name(str(node.target)) in _SUMS and dtype is torch.bool and node.kwargs.get("dtype") is None
 
 
 def _name(node: fx.Node) -> str:

@@ -47,9 +47,7 @@ APART = frozenset(
         "special_erf",
         "special_erfc",
         "special_log1p",
-        "special_xlog1py",
         "triplet_margin_loss",
-        "xlogy",
     }
 )
 """Names of ATen ops."""

@@ -15,12 +15,14 @@ from fusegen import dims
 from fusegen.ir import ArgReduceOp, ConvOp, DType, PadOp, ReduceOp, ReshapeOp, ScanOp, SoftmaxOp
 from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
     elementwise,
+    functions,
     gathers,
     integers,
     norms,
     pools,
     products,
     recurrent,
+    reductions,
     resampling,
     shapes,
     windows,

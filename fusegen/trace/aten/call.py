@@ -130,6 +130,9 @@ def _common(call: Call, operands: tuple[Any, ...]) -> Value:
     return max(tensors, key=lambda value: value.type.dtype.bytes)
 
 
+_OF_TRUTHS = ("and", "or", "xor", "not")
+
+
 def pointwise(call: Call, fn: str, *operands: Any) -> Value:
     """An elementwise node; its operands, numbers among them, are brought to one element type. Raises ``GraphError``."""
     like = _common(call, operands)
@@ -138,7 +141,7 @@ def pointwise(call: Call, fn: str, *operands: Any) -> Value:
         if not isinstance(value, Value):
             return call.build.scalar(value, like)
         own, wanted = value.type.dtype, like.type.dtype
-        if own is wanted or wanted is DType.BOOL or (fn == "where" and position == 0):
+        if own is wanted or wanted is DType.BOOL or fn in _OF_TRUTHS or (fn == "where" and position == 0):
             return value
         if own is DType.BOOL:
             return numbers(call, value, like)

@@ -215,9 +215,9 @@ def _logit(call: Call) -> Value | None:
     return pointwise(call, "log", pointwise(call, "div", x, pointwise(call, "sub", 1.0, x)))
 
 
-def _times_log(call: Call, x: Any, y: Value) -> Value:
+def _times_log(call: Call, x: Any, y: Any, fn: str = "log") -> Value:
     """x log(y), zero where x is and y is no NaN."""
-    product = pointwise(call, "mul", pointwise(call, "log", y), x)
+    product = pointwise(call, "mul", pointwise(call, fn, y), x)
     is_number = pointwise(call, "eq", y, y)
     is_zero = pointwise(call, "eq", x, 0.0) if isinstance(x, Value) else x == 0
     if is_zero is False:
@@ -226,12 +226,17 @@ def _times_log(call: Call, x: Any, y: Value) -> Value:
     return pointwise(call, "where", nothing, 0.0, product)
 
 
-@register("special_xlogy.default", "xlogy.Tensor", "special_xlogy.other_scalar", "xlogy.Scalar_Other")
-@register("special_xlogy.self_scalar", "xlogy.Scalar_Self")
-def _xlogy(call: Call) -> Value | None:
-    x, y = call["self"], call["other"]
-    known = all(value.type.dtype is DType.FLOAT32 for value in (x, y) if isinstance(value, Value))
-    return _times_log(call, x, y) if known and isinstance(y, Value) else None
+def _xlogy(call: Call, fn: str) -> Value | None:
+    dtypes = {value.type.dtype for value in (call["self"], call["other"]) if isinstance(value, Value)}
+    known = dtypes <= {DType.FLOAT32, *WIDE_INTEGERS} and call.result.dtype is DType.FLOAT32
+    return _times_log(call, call["self"], call["other"], fn) if known else None
+
+
+for _overload in ("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self"):
+    IMPORTERS[_overload] = partial(_xlogy, fn="log")
+for _overload in ("default", "other_scalar", "self_scalar"):
+    IMPORTERS[f"special_xlogy.{_overload}"] = partial(_xlogy, fn="log")
+    IMPORTERS[f"special_xlog1py.{_overload}"] = partial(_xlogy, fn="log1p")
 
 
 @register("special_entr.default")
@@ -273,7 +278,7 @@ def _write_where_true(call: Call) -> Value | None:
     return pointwise(call, "where", mask, value, x)
 
 
-def _truth(call: Call, value: Value) -> Value:
+def truth(call: Call, value: Value) -> Value:
     return value if value.type.dtype is DType.BOOL else pointwise(call, "ne", value, 0)
 
 
@@ -284,7 +289,7 @@ def _logical(call: Call, fn: str) -> Value | None:
         return pointwise(call, f"bitwise_{fn}", *(call[name] for name in names))
     if not all(isinstance(call[name], Value) for name in names):
         return None
-    return pointwise(call, fn, *(_truth(call, call[name]) for name in names))
+    return pointwise(call, fn, *(truth(call, call[name]) for name in names))
 
 
 for _fn in ("and", "or", "xor"):
@@ -315,7 +320,7 @@ def _to_copy(call: Call) -> Value | None:
     if x.type.dtype is call.result.dtype:
         return Value(x.name, x.type)
     if call.result.dtype is DType.BOOL:
-        return _truth(call, x)
+        return truth(call, x)
     if x.type.dtype is DType.BOOL and call.result.dtype in (DType.FLOAT32, *WIDE_INTEGERS):
         return numbers(call, x, Value("", call.result))
     known = {x.type.dtype, call.result.dtype} <= {DType.FLOAT32, *WIDE_INTEGERS}

@@ -1,8 +1,11 @@
-"""Importers of ops that make integers, or work on integers alone."""
+"""Importers of ops that make integers, or work on integers alone, and of ranges."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import torch
 
 from fusegen import dims
 from fusegen.ir import INTEGERS, WIDE_INTEGERS, DType, RangeOp, ReshapeOp
@@ -31,6 +34,30 @@ def _arange(call: Call) -> Value | None:
         if not all(call.build.at_least(bound, end) and call.build.at_least(end, -bound) for end in (start, last)):
             return None
     return call.build.add(RangeOp(length=length, start=start, step=step, dtype=dtype), like)
+
+
+def _rounded(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+@register("linspace.default")
+def _linspace(call: Call) -> Value | None:
+    """From the nearer end, in steps that are rounded once, as ATen."""
+    start, end, steps = call["start"], call["end"], call["steps"]
+    like = call.build.first_input(None)
+    if like is None or call.result.dtype is not DType.FLOAT32 or not isinstance(steps, int) or not 2 <= steps <= _EXACT:
+        return None
+    if isinstance(start, str) or isinstance(end, str):  # sizes
+        return None
+    start, end = _rounded(start), _rounded(end)
+    step = _rounded(_rounded(end - start) / _rounded(steps - 1))
+    if not math.isfinite(step):
+        return None
+    place = call.build.add(RangeOp(length=steps, dtype=DType.FLOAT32), like)
+    low = pointwise(call, "add", pointwise(call, "mul", place, step), start)
+    left = pointwise(call, "sub", steps - 1, place)
+    high = pointwise(call, "sub", end, pointwise(call, "mul", left, step))
+    return pointwise(call, "where", pointwise(call, "lt", place, steps // 2), low, high)
 
 
 @register("one_hot.default")

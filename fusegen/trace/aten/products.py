@@ -1,12 +1,13 @@
-"""Importers of matrix products, and of einsum, which is made of them."""
+"""Importers of matrix products, and of what is made of them (einsum, tensordot) or is called one (cross)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_letters
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import AttentionOp, DType, MatmulOp, PermuteOp, ReduceOp, ReshapeOp
+from fusegen.ir import AttentionOp, DType, MatmulOp, PermuteOp, ReduceOp, ResampleOp, ReshapeOp
 from fusegen.trace.aten.call import Call, Value, pointwise, register
 
 
@@ -48,7 +49,19 @@ def _attention(call: Call) -> Value | None:
 @register("addmm.default", "baddbmm.default")
 def _addmm(call: Call) -> Value | None:
     a, b = (call[name] for name in (("mat1", "mat2") if "mat1" in call.args else ("batch1", "batch2")))
-    product, bias = call.build.add(MatmulOp(), a, b), call["self"]
+    return _added(call, call.build.add(MatmulOp(), a, b))
+
+
+@register("addbmm.default")
+def _addbmm(call: Call) -> Value | None:
+    """The sum of products of matrices is one product of them side by side."""
+    product = _contracted(call, ["byk", "bkz"], [call["batch1"], call["batch2"]], "yz")
+    return product and _added(call, product)
+
+
+def _added(call: Call, product: Value) -> Value:
+    """``beta`` times the call's own tensor, and ``alpha`` times the product."""
+    bias: Value = call["self"]
     if call["alpha"] != 1:
         product = pointwise(call, "mul", product, call["alpha"])
     if call["beta"] == 0:
@@ -152,6 +165,38 @@ def _einsum(call: Call) -> Value | None:
     if not arrow or any(not n.isalpha() or len(set(n)) < len(n) for n in (*names, *([result] if result else []))):
         return None
     return _contracted(call, names, call["tensors"], result)
+
+
+@register("tensordot.default")
+def _tensordot(call: Call) -> Value | None:
+    """A letter for each axis; those that are summed have one together."""
+    a, b = call["self"], call["other"]
+    if a.type.rank + b.type.rank > len(ascii_letters):
+        return None
+    left, right = list(ascii_letters[: a.type.rank]), list(ascii_letters[a.type.rank :][: b.type.rank])
+    for i, j in zip(call["dims_self"], call["dims_other"], strict=True):
+        right[j] = left[i]
+    kept = [[letter for letter in side if letter not in other] for side, other in ((left, right), (right, left))]
+    return _contracted(call, ["".join(left), "".join(right)], [a, b], "".join(kept[0] + kept[1]))
+
+
+@register("cross.default", "linalg_cross.default")
+def _cross(call: Call) -> Value | None:
+    """Of three elements along an axis, each is the next two's: a1 b2 - a2 b1."""
+    a, b, rank = call["self"], call["other"], call["self"].type.rank
+    if a.type.dtype is not DType.FLOAT32 or b.type.dtype is not DType.FLOAT32 or rank != b.type.rank:
+        return None
+    axis = (
+        next((i for i, size in enumerate(a.type.shape) if size == 3), 0) if call["dim"] is None else call["dim"] % rank
+    )
+    if a.type.shape[axis] != 3 or b.type.shape[axis] != 3:
+        return None
+
+    def moved(x: Value, places: int) -> Value:
+        return call.build.add(ResampleOp(axis=axis, start=places, length=3, edge="wrap"), x)
+
+    products = (pointwise(call, "mul", moved(a, i), moved(b, 3 - i)) for i in (1, 2))
+    return pointwise(call, "sub", *products)
 
 
 def _contracted(call: Call, names: list[str], operands: Sequence[Value], result: str) -> Value | None:

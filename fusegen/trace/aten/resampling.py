@@ -61,6 +61,19 @@ def _nearest(call: Call) -> Value | None:
     x, factors = call["input"], _factors(call)
     if factors is None or any(map(_rounds_down, factors)):
         return _interpolated(call, "nearest") if x.type.dtype in (DType.FLOAT32, *HALVES) else None
+    return _spread(call, factors)
+
+
+@register("_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec")
+def _nearest_exact(call: Call) -> Value | None:
+    """By whole factors; the middle of an element of the result lies far from where torch's rounding would matter."""
+    factors = _factors(call)
+    return None if factors is None else _spread(call, factors)
+
+
+def _spread(call: Call, factors: list[int]) -> Value:
+    """Each element ``factors`` times along each axis."""
+    x: Value = call["input"]
     lead, sizes = x.type.shape[:2], x.type.shape[2:]
     apart = tuple(d for size in sizes for d in (size, 1))
     spread = tuple(d for pair in zip(sizes, factors, strict=True) for d in pair)

@@ -43,14 +43,17 @@ def _permute(call: Call) -> Value | None:
     return _permuted(call, [axis % call["self"].type.rank for axis in call["dims"]])
 
 
+def _swapped(call: Call, x: Value, first: int, second: int) -> Value:
+    order = list(range(x.type.rank))
+    order[first], order[second] = order[second], order[first]
+    return call.build.add(PermuteOp(order=tuple(order)), x)
+
+
 @register("transpose.int", "swapaxes.default", "swapdims.default")
 def _transpose(call: Call) -> Value | None:
     rank = call["self"].type.rank
     names = [name for name in call.args if name not in ("self", "fn")]
-    first, second = (call[name] % rank for name in names)
-    order = list(range(rank))
-    order[first], order[second] = order[second], order[first]
-    return _permuted(call, order)
+    return _swapped(call, call["self"], *(call[name] % rank for name in names))
 
 
 @register("t.default", "numpy_T.default", "mT.default", "adjoint.default")
@@ -100,6 +103,19 @@ def _repeat(call: Call) -> Value | None:
     apart = tuple(d for size in shape for d in (1, size))
     spread = tuple(d for count, size in zip(repeats, shape, strict=True) for d in (count, size))
     return spread_apart(call, x, apart, spread)
+
+
+@register("repeat_interleave.self_int")
+def _repeat_interleave(call: Call) -> Value | None:
+    """Each element is spread along a new axis after its own; without an axis, of all elements in a row."""
+    x, count = call["self"], call["repeats"]
+    if call["dim"] is None:
+        x = reshaped(call, x, (dims.product(x.type.shape),))
+    if x.type.rank == 0:
+        return None
+    axis = (call["dim"] or 0) % x.type.rank
+    before, after = x.type.shape[: axis + 1], x.type.shape[axis + 1 :]
+    return spread_apart(call, x, (*before, 1, *after), (*before, count, *after))
 
 
 def _reordered(call: Call, apart: Dims, order: tuple[int, ...]) -> Value:
@@ -284,6 +300,17 @@ def _flip(call: Call) -> Value | None:
     x: Value = call["self"]
     axes = call.args.get("dims", [int(call["fn"] == "fliplr")])
     return call.build.add(FlipOp(axes=axes_of(axes, x.type.rank)), x) if axes else x
+
+
+@register("rot90.default")
+def _quarter_turns(call: Call) -> Value | None:
+    """From one axis towards another: elements along one or both are turned about, and by odd numbers both swapped."""
+    x: Value = call["self"]
+    turns, (first, second) = call["k"] % 4, (axis % x.type.rank for axis in call["dims"])
+    if turns:
+        axes = axes_of({1: second, 2: [first, second], 3: first}[turns], x.type.rank)
+        x = call.build.add(FlipOp(axes=axes), x)
+    return _swapped(call, x, first, second) if turns % 2 else x
 
 
 @register("tril.default", "triu.default")
