@@ -9,15 +9,22 @@ from fusegen.errors import GraphError, GraphFormatError
 from fusegen.ir import INTEGERS, ConstOp, Graph, InputOp, Node, RegionOp
 
 
-def verify(graph: Graph) -> None:
-    """Check names, order, types and outputs. Raises ``GraphError`` naming the node."""
+def verify(graph: Graph, checked: Graph | None = None) -> None:
+    """Check names, order, types and outputs. Raises ``GraphError`` naming the node.
+
+    ``checked``: the graph that ``graph`` was made of; a node of it computes what it did, of operands of the same types.
+    """
     seen: dict[str, Node] = {}
+    known = checked.by_name if checked else {}
     for node in graph.nodes:
         if node.name in seen:
             raise GraphError("two nodes share a name", node=node.name, source=node.source)
         missing = [name for name in node.inputs if name not in seen]
         if missing:
             raise GraphError(f"reads {missing[0]!r}, which no earlier node defines", node=node.name, source=node.source)
+        if node is known.get(node.name) and all(seen[name].type is known[name].type for name in node.inputs):
+            seen[node.name] = node
+            continue
         unknown = [s for s in dims.symbols(node.type.shape) if s not in graph.sizes]
         if unknown:
             raise GraphError(f"size symbol {unknown[0]!r} has no traced value", node=node.name, source=node.source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, lcm, prod
 
@@ -139,6 +140,7 @@ class Work:
         once = chunks * _KEPT_SECONDS + (_SUMS_SECONDS if tile.shares > 1 else 0.0)
         return waves * (ceil(self.inputs / (max(1, tile.shares) * tile.ahead)) * turn + once)
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - of all convolutions that are equal; fusion asks again of every group
     def tiles(self) -> tuple[Tile, ...]:
         """A tile for each width of an access, the widest first; none where weights or sums do not fit.
 

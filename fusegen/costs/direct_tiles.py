@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
 
@@ -191,6 +192,7 @@ def _ways(op: ConvOp, kernel: tuple[int, ...], outputs: int, across: int) -> Ite
                 yield Way(alongs, (*rows, across), channels)
 
 
+@lru_cache(maxsize=1024)  # fusion asks again of every group that it tries
 def tiles(
     op: ConvOp, kernel: tuple[int, ...], channels: tuple[int, int], lengths: tuple[int, ...], groups: int
 ) -> tuple[Tile, ...]:

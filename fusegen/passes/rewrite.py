@@ -164,6 +164,8 @@ def _substitute(graph: Graph, match: Match, replacement: Node) -> Graph:
     for node in graph.nodes:
         if node.name == root:
             nodes.extend(new.replace(inputs=tuple(map(rename, new.inputs))) for new in built)
+        elif renamed.keys().isdisjoint(node.inputs):
+            nodes.append(node)
         else:
             nodes.append(node.replace(inputs=tuple(map(rename, node.inputs))))
     return graph.replace(
@@ -235,8 +237,9 @@ def rewrite(graph: Graph, rules: Sequence[Rule], limit: int = 1000) -> Outcome:
         return tuple(rule for rule in rules if rule.pattern.op is None or issubclass(kind, rule.pattern.op))
 
     while (step := _step(graph, about, refused)) is not None:
-        graph, event = step
-        verify(graph)
+        (after, event), before = step, graph
+        verify(after, checked=before)
+        graph = after
         applied.append(event)
         if len(applied) > limit:
             raise GraphError(f"no fixpoint after {limit} rewrites; the last was {event.identity!r}", node=event.node)
