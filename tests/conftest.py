@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+from fusegen.costs import direct_shared, direct_tiles
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # tests beside this one take time
 hypothesis.settings.load_profile("unhurried")
@@ -29,6 +32,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _tiles_by_the_tests_own_numbers() -> Iterator[None]:
+    """Tests change what tiles go by, which are kept from call to call."""
+    caches = (direct_shared.Work.tiles, direct_tiles.tiles)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.fixture(scope="session")
