@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import _config as fx_config
 
 from fusegen import dims, guards
 from fusegen.dims import Dim
@@ -80,6 +81,11 @@ def _quiet_log() -> Iterator[None]:
         logging.disable(before)
 
 
+_MOST_QUESTIONS = 200
+"""About one size (does it divide by this, is it larger than that), after which torch takes it as it is. Networks of 60
+layers of convolutions ask 22, windows of attention that are shifted some 700, which took two minutes."""
+
+
 def _export(
     model: nn.Module, inputs: tuple[Any, ...], dynamic: bool, fixed: frozenset[str] = frozenset()
 ) -> torch.export.ExportedProgram:
@@ -90,8 +96,12 @@ def _export(
         for position, value in enumerate(_tensors(inputs))
     )
     shapes = tuple(next(axes) if isinstance(value, torch.Tensor) else None for value in inputs)
+    # A size of which very many questions are asked is structure; each further one takes torch longer to answer.
+    questions = fx_config.patch(  # type: ignore[attr-defined]
+        symbol_guard_limit_before_specialize=_MOST_QUESTIONS
+    )
     # torch.export prints the graph so far when it fails; our error says what matters.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log(), kept_whole():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log(), kept_whole(), questions:
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
         program = under_one_name(program)
