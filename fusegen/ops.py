@@ -201,7 +201,7 @@ def _torch_scan(op: ScanOp, args: Sequence[str]) -> str:
 
 def _torch_conv(op: ConvOp, args: Sequence[str]) -> str:
     bias = args[2] if len(args) > 2 else "None"
-    if any(map(any, op.cropped)):
+    if op.cropped:
         part = ", ".join(f"{first}:{-last or ''}" for first, last in op.cropped)
         return f"{_torch_conv(windows.eager(op, ()), args)}[:, :, {part}]"
     if any(op.behind):

@@ -63,18 +63,22 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
 
 def _one_head(grouping: Grouping, unit: set[str], free: set[str]) -> str | None:
     """The convolution that several whole operands of ``unit`` are functions of, whose kernel has one result instead."""
+
+    def elements(name: str) -> int:
+        return dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes)
+
     outside = {name for own in unit for name in grouping.by_name[own].inputs} - unit
-    size = max(dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes) for name in unit)
-    whole = [name for name in outside if dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes) == size]
+    size = max(map(elements, unit))
+    whole = [name for name in outside if elements(name) == size]
     if len(whole) < 2 or not all(isinstance(grouping.by_name[name].op, PointwiseOp) for name in whole):
         return None
     heads, pending, seen = set[str](), list(whole), set[str]()
     while pending:
         name = pending.pop()
-        node = grouping.by_name[name]
-        if name in seen or dims.numel(node.type.shape, grouping.graph.sizes) < size:
+        if name in seen or elements(name) < size:
             continue
         seen.add(name)
+        node = grouping.by_name[name]
         if name not in free or not isinstance(node.op, (PointwiseOp, ConvOp)):
             return None
         if isinstance(node.op, ConvOp):

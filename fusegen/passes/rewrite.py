@@ -237,8 +237,8 @@ def rewrite(graph: Graph, rules: Sequence[Rule], limit: int = 1000) -> Outcome:
         return tuple(rule for rule in rules if rule.pattern.op is None or issubclass(kind, rule.pattern.op))
 
     while (step := _step(graph, about, refused)) is not None:
-        (after, event), before = step, graph
-        verify(after, checked=before)
+        after, event = step
+        verify(after, checked=graph)
         graph = after
         applied.append(event)
         if len(applied) > limit:

@@ -42,5 +42,4 @@ def axes_of(region: Region, conv: ConvOp, node: Node, x: Node, w: Node) -> tuple
 def line_of(region: Region, x: Node) -> ContractionAxis:
     """All positions of ``x`` as one axis, for ``inference.is_line``."""
     size = region.sizes.product(x.type.shape[2:])
-    eager = EagerAxis(stride=1, padding=0, around=0, dilation=1, output_padding=0)
-    return ABSENT_AXIS.replace(size=size, output=size, eager=eager)
+    return ABSENT_AXIS.replace(size=size, output=size, eager=EagerAxis())

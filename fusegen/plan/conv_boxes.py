@@ -27,9 +27,7 @@ def _axes(region: Region, parts: boxes.BoxConv, kernel: tuple[int, ...]) -> tupl
                 padding=padding,
                 dilation=parts.op.dilation[axis],
                 output_padding=0,
-                eager=EagerAxis(
-                    stride=1, padding=padding, around=2 * padding, dilation=parts.op.dilation[axis], output_padding=0
-                ),
+                eager=EagerAxis(padding=padding, around=2 * padding, dilation=parts.op.dilation[axis]),
                 size=size,
                 output=output,
             )

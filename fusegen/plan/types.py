@@ -43,7 +43,8 @@ class KernelPlan(Frozen):
     counters: Dim | None = None
     """Count (over binding names) of zero-initialised uint32 counters that the kernel leaves at zero."""
     tf32: Literal["conv", "matmul", "never"] | None = None
-    """The torch setting that the kernel's last argument ``int64_t tf32`` reports: 1 where it permits TF32."""
+    """The torch setting that the kernel's last argument ``int64_t tf32`` reports: 1 where it permits TF32; "never": 0
+    whatever torch permits."""
     only_hopper: bool = False
     """True when ``detail`` itself needs sm_90a: on other devices the reference forward runs."""
     aligned: tuple[str, ...] = ()

@@ -46,9 +46,7 @@ def cropped(graph: Graph, part: SliceOp, conv: Node) -> ConvOp | None:
 
 def _crops(m: Match) -> str | None:
     assert isinstance(m.root.op, SliceOp)
-    if not m.only_user("conv"):
-        return ""
-    return None if cropped(m.graph, m.root.op, m["conv"]) else ""
+    return None if m.only_user("conv") and cropped(m.graph, m.root.op, m["conv"]) else ""
 
 
 def _with_less_padding(m: Match) -> Node:

@@ -35,15 +35,15 @@ def _pairs(m: Match) -> _Pairs | None:
     if axes != (rank - 1,) or x[-1] != y[-1] or x[-1] == 1:
         return None
     kinds = ["both" if a == b else "x" if b == 1 else "y" for a, b in zip(x[:-1], y[:-1], strict=True)]
-    order = list(dict.fromkeys(kinds))
-    own = [kind for kind in order if kind != "both"]
+    own = [kind for kind in dict.fromkeys(kinds) if kind != "both"]
     if sorted(own) != ["x", "y"] or kinds != sorted(kinds, key=["both", *own].index):
         return None
-    sizes = {
-        kind: tuple(n for n, own in zip(m["inner"].type.shape, kinds, strict=False) if own == kind) for kind in kinds
-    }
     left, right = own
-    return _Pairs(m[left], m[right], sizes.get("both", ()), sizes[left], sizes[right], x[-1])
+    *sizes, terms = m["inner"].type.shape
+    batch, rows, columns = (
+        tuple(size for size, kind in zip(sizes, kinds, strict=True) if kind == which) for which in ("both", left, right)
+    )
+    return _Pairs(m[left], m[right], batch, rows, columns, terms)
 
 
 def _all_pairs(m: Match) -> str | None:

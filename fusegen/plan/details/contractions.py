@@ -17,12 +17,12 @@ from fusegen.spaces.convsweep import SweptFn
 class EagerAxis(Frozen):
     """The axis of eager's convolution, whose precision is that of the kernel."""
 
-    stride: int
-    padding: int
-    around: int
+    stride: int = 1
+    padding: int = 0
+    around: int = 0
     """Zeros around the input, on both sides together."""
-    dilation: int
-    output_padding: int
+    dilation: int = 1
+    output_padding: int = 0
     enlarged: int = 0
     """How often each element of its input is one of the kernel's; 0: it has the kernel's own input and weights."""
 
