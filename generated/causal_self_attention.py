@@ -3687,9 +3687,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_gemm(const float* x0, const float* p0, const float* p1, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream);
@@ -3701,6 +3701,8 @@ extern "C" int64_t k2_gemm_workspace(int64_t batch);
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -3748,12 +3750,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
+// Counters of a launch, then its workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -3765,58 +3782,56 @@ struct Scratch {
 // `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
 // per device and stream, where launches follow each other, so that the counters are cleared once;
 // inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+Scratch scratch(int64_t count, int64_t bytes, const Place& at) {
     static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    static auto& known = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
     const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    check(cudaStreamIsCapturing(at.stream, &capture), "cudaStreamIsCapturing");
     const bool capturing = capture != cudaStreamCaptureStatusNone;
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+    const auto found = known.find({at.device, at.stream});
+    if (!capturing && found != known.end() && found->second.counter_bytes >= counter_bytes &&
         found->second.memory.numel() >= found->second.counter_bytes + bytes) {
         return found->second;
     }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), at.device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, at.stream), "cudaMemsetAsync");
+    if (!capturing) known.insert_or_assign({at.device, at.stream}, fresh);
     return fresh;
 }
 
-Tensor call_k0_gemm(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
+
+Tensor run_k0_gemm(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_gemm: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k0_gemm: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k0_gemm: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 512, "k0_gemm", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 512, "k0_gemm", "x0 has another size on axis 2 than compiled for");
     require(p0.size(0) == 1536, "k0_gemm", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 512, "k0_gemm", "p0 has another size on axis 1 than compiled for");
     require(p1.size(0) == 1536, "k0_gemm", "p1 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 512, 1536}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 512, 1536}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_gemm_workspace(batch);
-    const Scratch memory = scratch(512*batch + 512, bytes, device, stream);
-    check(k0_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k0_gemm");
+    const Scratch kept = scratch(512*batch + 512, bytes, at);
+    check(k0_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), kept.workspace(), kept.counters(), batch, tf32, at.stream), "k0_gemm");
     return y0;
 }
 
-Tensor call_k1_attention(
-    const Tensor& x0_given,
-    const Tensor& p0_given
+Tensor run_k1_attention(
+    const Tensor& x0,
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_attention: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k1_attention: p0", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 512, "k1_attention", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 1536, "k1_attention", "x0 has another size on axis 2 than compiled for");
@@ -3824,25 +3839,19 @@ Tensor call_k1_attention(
     require(p0.size(1) == 1, "k1_attention", "p0 has another size on axis 1 than compiled for");
     require(p0.size(2) == 1024, "k1_attention", "p0 has another size on axis 2 than compiled for");
     require(p0.size(3) == 1024, "k1_attention", "p0 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 512, 512}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_attention(data<const float>(x0), data<const float>(p0), data<float>(y0), batch, stream), "k1_attention");
+    const Tensor y0 = allocate({batch, 512, 512}, aoti_torch_dtype_float32(), at.device);
+    check(k1_attention(data<const float>(x0), data<const float>(p0), data<float>(y0), batch, at.stream), "k1_attention");
     return y0;
 }
 
-Tensor call_k2_gemm(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& x1_given,
-    int64_t tf32
+Tensor run_k2_gemm(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    const Tensor& x1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_gemm: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k2_gemm: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k2_gemm: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x1 = operand(x1_given, "k2_gemm: x1", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 512, "k2_gemm", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 512, "k2_gemm", "x0 has another size on axis 2 than compiled for");
@@ -3852,31 +3861,45 @@ Tensor call_k2_gemm(
     require(x1.size(0) == batch, "k2_gemm", "x1 has another size on axis 0 than compiled for");
     require(x1.size(1) == 512, "k2_gemm", "x1 has another size on axis 1 than compiled for");
     require(x1.size(2) == 512, "k2_gemm", "x1 has another size on axis 2 than compiled for");
-    const Tensor y0 = allocate({batch, 512, 512}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 512, 512}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k2_gemm_workspace(batch);
-    const Scratch memory = scratch(512*batch + 512, bytes, device, stream);
-    check(k2_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<const float>(x1), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k2_gemm");
+    const Scratch kept = scratch(512*batch + 512, bytes, at);
+    check(k2_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<const float>(x1), data<float>(y0), kept.workspace(), kept.counters(), batch, tf32, at.stream), "k2_gemm");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a5 = operand(read[5], "steps0: a5", at.device, aoti_torch_dtype_float32(), 1);
+    const int64_t tf32_0 = integers[0];
+    Tensor t0 = run_k0_gemm(a0, a1, a2, tf32_0, at);
+    Tensor t1 = run_k1_attention(t0, a3, at);
+    release(t0);
+    Tensor t2 = run_k2_gemm(t1, a4, a5, a0, tf32_0, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a8ceff9b26ac445f, m) {
-    m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
-    m.def("k1_attention(Tensor x0, Tensor p0) -> Tensor");
-    m.def("k2_gemm(Tensor x0, Tensor p0, Tensor p1, Tensor x1, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_231d4a6ca3a7264d, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a8ceff9b26ac445f, CUDA, m) {
-    m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
-    m.impl("k1_attention", TORCH_BOX(&call_k1_attention));
-    m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_231d4a6ca3a7264d, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a8ceff9b26ac445f"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_231d4a6ca3a7264d"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -3956,7 +3979,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_gemm"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -4013,10 +4036,17 @@ def _fusegen_fake_k2_gemm(x0, p0, p1, x1, tf32):
     return x0.new_empty([batch, 512, 512], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2, a3, a4, a5 = read
+    tf32_0, = integers
+    t0 = _fusegen_fake_k0_gemm(a0, a1, a2, tf32_0)
+    t1 = _fusegen_fake_k1_attention(t0, a3)
+    t2 = _fusegen_fake_k2_gemm(t1, a4, a5, a0, tf32_0)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_gemm": _fusegen_fake_k0_gemm,
-    "k1_attention": _fusegen_fake_k1_attention,
-    "k2_gemm": _fusegen_fake_k2_gemm,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -4038,9 +4068,7 @@ _fusegen_tf32_matmul._dynamo_marked_constant = True
 
 def _fusegen_fused(ops, v_x, v_p_qkv_weight, v_p_qkv_bias, v_p_out_weight, v_p_out_bias, v_b_mask):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_linear = ops[0](v_x, v_p_qkv_weight, v_p_qkv_bias, _fusegen_tf32_matmul())
-    v_reshape = ops[1](v_linear, v_b_mask)
-    v_add = ops[2](v_reshape, v_p_out_weight, v_p_out_bias, v_x, _fusegen_tf32_matmul())
+    v_add = ops[0]([v_x, v_p_qkv_weight, v_p_qkv_bias, v_b_mask, v_p_out_weight, v_p_out_bias], [_fusegen_tf32_matmul()])
     return v_add
 
 
@@ -4069,53 +4097,56 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.heads != 8:
-        return f"the module: heads is {module.heads!r}, compiled for 8"
-    m1 = module._modules.get('qkv')
+    if d0['heads'] != 8:
+        return f"the module: heads is {d0['heads']!r}, compiled for 8"
+    m1 = d0['_modules'].get('qkv')
     if m1.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule qkv is a {type(m1).__qualname__}, compiled as Linear"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule qkv has hooks, or parts that it had not when compiled"
-    if m1.in_features != 512 or m1.out_features != 1536:
+    if d1['in_features'] != 512 or d1['out_features'] != 1536:
         return f"submodule qkv is {m1}, compiled for Linear(in_features=512, out_features=1536, bias=True)"
-    m2 = module._modules.get('out')
+    m2 = d0['_modules'].get('out')
     if m2.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule out is a {type(m2).__qualname__}, compiled as Linear"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule out has hooks, or parts that it had not when compiled"
-    if m2.in_features != 512 or m2.out_features != 512:
+    if d2['in_features'] != 512 or d2['out_features'] != 512:
         return f"submodule out is {m2}, compiled for Linear(in_features=512, out_features=512, bias=True)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "qkv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (1536, 512):
         return f"qkv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[1536, 512]"
     if p0.get_device() != device:
         return "qkv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "qkv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (1536,):
         return f"qkv.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[1536]"
     if p1.get_device() != device:
         return "qkv.bias is on another device than the first input"
-    p2 = m2._parameters.get('weight')
+    p2 = d2['_parameters'].get('weight')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "out.weight is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (512, 512):
         return f"out.weight is {p2.dtype} {list(p2.shape)}, compiled for float32[512, 512]"
     if p2.get_device() != device:
         return "out.weight is on another device than the first input"
-    p3 = m2._parameters.get('bias')
+    p3 = d2['_parameters'].get('bias')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "out.bias is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (512,):
         return f"out.bias is {p3.dtype} {list(p3.shape)}, compiled for float32[512]"
     if p3.get_device() != device:
         return "out.bias is on another device than the first input"
-    p4 = module._buffers.get('mask')
+    p4 = d0['_buffers'].get('mask')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "mask is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (1, 1, 1024, 1024):

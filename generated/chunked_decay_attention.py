@@ -970,6 +970,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_scan(const float* x0, float* y0, void* workspace, int64_t batch, int64_t channels, int64_t height, cudaStream_t stream);
@@ -980,6 +981,8 @@ extern "C" int k2_gemm_views(const float* x0, const float* x1, const float* x2, 
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1027,46 +1030,52 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_scan(
-    const Tensor& x0_given
+Tensor run_k0_scan(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_scan: x0", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t channels = x0.size(1);
     const int64_t height = x0.size(2);
     require(x0.size(3) == 8, "k0_scan", "x0 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, channels, height, 8}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, channels, height, 8}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_scan_workspace(batch, channels, height);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_scan(data<const float>(x0), data<float>(y0), memory.workspace(), batch, channels, height, stream), "k0_scan");
+    void* const workspace = at.workspace(bytes);
+    check(k0_scan(data<const float>(x0), data<float>(y0), workspace, batch, channels, height, at.stream), "k0_scan");
     return y0;
 }
 
-Tensor call_k1_gemm_views(
-    const Tensor& x0_given,
-    const Tensor& x1_given
+Tensor run_k1_gemm_views(
+    const Tensor& x0,
+    const Tensor& x1,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_gemm_views: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor x1 = operand(x1_given, "k1_gemm_views: x1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t channels = x0.size(1);
     const int64_t depth = x0.size(2);
@@ -1077,26 +1086,19 @@ Tensor call_k1_gemm_views(
     require(x1.size(2) == depth, "k1_gemm_views", "x1 has another size on axis 2 than compiled for");
     require(x1.size(3) == 8, "k1_gemm_views", "x1 has another size on axis 3 than compiled for");
     require(x1.size(4) == width, "k1_gemm_views", "x1 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, channels, 8, depth, depth}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_gemm_views(data<const float>(x0), data<const float>(x1), data<float>(y0), batch, channels, depth, width, stream), "k1_gemm_views");
+    const Tensor y0 = allocate({batch, channels, 8, depth, depth}, aoti_torch_dtype_float32(), at.device);
+    check(k1_gemm_views(data<const float>(x0), data<const float>(x1), data<float>(y0), batch, channels, depth, width, at.stream), "k1_gemm_views");
     return y0;
 }
 
-Tensor call_k2_gemm_views(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& x2_given,
-    const Tensor& x3_given,
-    const Tensor& p0_given
+Tensor run_k2_gemm_views(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& x2,
+    const Tensor& x3,
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_gemm_views: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k2_gemm_views: x1", device, aoti_torch_dtype_float32(), 5);
-    const Tensor x2 = operand(x2_given, "k2_gemm_views: x2", device, aoti_torch_dtype_float32(), 5);
-    const Tensor x3 = operand(x3_given, "k2_gemm_views: x3", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k2_gemm_views: p0", device, aoti_torch_dtype_float32(), 2);
     const int64_t batch = x0.size(0);
     const int64_t channels = x0.size(1);
     const int64_t height = x0.size(2);
@@ -1118,29 +1120,39 @@ Tensor call_k2_gemm_views(
     require(x3.size(4) == height, "k2_gemm_views", "x3 has another size on axis 4 than compiled for");
     require(p0.size(0) == 8, "k2_gemm_views", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 1, "k2_gemm_views", "p0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, channels*height, 8, size4}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k2_gemm_views(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(x3), data<const float>(p0), data<float>(y0), batch, channels, height, width, size4, stream), "k2_gemm_views");
+    const Tensor y0 = allocate({batch, channels*height, 8, size4}, aoti_torch_dtype_float32(), at.device);
+    check(k2_gemm_views(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(x3), data<const float>(p0), data<float>(y0), batch, channels, height, width, size4, at.stream), "k2_gemm_views");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 2);
+    Tensor t0 = run_k0_scan(a0, at);
+    Tensor t1 = run_k1_gemm_views(a1, a2, at);
+    Tensor t2 = run_k2_gemm_views(t0, a1, a3, t1, a4, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9ef3a068655df902, m) {
-    m.def("k0_scan(Tensor x0) -> Tensor");
-    m.def("k1_gemm_views(Tensor x0, Tensor x1) -> Tensor");
-    m.def("k2_gemm_views(Tensor x0, Tensor x1, Tensor x2, Tensor x3, Tensor p0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8e38368e1efdfba2, m) {
+    m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9ef3a068655df902, CUDA, m) {
-    m.impl("k0_scan", TORCH_BOX(&call_k0_scan));
-    m.impl("k1_gemm_views", TORCH_BOX(&call_k1_gemm_views));
-    m.impl("k2_gemm_views", TORCH_BOX(&call_k2_gemm_views));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_8e38368e1efdfba2, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9ef3a068655df902"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_8e38368e1efdfba2"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1220,7 +1232,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_scan"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1286,10 +1298,16 @@ def _fusegen_fake_k2_gemm_views(x0, x1, x2, x3, p0):
     return x0.new_empty([batch, channels*height, 8, size4], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read):
+    a0, a1, a2, a3, a4 = read
+    t0 = _fusegen_fake_k0_scan(a0)
+    t1 = _fusegen_fake_k1_gemm_views(a1, a2)
+    t2 = _fusegen_fake_k2_gemm_views(t0, a1, a3, t1, a4)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_scan": _fusegen_fake_k0_scan,
-    "k1_gemm_views": _fusegen_fake_k1_gemm_views,
-    "k2_gemm_views": _fusegen_fake_k2_gemm_views,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1298,9 +1316,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_query, v_key, v_value, v_gate, v_p_scale):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_cumsum = ops[0](v_gate)
-    v_matmul = ops[1](v_query, v_key)
-    v_mul_1 = ops[2](v_cumsum, v_query, v_value, v_matmul, v_p_scale)
+    v_mul_1 = ops[0]([v_gate, v_query, v_key, v_value, v_p_scale])
     return v_mul_1
 
 
@@ -1387,9 +1403,10 @@ def _fusegen_operands(module, x0, x1, x2, x3):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if module._modules:
+    d0 = module.__dict__
+    if d0['_modules']:
         return "the module has hooks, or parts that it had not when compiled"
-    p0 = module._parameters.get('scale')
+    p0 = d0['_parameters'].get('scale')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "scale is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (8, 1):

@@ -464,23 +464,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-Tensor call_k0_conv_direct(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given
+Tensor run_k0_conv_direct(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    const Tensor& p2,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_conv_direct: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_conv_direct: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p1 = operand(p1_given, "k0_conv_direct: p1", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p2 = operand(p2_given, "k0_conv_direct: p2", device, aoti_torch_dtype_float32(), 2);
     const int64_t batch = x0.size(0);
     const int64_t width = x0.size(2);
     require(p0.size(0) == 512, "k0_conv_direct", "p0 has another size on axis 0 than compiled for");
@@ -490,25 +494,38 @@ Tensor call_k0_conv_direct(
     require(p1.size(2) == 5, "k0_conv_direct", "p1 has another size on axis 2 than compiled for");
     require(p2.size(0) == 512, "k0_conv_direct", "p2 has another size on axis 0 than compiled for");
     require(p2.size(1) == 1, "k0_conv_direct", "p2 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 512, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_conv_direct(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), batch, width, stream), "k0_conv_direct");
+    const Tensor y0 = allocate({batch, 512, width}, aoti_torch_dtype_float32(), at.device);
+    check(k0_conv_direct(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), batch, width, at.stream), "k0_conv_direct");
     return y0;
+}
+
+Tensor call_k0_conv_direct(
+    const Tensor& p0_given,
+    const Tensor& x0_given,
+    const Tensor& p1_given,
+    const Tensor& p2_given
+) {
+    Place at(p0_given.get_device_index());
+    const Tensor p0 = operand(p0_given, "k0_conv_direct: p0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k0_conv_direct: x0", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor p1 = operand(p1_given, "k0_conv_direct: p1", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor p2 = operand(p2_given, "k0_conv_direct: p2", at.device, aoti_torch_dtype_float32(), 2);
+    return run_k0_conv_direct(p0, x0, p1, p2, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bcedb534bebf66df, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f66ed03658c5f4fc, m) {
     m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_bcedb534bebf66df, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f66ed03658c5f4fc, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_bcedb534bebf66df"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_f66ed03658c5f4fc"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -675,30 +692,32 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv1d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv1d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 256 or m1.out_channels != 512 or m1.kernel_size != (5,) or m1.stride != (1,) or m1.padding != (2,) or m1.dilation != (1,) or m1.transposed is not False or m1.output_padding != (0,) or m1.groups != 256 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (2, 2):
+    if d1['in_channels'] != 256 or d1['out_channels'] != 512 or d1['kernel_size'] != (5,) or d1['stride'] != (1,) or d1['padding'] != (2,) or d1['dilation'] != (1,) or d1['transposed'] is not False or d1['output_padding'] != (0,) or d1['groups'] != 256 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (2, 2):
         return f"submodule conv is {m1}, compiled for Conv1d(256, 512, kernel_size=(5,), stride=(1,), padding=(2,), groups=256)"
-    p0 = module._parameters.get('scale')
+    p0 = d0['_parameters'].get('scale')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "scale is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (512, 1):
         return f"scale is {p0.dtype} {list(p0.shape)}, compiled for float32[512, 1]"
     if p0.get_device() != device:
         return "scale is on another device than the first input"
-    p1 = m1._parameters.get('weight')
+    p1 = d1['_parameters'].get('weight')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (512, 1, 5):
         return f"conv.weight is {p1.dtype} {list(p1.shape)}, compiled for float32[512, 1, 5]"
     if p1.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p2 = m1._parameters.get('bias')
+    p2 = d1['_parameters'].get('bias')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (512,):

@@ -890,9 +890,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_window_sum(const float* x0, const float* p0, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t width, cudaStream_t stream);
@@ -948,12 +948,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
+// Counters of a launch, then its workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -965,60 +980,66 @@ struct Scratch {
 // `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
 // per device and stream, where launches follow each other, so that the counters are cleared once;
 // inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+Scratch scratch(int64_t count, int64_t bytes, const Place& at) {
     static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    static auto& known = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
     const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    check(cudaStreamIsCapturing(at.stream, &capture), "cudaStreamIsCapturing");
     const bool capturing = capture != cudaStreamCaptureStatusNone;
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+    const auto found = known.find({at.device, at.stream});
+    if (!capturing && found != known.end() && found->second.counter_bytes >= counter_bytes &&
         found->second.memory.numel() >= found->second.counter_bytes + bytes) {
         return found->second;
     }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), at.device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, at.stream), "cudaMemsetAsync");
+    if (!capturing) known.insert_or_assign({at.device, at.stream}, fresh);
     return fresh;
 }
 
-Tensor call_k0_window_sum(
-    const Tensor& x0_given,
-    const Tensor& p0_given
+Tensor run_k0_window_sum(
+    const Tensor& x0,
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_window_sum: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k0_window_sum: p0", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
     const int64_t width = x0.size(2);
     require(x0.size(1) == 64, "k0_window_sum", "x0 has another size on axis 1 than compiled for");
     require(p0.size(0) == 64, "k0_window_sum", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 64, "k0_window_sum", "p0 has another size on axis 1 than compiled for");
     require(p0.size(2) == 3, "k0_window_sum", "p0 has another size on axis 2 than compiled for");
-    const Tensor y0 = allocate({batch, 64}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_window_sum_workspace(batch, width);
-    const Scratch memory = scratch(batch, bytes, device, stream);
-    check(k0_window_sum(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), memory.counters(), batch, width, stream), "k0_window_sum");
+    const Scratch kept = scratch(batch, bytes, at);
+    check(k0_window_sum(data<const float>(x0), data<const float>(p0), data<float>(y0), kept.workspace(), kept.counters(), batch, width, at.stream), "k0_window_sum");
     return y0;
+}
+
+Tensor call_k0_window_sum(
+    const Tensor& x0_given,
+    const Tensor& p0_given
+) {
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_window_sum: x0", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor p0 = operand(p0_given, "k0_window_sum: p0", at.device, aoti_torch_dtype_float32(), 3);
+    return run_k0_window_sum(x0, p0, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3a8b88aae763284f, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e4ff68ec9a2f45d9, m) {
     m.def("k0_window_sum(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3a8b88aae763284f, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e4ff68ec9a2f45d9, CUDA, m) {
     m.impl("k0_window_sum", TORCH_BOX(&call_k0_window_sum));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3a8b88aae763284f"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_e4ff68ec9a2f45d9"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1190,23 +1211,26 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv1d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv1d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__ or m1._parameters.get('bias') is not None:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1 or d1['_parameters'].get('bias') is not None:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 64 or m1.out_channels != 64 or m1.kernel_size != (3,) or m1.stride != (4,) or m1.padding != (0,) or m1.dilation != (1,) or m1.transposed is not False or m1.output_padding != (0,) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (0, 0):
+    if d1['in_channels'] != 64 or d1['out_channels'] != 64 or d1['kernel_size'] != (3,) or d1['stride'] != (4,) or d1['padding'] != (0,) or d1['dilation'] != (1,) or d1['transposed'] is not False or d1['output_padding'] != (0,) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (0, 0):
         return f"submodule conv is {m1}, compiled for Conv1d(64, 64, kernel_size=(3,), stride=(4,), bias=False)"
-    m2 = module._modules.get('pool')
+    m2 = d0['_modules'].get('pool')
     if m2.__class__ is not _fusegen_torch.nn.modules.pooling.AdaptiveAvgPool1d:
         return f"submodule pool is a {type(m2).__qualname__}, compiled as AdaptiveAvgPool1d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule pool has hooks, or parts that it had not when compiled"
-    if m2.output_size != 1:
+    if d2['output_size'] != 1:
         return f"submodule pool is {m2}, compiled for AdaptiveAvgPool1d(output_size=1)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (64, 64, 3):

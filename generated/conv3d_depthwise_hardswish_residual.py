@@ -476,21 +476,26 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-Tensor call_k0_conv_direct(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given
+Tensor run_k0_conv_direct(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_conv_direct: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k0_conv_direct: p0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k0_conv_direct: p1", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -505,25 +510,36 @@ Tensor call_k0_conv_direct(
     require(p1.size(1) == 1, "k0_conv_direct", "p1 has another size on axis 1 than compiled for");
     require(p1.size(2) == 1, "k0_conv_direct", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 1, "k0_conv_direct", "p1 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 32, depth, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_conv_direct(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, depth, height, width, stream), "k0_conv_direct");
+    const Tensor y0 = allocate({batch, 32, depth, height, width}, aoti_torch_dtype_float32(), at.device);
+    check(k0_conv_direct(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, depth, height, width, at.stream), "k0_conv_direct");
     return y0;
+}
+
+Tensor call_k0_conv_direct(
+    const Tensor& x0_given,
+    const Tensor& p0_given,
+    const Tensor& p1_given
+) {
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_conv_direct: x0", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor p0 = operand(p0_given, "k0_conv_direct: p0", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor p1 = operand(p1_given, "k0_conv_direct: p1", at.device, aoti_torch_dtype_float32(), 4);
+    return run_k0_conv_direct(x0, p0, p1, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a63ae3bffb80465e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0022b9e02e36fabd, m) {
     m.def("k0_conv_direct(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a63ae3bffb80465e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0022b9e02e36fabd, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a63ae3bffb80465e"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_0022b9e02e36fabd"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -692,23 +708,25 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv3d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__ or m1._parameters.get('bias') is not None:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1 or d1['_parameters'].get('bias') is not None:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 32 or m1.out_channels != 32 or m1.kernel_size != (3, 3, 3) or m1.stride != (1, 1, 1) or m1.padding != (1, 1, 1) or m1.dilation != (1, 1, 1) or m1.transposed is not False or m1.output_padding != (0, 0, 0) or m1.groups != 32 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1, 1, 1):
+    if d1['in_channels'] != 32 or d1['out_channels'] != 32 or d1['kernel_size'] != (3, 3, 3) or d1['stride'] != (1, 1, 1) or d1['padding'] != (1, 1, 1) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0, 0) or d1['groups'] != 32 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1, 1, 1):
         return f"submodule conv is {m1}, compiled for Conv3d(32, 32, kernel_size=(3, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), groups=32, bias=False)"
-    p0 = module._parameters.get('scale')
+    p0 = d0['_parameters'].get('scale')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "scale is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (32, 1, 1, 1):
         return f"scale is {p0.dtype} {list(p0.shape)}, compiled for float32[32, 1, 1, 1]"
     if p0.get_device() != device:
         return "scale is on another device than the first input"
-    p1 = m1._parameters.get('weight')
+    p1 = d1['_parameters'].get('weight')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (32, 1, 3, 3, 3):

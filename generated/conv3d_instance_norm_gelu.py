@@ -1751,6 +1751,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
@@ -1761,6 +1762,8 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t depth, int64_t
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1808,31 +1811,39 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k0_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -1844,24 +1855,19 @@ Tensor call_k0_contraction(
     require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
     require(p1.size(4) == 3, "k0_contraction", "p1 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 32, depth - 2, height - 2, width - 2}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 32, depth - 2, height - 2, width - 2}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_contraction_workspace(batch, depth, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), workspace, batch, depth, height, width, tf32, at.stream), "k0_contraction");
     return y0;
 }
 
-Tensor call_k1_row_stream(
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& x0_given
+Tensor run_k1_row_stream(
+    const Tensor& p0,
+    const Tensor& p1,
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k1_row_stream: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -1869,29 +1875,40 @@ Tensor call_k1_row_stream(
     require(p0.size(0) == 32, "k1_row_stream", "p0 has another size on axis 0 than compiled for");
     require(p1.size(0) == 32, "k1_row_stream", "p1 has another size on axis 0 than compiled for");
     require(x0.size(1) == 32, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 32, depth, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 32, depth, height, width}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_row_stream_workspace(batch, depth, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<float>(y0), memory.workspace(), batch, depth, height, width, stream), "k1_row_stream");
+    void* const workspace = at.workspace(bytes);
+    check(k1_row_stream(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<float>(y0), workspace, batch, depth, height, width, at.stream), "k1_row_stream");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    Tensor t0 = run_k0_contraction(a0, a1, a2, 0, at);
+    Tensor t1 = run_k1_row_stream(a3, a4, t0, at);
+    return t1;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d715b75365c451ba, m) {
-    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
-    m.def("k1_row_stream(Tensor p0, Tensor p1, Tensor x0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_74eb786fef18a37e, m) {
+    m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d715b75365c451ba, CUDA, m) {
-    m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_74eb786fef18a37e, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d715b75365c451ba"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_74eb786fef18a37e"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1971,7 +1988,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_contraction"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -2029,9 +2046,15 @@ def _fusegen_fake_k1_row_stream(p0, p1, x0):
     return p0.new_empty([batch, 32, depth, height, width], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read):
+    a0, a1, a2, a3, a4 = read
+    t0 = _fusegen_fake_k0_contraction(a0, a1, a2, 0)
+    t1 = _fusegen_fake_k1_row_stream(a3, a4, t0)
+    return t1
+
+
 _fusegen_fakes = {
-    "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_row_stream": _fusegen_fake_k1_row_stream,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -2040,8 +2063,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_conv3d = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, 0)
-    v_gelu = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv3d)
+    v_gelu = ops[0]([v_p_conv_bias, v_x, v_p_conv_weight, v_p_norm_weight, v_p_norm_bias])
     return v_gelu
 
 
@@ -2081,52 +2103,55 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.training is not True:
+    if d0['training'] is not True:
         return "the module is not in training mode"
-    if module.divisor != 1.5:
-        return f"the module: divisor is {module.divisor!r}, compiled for 1.5"
-    m1 = module._modules.get('conv')
+    if d0['divisor'] != 1.5:
+        return f"the module: divisor is {d0['divisor']!r}, compiled for 1.5"
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv3d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.training is not True:
+    if d1['training'] is not True:
         return "submodule conv is not in training mode"
-    if m1.in_channels != 4 or m1.out_channels != 32 or m1.kernel_size != (3, 3, 3) or m1.stride != (1, 1, 1) or m1.padding != (0, 0, 0) or m1.dilation != (1, 1, 1) or m1.transposed is not False or m1.output_padding != (0, 0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (0, 0, 0, 0, 0, 0):
+    if d1['in_channels'] != 4 or d1['out_channels'] != 32 or d1['kernel_size'] != (3, 3, 3) or d1['stride'] != (1, 1, 1) or d1['padding'] != (0, 0, 0) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (0, 0, 0, 0, 0, 0):
         return f"submodule conv is {m1}, compiled for Conv3d(4, 32, kernel_size=(3, 3, 3), stride=(1, 1, 1))"
-    m2 = module._modules.get('norm')
+    m2 = d0['_modules'].get('norm')
     if m2.__class__ is not _fusegen_torch.nn.modules.instancenorm.InstanceNorm3d:
         return f"submodule norm is a {type(m2).__qualname__}, compiled as InstanceNorm3d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__ or m2._parameters.get('running_mean') is not None or m2._parameters.get('running_var') is not None or m2._parameters.get('num_batches_tracked') is not None:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2 or d2['_parameters'].get('running_mean') is not None or d2['_parameters'].get('running_var') is not None or d2['_parameters'].get('num_batches_tracked') is not None:
         return "submodule norm has hooks, or parts that it had not when compiled"
-    if m2.training is not True:
+    if d2['training'] is not True:
         return "submodule norm is not in training mode"
-    if m2.num_features != 32 or m2.eps != 1e-05 or m2.momentum != 0.1 or m2.affine is not True or m2.track_running_stats is not False:
+    if d2['num_features'] != 32 or d2['eps'] != 1e-05 or d2['momentum'] != 0.1 or d2['affine'] is not True or d2['track_running_stats'] is not False:
         return f"submodule norm is {m2}, compiled for InstanceNorm3d(32, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=False)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (32, 4, 3, 3, 3):
         return f"conv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[32, 4, 3, 3, 3]"
     if p0.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (32,):
         return f"conv.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[32]"
     if p1.get_device() != device:
         return "conv.bias is on another device than the first input"
-    p2 = m2._parameters.get('weight')
+    p2 = d2['_parameters'].get('weight')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "norm.weight is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (32,):
         return f"norm.weight is {p2.dtype} {list(p2.shape)}, compiled for float32[32]"
     if p2.get_device() != device:
         return "norm.weight is on another device than the first input"
-    p3 = m2._parameters.get('bias')
+    p3 = d2['_parameters'].get('bias')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "norm.bias is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (32,):

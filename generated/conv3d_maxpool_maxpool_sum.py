@@ -1467,6 +1467,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
@@ -1477,6 +1478,8 @@ extern "C" int k2_row_reduce(const float* x0, float* y0, int64_t batch, int64_t 
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1524,31 +1527,39 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k0_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -1560,65 +1571,68 @@ Tensor call_k0_contraction(
     require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
     require(p1.size(4) == 3, "k0_contraction", "p1 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 16, depth - 2, height - 2, width - 2}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 16, depth - 2, height - 2, width - 2}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_contraction_workspace(batch, depth, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), workspace, batch, depth, height, width, tf32, at.stream), "k0_contraction");
     return y0;
 }
 
-Tensor call_k1_pool(
-    const Tensor& x0_given
+Tensor run_k1_pool(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_pool: x0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
     require(x0.size(1) == 16, "k1_pool", "x0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 16, (depth / 4), (height / 4), (width / 4)}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_pool(data<const float>(x0), data<float>(y0), batch, depth, height, width, stream), "k1_pool");
+    const Tensor y0 = allocate({batch, 16, (depth / 4), (height / 4), (width / 4)}, aoti_torch_dtype_float32(), at.device);
+    check(k1_pool(data<const float>(x0), data<float>(y0), batch, depth, height, width, at.stream), "k1_pool");
     return y0;
 }
 
-Tensor call_k2_row_reduce(
-    const Tensor& x0_given
+Tensor run_k2_row_reduce(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_row_reduce: x0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
     require(x0.size(1) == 16, "k2_row_reduce", "x0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, depth, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k2_row_reduce(data<const float>(x0), data<float>(y0), batch, depth, height, width, stream), "k2_row_reduce");
+    const Tensor y0 = allocate({batch, depth, height, width}, aoti_torch_dtype_float32(), at.device);
+    check(k2_row_reduce(data<const float>(x0), data<float>(y0), batch, depth, height, width, at.stream), "k2_row_reduce");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 5);
+    Tensor t0 = run_k0_contraction(a0, a1, a2, 0, at);
+    Tensor t1 = run_k1_pool(t0, at);
+    release(t0);
+    Tensor t2 = run_k2_row_reduce(t1, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5822d9bb0989282f, m) {
-    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
-    m.def("k1_pool(Tensor x0) -> Tensor");
-    m.def("k2_row_reduce(Tensor x0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ad7a53acf836b6a6, m) {
+    m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5822d9bb0989282f, CUDA, m) {
-    m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
-    m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ad7a53acf836b6a6, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5822d9bb0989282f"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_ad7a53acf836b6a6"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1698,7 +1712,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_contraction"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1764,10 +1778,16 @@ def _fusegen_fake_k2_row_reduce(x0):
     return x0.new_empty([batch, depth, height, width], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read):
+    a0, a1, a2 = read
+    t0 = _fusegen_fake_k0_contraction(a0, a1, a2, 0)
+    t1 = _fusegen_fake_k1_pool(t0)
+    t2 = _fusegen_fake_k2_row_reduce(t1)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_pool": _fusegen_fake_k1_pool,
-    "k2_row_reduce": _fusegen_fake_k2_row_reduce,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1776,9 +1796,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_softmax = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, 0)
-    v_max_pool3d_1 = ops[1](v_softmax)
-    v_sum_1 = ops[2](v_max_pool3d_1)
+    v_sum_1 = ops[0]([v_p_conv_bias, v_x, v_p_conv_weight])
     return v_sum_1
 
 
@@ -1831,37 +1849,41 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 3:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 3:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv3d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 3 or m1.out_channels != 16 or m1.kernel_size != (3, 3, 3) or m1.stride != (1, 1, 1) or m1.padding != (0, 0, 0) or m1.dilation != (1, 1, 1) or m1.transposed is not False or m1.output_padding != (0, 0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (0, 0, 0, 0, 0, 0):
+    if d1['in_channels'] != 3 or d1['out_channels'] != 16 or d1['kernel_size'] != (3, 3, 3) or d1['stride'] != (1, 1, 1) or d1['padding'] != (0, 0, 0) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (0, 0, 0, 0, 0, 0):
         return f"submodule conv is {m1}, compiled for Conv3d(3, 16, kernel_size=(3, 3, 3), stride=(1, 1, 1))"
-    m2 = module._modules.get('first')
+    m2 = d0['_modules'].get('first')
     if m2.__class__ is not _fusegen_torch.nn.modules.pooling.MaxPool3d:
         return f"submodule first is a {type(m2).__qualname__}, compiled as MaxPool3d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule first has hooks, or parts that it had not when compiled"
-    if m2.kernel_size != 2 or m2.stride != 2 or m2.padding != 0 or m2.dilation != 1 or m2.return_indices is not False or m2.ceil_mode is not False:
+    if d2['kernel_size'] != 2 or d2['stride'] != 2 or d2['padding'] != 0 or d2['dilation'] != 1 or d2['return_indices'] is not False or d2['ceil_mode'] is not False:
         return f"submodule first is {m2}, compiled for MaxPool3d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
-    m3 = module._modules.get('second')
+    m3 = d0['_modules'].get('second')
     if m3.__class__ is not _fusegen_torch.nn.modules.pooling.MaxPool3d:
         return f"submodule second is a {type(m3).__qualname__}, compiled as MaxPool3d"
-    if m3._modules or m3._forward_hooks or m3._forward_pre_hooks or m3._backward_hooks or m3._backward_pre_hooks or "forward" in m3.__dict__:
+    d3 = m3.__dict__
+    if d3['_modules'] or d3['_forward_hooks'] or d3['_forward_pre_hooks'] or d3['_backward_hooks'] or d3['_backward_pre_hooks'] or "forward" in d3:
         return "submodule second has hooks, or parts that it had not when compiled"
-    if m3.kernel_size != 2 or m3.stride != 2 or m3.padding != 0 or m3.dilation != 1 or m3.return_indices is not False or m3.ceil_mode is not False:
+    if d3['kernel_size'] != 2 or d3['stride'] != 2 or d3['padding'] != 0 or d3['dilation'] != 1 or d3['return_indices'] is not False or d3['ceil_mode'] is not False:
         return f"submodule second is {m3}, compiled for MaxPool3d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (16, 3, 3, 3, 3):
         return f"conv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[16, 3, 3, 3, 3]"
     if p0.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (16,):

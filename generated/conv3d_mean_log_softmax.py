@@ -1132,12 +1132,14 @@ _fusegen_GLUE_SOURCE = r"""
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_axis_sum(const float* x0, float* y0, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
@@ -1147,6 +1149,8 @@ extern "C" int64_t k1_window_sum_workspace(int64_t batch, int64_t height, int64_
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1194,12 +1198,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
+// Counters of a launch, then its workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1211,52 +1230,65 @@ struct Scratch {
 // `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
 // per device and stream, where launches follow each other, so that the counters are cleared once;
 // inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+Scratch scratch(int64_t count, int64_t bytes, const Place& at) {
     static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    static auto& known = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
     const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    check(cudaStreamIsCapturing(at.stream, &capture), "cudaStreamIsCapturing");
     const bool capturing = capture != cudaStreamCaptureStatusNone;
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+    const auto found = known.find({at.device, at.stream});
+    if (!capturing && found != known.end() && found->second.counter_bytes >= counter_bytes &&
         found->second.memory.numel() >= found->second.counter_bytes + bytes) {
         return found->second;
     }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), at.device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, at.stream), "cudaMemsetAsync");
+    if (!capturing) known.insert_or_assign({at.device, at.stream}, fresh);
     return fresh;
 }
 
-Tensor call_k0_axis_sum(
-    const Tensor& x0_given
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
+
+// Calls torch's own operator on tensors, numbers, lists and optional tensors: what its schema has.
+template <typename... Arguments>
+Tensor aten(const char* name, const char* overload, const Arguments&... arguments) {
+    std::array<StableIValue, sizeof...(arguments)> stack{torch::stable::detail::from(arguments)...};
+    const AOTITorchError error = torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION);
+    require(error == AOTI_TORCH_SUCCESS, name, "failed (out of memory?)");
+    return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// As the kernels read it.
+Tensor row_major(const Tensor& tensor) {
+    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+Tensor run_k0_axis_sum(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_axis_sum: x0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     const int64_t width = x0.size(4);
     require(x0.size(1) == 3, "k0_axis_sum", "x0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 9, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_axis_sum(data<const float>(x0), data<float>(y0), batch, depth, height, width, stream), "k0_axis_sum");
+    const Tensor y0 = allocate({batch, 9, height, width}, aoti_torch_dtype_float32(), at.device);
+    check(k0_axis_sum(data<const float>(x0), data<float>(y0), batch, depth, height, width, at.stream), "k0_axis_sum");
     return y0;
 }
 
-Tensor call_k1_window_sum(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& p0_given
+Tensor run_k1_window_sum(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_window_sum: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k1_window_sum: x1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p0 = operand(p0_given, "k1_window_sum: p0", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -1266,29 +1298,40 @@ Tensor call_k1_window_sum(
     require(x1.size(2) == 5, "k1_window_sum", "x1 has another size on axis 2 than compiled for");
     require(x1.size(3) == 5, "k1_window_sum", "x1 has another size on axis 3 than compiled for");
     require(p0.size(0) == 32, "k1_window_sum", "p0 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 32}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 32}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_window_sum_workspace(batch, height, width);
-    const Scratch memory = scratch(batch, bytes, device, stream);
-    check(k1_window_sum(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<float>(y0), memory.workspace(), memory.counters(), batch, height, width, stream), "k1_window_sum");
+    const Scratch kept = scratch(batch, bytes, at);
+    check(k1_window_sum(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<float>(y0), kept.workspace(), kept.counters(), batch, height, width, at.stream), "k1_window_sum");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    Tensor t0 = run_k0_axis_sum(a0, at);
+    // %mean_r2_r2: float32[32, 9, 5, 5] = reshape(%p_conv_weight, [32, 9, 5, 5])
+    Tensor t1 = row_major(aten("aten::reshape", "", a1, Ints{32, 9, 5, 5}));
+    Tensor t2 = run_k1_window_sum(t0, t1, a2, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e19d007a29733386, m) {
-    m.def("k0_axis_sum(Tensor x0) -> Tensor");
-    m.def("k1_window_sum(Tensor x0, Tensor x1, Tensor p0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7c04780452c76d84, m) {
+    m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e19d007a29733386, CUDA, m) {
-    m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
-    m.impl("k1_window_sum", TORCH_BOX(&call_k1_window_sum));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7c04780452c76d84, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e19d007a29733386"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_7c04780452c76d84"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1368,7 +1411,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_axis_sum"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1425,9 +1468,16 @@ def _fusegen_fake_k1_window_sum(x0, x1, p0):
     return x0.new_empty([batch, 32], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read):
+    a0, a1, a2 = read
+    t0 = _fusegen_fake_k0_axis_sum(a0)
+    t1 = _fusegen_torch.reshape(a1, [32, 9, 5, 5]).contiguous()
+    t2 = _fusegen_fake_k1_window_sum(t0, t1, a2)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_axis_sum": _fusegen_fake_k0_axis_sum,
-    "k1_window_sum": _fusegen_fake_k1_window_sum,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1436,10 +1486,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
     """The graph after rewriting: 2 generated kernels, 1 call to torch."""
-    v_mean_r2_r1 = ops[0](v_x)
-    # %mean_r2_r2: float32[32, 9, 5, 5] = reshape(%p_conv_weight, [32, 9, 5, 5])
-    v_mean_r2_r2 = _fusegen_torch.reshape(v_p_conv_weight, [32, 9, 5, 5])
-    v_log_softmax = ops[1](v_mean_r2_r1, v_mean_r2_r2, v_p_conv_bias)
+    v_log_softmax = ops[0]([v_x, v_p_conv_weight, v_p_conv_bias])
     return v_log_softmax
 
 
@@ -1468,23 +1515,25 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv3d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 3 or m1.out_channels != 32 or m1.kernel_size != (3, 5, 5) or m1.stride != (1, 2, 2) or m1.padding != (1, 2, 2) or m1.dilation != (1, 1, 1) or m1.transposed is not False or m1.output_padding != (0, 0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (2, 2, 2, 2, 1, 1):
+    if d1['in_channels'] != 3 or d1['out_channels'] != 32 or d1['kernel_size'] != (3, 5, 5) or d1['stride'] != (1, 2, 2) or d1['padding'] != (1, 2, 2) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (2, 2, 2, 2, 1, 1):
         return f"submodule conv is {m1}, compiled for Conv3d(3, 32, kernel_size=(3, 5, 5), stride=(1, 2, 2), padding=(1, 2, 2))"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (32, 3, 3, 5, 5):
         return f"conv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[32, 3, 3, 5, 5]"
     if p0.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (32,):

@@ -2331,6 +2331,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
@@ -2340,6 +2341,8 @@ extern "C" int k1_pool(const float* p0, const float* p1, const float* x0, const 
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -2387,6 +2390,21 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
@@ -2399,32 +2417,22 @@ void give_back(const Tensor& written, const Tensor& given) {
     torch::stable::copy_(to, written);
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-std::tuple<Tensor, Tensor, Tensor> call_k0_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given,
-    const Tensor& p3_given,
-    const Tensor& n0_given,
-    int64_t tf32
+std::tuple<Tensor, Tensor, Tensor> run_k0_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    const Tensor& p2,
+    const Tensor& p3,
+    const Tensor& n0,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p2 = operand(p2_given, "k0_contraction: p2", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p3 = operand(p3_given, "k0_contraction: p3", device, aoti_torch_dtype_float32(), 1);
-    const Tensor n0 = operand(n0_given, "k0_contraction: n0", device, aoti_torch_dtype_int64(), 0);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2436,34 +2444,25 @@ std::tuple<Tensor, Tensor, Tensor> call_k0_contraction(
     require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
     require(p2.size(0) == 72, "k0_contraction", "p2 has another size on axis 0 than compiled for");
     require(p3.size(0) == 72, "k0_contraction", "p3 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 72, height, width}, aoti_torch_dtype_float32(), device);
-    const Tensor y1 = allocate({1, 72, 1, 1}, aoti_torch_dtype_float32(), device);
-    const Tensor y2 = p2;   // what it holds is read before it is written over
-    const Tensor y3 = p3;   // what it holds is read before it is written over
-    const Tensor y4 = allocate({1, 72, 1, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 72, height, width}, aoti_torch_dtype_float32(), at.device);
+    const Tensor y1 = allocate({1, 72, 1, 1}, aoti_torch_dtype_float32(), at.device);
+    const Tensor& y2 = p2;   // what it holds is read before it is written over
+    const Tensor& y3 = p3;   // what it holds is read before it is written over
+    const Tensor y4 = allocate({1, 72, 1, 1}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_contraction_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<int64_t>(n0), data<float>(y0), data<float>(y1), data<float>(y2), data<float>(y3), data<float>(y4), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
-    give_back(y2, p2_given);
-    give_back(y3, p3_given);
+    void* const workspace = at.workspace(bytes);
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<int64_t>(n0), data<float>(y0), data<float>(y1), data<float>(y2), data<float>(y3), data<float>(y4), workspace, batch, height, width, tf32, at.stream), "k0_contraction");
     return {y0, y1, y4};
 }
 
-Tensor call_k1_pool(
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& x2_given
+Tensor run_k1_pool(
+    const Tensor& p0,
+    const Tensor& p1,
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& x2,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_pool: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k1_pool: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_pool: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k1_pool: x1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x2 = operand(x2_given, "k1_pool: x2", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2478,27 +2477,47 @@ Tensor call_k1_pool(
     require(x2.size(1) == 72, "k1_pool", "x2 has another size on axis 1 than compiled for");
     require(x2.size(2) == 1, "k1_pool", "x2 has another size on axis 2 than compiled for");
     require(x2.size(3) == 1, "k1_pool", "x2 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 72, (height / 2), (width / 2)}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_pool(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), batch, height, width, stream), "k1_pool");
+    const Tensor y0 = allocate({batch, 72, (height / 2), (width / 2)}, aoti_torch_dtype_float32(), at.device);
+    check(k1_pool(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), batch, height, width, at.stream), "k1_pool");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Tensors& written,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a3 = operand(written[0], "steps0: a3", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a4 = operand(written[1], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a5 = operand(written[2], "steps0: a5", at.device, aoti_torch_dtype_int64(), 0);
+    const Tensor a6 = operand(read[3], "steps0: a6", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a7 = operand(read[4], "steps0: a7", at.device, aoti_torch_dtype_float32(), 1);
+    const int64_t tf32_0 = integers[0];
+    auto [t0, t1, t2] = run_k0_contraction(a0, a1, a2, a3, a4, a5, tf32_0, at);
+    Tensor t3 = run_k1_pool(a6, a7, t0, t1, t2, at);
+    give_back(a3, written[0]);
+    give_back(a4, written[1]);
+    give_back(a5, written[2]);
+    return t3;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_24c4a3bd74a402d7, m) {
-    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
-    m.def("k1_pool(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d00df259fb5167a9, m) {
+    m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_24c4a3bd74a402d7, CUDA, m) {
-    m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d00df259fb5167a9, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_24c4a3bd74a402d7"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_d00df259fb5167a9"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -2578,7 +2597,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_contraction"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -2634,9 +2653,17 @@ def _fusegen_fake_k1_pool(p0, p1, x0, x1, x2):
     return p0.new_empty([batch, 72, (height // 2), (width // 2)], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, written, integers):
+    a0, a1, a2, a6, a7 = read
+    a3, a4, a5 = written
+    tf32_0, = integers
+    t0, t1, t2 = _fusegen_fake_k0_contraction(a0, a1, a2, a3, a4, a5, tf32_0)
+    t3 = _fusegen_fake_k1_pool(a6, a7, t0, t1, t2)
+    return t3
+
+
 _fusegen_fakes = {
-    "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_pool": _fusegen_fake_k1_pool,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -2656,21 +2683,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -2681,8 +2709,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_conv2d, v_batch_norm, v_batch_norm_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
-    v_max_pool2d = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv2d, v_batch_norm, v_batch_norm_19_r6)
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    v_max_pool2d = ops[0]([v_p_conv_bias, v_x, v_p_conv_weight, v_p_norm_weight, v_p_norm_bias], [v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked], [_fusegen_rounds("k0_contraction", v_x.device, (x0_0, 64, x0_2, x0_3), (72, 64, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)])
     if not _fusegen_torch.compiler.is_compiling():
         _fusegen_torch.autograd.graph.increment_version([v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked])
     return v_max_pool2d
@@ -2713,80 +2743,84 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 3:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 3:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.training is not True:
+    if d0['training'] is not True:
         return "the module is not in training mode"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.training is not True:
+    if d1['training'] is not True:
         return "submodule conv is not in training mode"
-    if m1.in_channels != 64 or m1.out_channels != 72 or m1.kernel_size != (3, 3) or m1.stride != (1, 1) or m1.padding != (1, 1) or m1.dilation != (1, 1) or m1.transposed is not False or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1):
+    if d1['in_channels'] != 64 or d1['out_channels'] != 72 or d1['kernel_size'] != (3, 3) or d1['stride'] != (1, 1) or d1['padding'] != (1, 1) or d1['dilation'] != (1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1):
         return f"submodule conv is {m1}, compiled for Conv2d(64, 72, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))"
-    m2 = module._modules.get('norm')
+    m2 = d0['_modules'].get('norm')
     if m2.__class__ is not _fusegen_torch.nn.modules.batchnorm.BatchNorm2d:
         return f"submodule norm is a {type(m2).__qualname__}, compiled as BatchNorm2d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule norm has hooks, or parts that it had not when compiled"
-    if m2.training is not True:
+    if d2['training'] is not True:
         return "submodule norm is not in training mode"
-    if m2.num_features != 72 or m2.eps != 1e-05 or m2.momentum != 0.1 or m2.affine is not True or m2.track_running_stats is not True:
+    if d2['num_features'] != 72 or d2['eps'] != 1e-05 or d2['momentum'] != 0.1 or d2['affine'] is not True or d2['track_running_stats'] is not True:
         return f"submodule norm is {m2}, compiled for BatchNorm2d(72, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)"
-    m3 = module._modules.get('pool')
+    m3 = d0['_modules'].get('pool')
     if m3.__class__ is not _fusegen_torch.nn.modules.pooling.MaxPool2d:
         return f"submodule pool is a {type(m3).__qualname__}, compiled as MaxPool2d"
-    if m3._modules or m3._forward_hooks or m3._forward_pre_hooks or m3._backward_hooks or m3._backward_pre_hooks or "forward" in m3.__dict__:
+    d3 = m3.__dict__
+    if d3['_modules'] or d3['_forward_hooks'] or d3['_forward_pre_hooks'] or d3['_backward_hooks'] or d3['_backward_pre_hooks'] or "forward" in d3:
         return "submodule pool has hooks, or parts that it had not when compiled"
-    if m3.training is not True:
+    if d3['training'] is not True:
         return "submodule pool is not in training mode"
-    if m3.kernel_size != 2 or m3.stride != 2 or m3.padding != 0 or m3.dilation != 1 or m3.return_indices is not False or m3.ceil_mode is not False:
+    if d3['kernel_size'] != 2 or d3['stride'] != 2 or d3['padding'] != 0 or d3['dilation'] != 1 or d3['return_indices'] is not False or d3['ceil_mode'] is not False:
         return f"submodule pool is {m3}, compiled for MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (72, 64, 3, 3):
         return f"conv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[72, 64, 3, 3]"
     if p0.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (72,):
         return f"conv.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[72]"
     if p1.get_device() != device:
         return "conv.bias is on another device than the first input"
-    p2 = m2._parameters.get('weight')
+    p2 = d2['_parameters'].get('weight')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "norm.weight is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (72,):
         return f"norm.weight is {p2.dtype} {list(p2.shape)}, compiled for float32[72]"
     if p2.get_device() != device:
         return "norm.weight is on another device than the first input"
-    p3 = m2._parameters.get('bias')
+    p3 = d2['_parameters'].get('bias')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "norm.bias is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (72,):
         return f"norm.bias is {p3.dtype} {list(p3.shape)}, compiled for float32[72]"
     if p3.get_device() != device:
         return "norm.bias is on another device than the first input"
-    p4 = m2._buffers.get('running_mean')
+    p4 = d2['_buffers'].get('running_mean')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "norm.running_mean is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (72,):
         return f"norm.running_mean is {p4.dtype} {list(p4.shape)}, compiled for float32[72]"
     if p4.get_device() != device:
         return "norm.running_mean is on another device than the first input"
-    p5 = m2._buffers.get('running_var')
+    p5 = d2['_buffers'].get('running_var')
     if p5.__class__ not in _fusegen_TENSORS and (p5 is None or not compiling):
         return "norm.running_var is not a plain parameter"
     if p5.dtype is not _fusegen_torch.float32 or p5.shape != (72,):
         return f"norm.running_var is {p5.dtype} {list(p5.shape)}, compiled for float32[72]"
     if p5.get_device() != device:
         return "norm.running_var is on another device than the first input"
-    p6 = m2._buffers.get('num_batches_tracked')
+    p6 = d2['_buffers'].get('num_batches_tracked')
     if p6.__class__ not in _fusegen_TENSORS and (p6 is None or not compiling):
         return "norm.num_batches_tracked is not a plain parameter"
     if p6.dtype is not _fusegen_torch.int64 or p6.shape != ():

@@ -2415,6 +2415,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
@@ -2424,6 +2425,8 @@ extern "C" int k1_pointwise(const float* p0, const float* p1, const float* x0, c
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -2471,6 +2474,21 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
@@ -2483,32 +2501,22 @@ void give_back(const Tensor& written, const Tensor& given) {
     torch::stable::copy_(to, written);
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-std::tuple<Tensor, Tensor, Tensor> call_k0_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given,
-    const Tensor& p3_given,
-    const Tensor& n0_given,
-    int64_t tf32
+std::tuple<Tensor, Tensor, Tensor> run_k0_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    const Tensor& p2,
+    const Tensor& p3,
+    const Tensor& n0,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p2 = operand(p2_given, "k0_contraction: p2", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p3 = operand(p3_given, "k0_contraction: p3", device, aoti_torch_dtype_float32(), 1);
-    const Tensor n0 = operand(n0_given, "k0_contraction: n0", device, aoti_torch_dtype_int64(), 0);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2520,34 +2528,25 @@ std::tuple<Tensor, Tensor, Tensor> call_k0_contraction(
     require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
     require(p2.size(0) == 48, "k0_contraction", "p2 has another size on axis 0 than compiled for");
     require(p3.size(0) == 48, "k0_contraction", "p3 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 48, height - 2, width - 2}, aoti_torch_dtype_float32(), device);
-    const Tensor y1 = allocate({1, 48, 1, 1}, aoti_torch_dtype_float32(), device);
-    const Tensor y2 = p2;   // what it holds is read before it is written over
-    const Tensor y3 = p3;   // what it holds is read before it is written over
-    const Tensor y4 = allocate({1, 48, 1, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 48, height - 2, width - 2}, aoti_torch_dtype_float32(), at.device);
+    const Tensor y1 = allocate({1, 48, 1, 1}, aoti_torch_dtype_float32(), at.device);
+    const Tensor& y2 = p2;   // what it holds is read before it is written over
+    const Tensor& y3 = p3;   // what it holds is read before it is written over
+    const Tensor y4 = allocate({1, 48, 1, 1}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_contraction_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<int64_t>(n0), data<float>(y0), data<float>(y1), data<float>(y2), data<float>(y3), data<float>(y4), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
-    give_back(y2, p2_given);
-    give_back(y3, p3_given);
+    void* const workspace = at.workspace(bytes);
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<int64_t>(n0), data<float>(y0), data<float>(y1), data<float>(y2), data<float>(y3), data<float>(y4), workspace, batch, height, width, tf32, at.stream), "k0_contraction");
     return {y0, y1, y4};
 }
 
-Tensor call_k1_pointwise(
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& x2_given
+Tensor run_k1_pointwise(
+    const Tensor& p0,
+    const Tensor& p1,
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& x2,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_pointwise: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k1_pointwise: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_pointwise: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k1_pointwise: x1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x2 = operand(x2_given, "k1_pointwise: x2", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2562,27 +2561,45 @@ Tensor call_k1_pointwise(
     require(x2.size(1) == 48, "k1_pointwise", "x2 has another size on axis 1 than compiled for");
     require(x2.size(2) == 1, "k1_pointwise", "x2 has another size on axis 2 than compiled for");
     require(x2.size(3) == 1, "k1_pointwise", "x2 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 48, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_pointwise(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), batch, height, width, stream), "k1_pointwise");
+    const Tensor y0 = allocate({batch, 48, height, width}, aoti_torch_dtype_float32(), at.device);
+    check(k1_pointwise(data<const float>(p0), data<const float>(p1), data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), batch, height, width, at.stream), "k1_pointwise");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Tensors& written
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a3 = operand(written[0], "steps0: a3", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a4 = operand(written[1], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a5 = operand(written[2], "steps0: a5", at.device, aoti_torch_dtype_int64(), 0);
+    const Tensor a6 = operand(read[3], "steps0: a6", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a7 = operand(read[4], "steps0: a7", at.device, aoti_torch_dtype_float32(), 1);
+    auto [t0, t1, t2] = run_k0_contraction(a0, a1, a2, a3, a4, a5, 0, at);
+    Tensor t3 = run_k1_pointwise(a6, a7, t0, t1, t2, at);
+    give_back(a3, written[0]);
+    give_back(a4, written[1]);
+    give_back(a5, written[2]);
+    return t3;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_22cdbc09b337ada5, m) {
-    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor(a!) p2, Tensor(b!) p3, Tensor(c!) n0, int tf32) -> (Tensor, Tensor, Tensor)");
-    m.def("k1_pointwise(Tensor p0, Tensor p1, Tensor x0, Tensor x1, Tensor x2) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d8d0cbd7d39bcd6c, m) {
+    m.def("steps0(Tensor[] read, Tensor(a!)[] written) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_22cdbc09b337ada5, CUDA, m) {
-    m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_pointwise", TORCH_BOX(&call_k1_pointwise));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d8d0cbd7d39bcd6c, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_22cdbc09b337ada5"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_d8d0cbd7d39bcd6c"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -2662,7 +2679,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_contraction"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -2718,9 +2735,16 @@ def _fusegen_fake_k1_pointwise(p0, p1, x0, x1, x2):
     return p0.new_empty([batch, 48, height, width], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, written):
+    a0, a1, a2, a6, a7 = read
+    a3, a4, a5 = written
+    t0, t1, t2 = _fusegen_fake_k0_contraction(a0, a1, a2, a3, a4, a5, 0)
+    t3 = _fusegen_fake_k1_pointwise(a6, a7, t0, t1, t2)
+    return t3
+
+
 _fusegen_fakes = {
-    "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_pointwise": _fusegen_fake_k1_pointwise,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -2729,8 +2753,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_conv2d, v_batch_norm, v_batch_norm_19_r6 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked, 0)
-    v_tanh = ops[1](v_p_norm_weight, v_p_norm_bias, v_conv2d, v_batch_norm, v_batch_norm_19_r6)
+    v_tanh = ops[0]([v_p_conv_bias, v_x, v_p_conv_weight, v_p_norm_weight, v_p_norm_bias], [v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked])
     if not _fusegen_torch.compiler.is_compiling():
         _fusegen_torch.autograd.graph.increment_version([v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked])
     return v_tanh
@@ -2767,71 +2790,74 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.training is not True:
+    if d0['training'] is not True:
         return "the module is not in training mode"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.training is not True:
+    if d1['training'] is not True:
         return "submodule conv is not in training mode"
-    if m1.in_channels != 8 or m1.out_channels != 48 or m1.kernel_size != (3, 3) or m1.stride != (1, 1) or m1.padding != (0, 0) or m1.dilation != (1, 1) or m1.transposed is not False or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (0, 0, 0, 0):
+    if d1['in_channels'] != 8 or d1['out_channels'] != 48 or d1['kernel_size'] != (3, 3) or d1['stride'] != (1, 1) or d1['padding'] != (0, 0) or d1['dilation'] != (1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (0, 0, 0, 0):
         return f"submodule conv is {m1}, compiled for Conv2d(8, 48, kernel_size=(3, 3), stride=(1, 1))"
-    m2 = module._modules.get('norm')
+    m2 = d0['_modules'].get('norm')
     if m2.__class__ is not _fusegen_torch.nn.modules.batchnorm.BatchNorm2d:
         return f"submodule norm is a {type(m2).__qualname__}, compiled as BatchNorm2d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule norm has hooks, or parts that it had not when compiled"
-    if m2.training is not True:
+    if d2['training'] is not True:
         return "submodule norm is not in training mode"
-    if m2.num_features != 48 or m2.eps != 1e-05 or m2.momentum != 0.1 or m2.affine is not True or m2.track_running_stats is not True:
+    if d2['num_features'] != 48 or d2['eps'] != 1e-05 or d2['momentum'] != 0.1 or d2['affine'] is not True or d2['track_running_stats'] is not True:
         return f"submodule norm is {m2}, compiled for BatchNorm2d(48, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (48, 8, 3, 3):
         return f"conv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[48, 8, 3, 3]"
     if p0.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (48,):
         return f"conv.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[48]"
     if p1.get_device() != device:
         return "conv.bias is on another device than the first input"
-    p2 = m2._parameters.get('weight')
+    p2 = d2['_parameters'].get('weight')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "norm.weight is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (48,):
         return f"norm.weight is {p2.dtype} {list(p2.shape)}, compiled for float32[48]"
     if p2.get_device() != device:
         return "norm.weight is on another device than the first input"
-    p3 = m2._parameters.get('bias')
+    p3 = d2['_parameters'].get('bias')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "norm.bias is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (48,):
         return f"norm.bias is {p3.dtype} {list(p3.shape)}, compiled for float32[48]"
     if p3.get_device() != device:
         return "norm.bias is on another device than the first input"
-    p4 = m2._buffers.get('running_mean')
+    p4 = d2['_buffers'].get('running_mean')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "norm.running_mean is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (48,):
         return f"norm.running_mean is {p4.dtype} {list(p4.shape)}, compiled for float32[48]"
     if p4.get_device() != device:
         return "norm.running_mean is on another device than the first input"
-    p5 = m2._buffers.get('running_var')
+    p5 = d2['_buffers'].get('running_var')
     if p5.__class__ not in _fusegen_TENSORS and (p5 is None or not compiling):
         return "norm.running_var is not a plain parameter"
     if p5.dtype is not _fusegen_torch.float32 or p5.shape != (48,):
         return f"norm.running_var is {p5.dtype} {list(p5.shape)}, compiled for float32[48]"
     if p5.get_device() != device:
         return "norm.running_var is on another device than the first input"
-    p6 = m2._buffers.get('num_batches_tracked')
+    p6 = d2['_buffers'].get('num_batches_tracked')
     if p6.__class__ not in _fusegen_TENSORS and (p6 is None or not compiling):
         return "norm.num_batches_tracked is not a plain parameter"
     if p6.dtype is not _fusegen_torch.int64 or p6.shape != ():

@@ -1994,31 +1994,33 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
-
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_conv_reduce(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k0_conv_reduce(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_conv_reduce: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_conv_reduce: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k0_conv_reduce: p1", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2028,27 +2030,39 @@ Tensor call_k0_conv_reduce(
     require(p1.size(1) == 8, "k0_conv_reduce", "p1 has another size on axis 1 than compiled for");
     require(p1.size(2) == 3, "k0_conv_reduce", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 3, "k0_conv_reduce", "p1 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 64, 1, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64, 1, 1}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_conv_reduce_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_conv_reduce(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_conv_reduce");
+    void* const workspace = at.workspace(bytes);
+    check(k0_conv_reduce(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), workspace, batch, height, width, tf32, at.stream), "k0_conv_reduce");
     return y0;
+}
+
+Tensor call_k0_conv_reduce(
+    const Tensor& p0_given,
+    const Tensor& x0_given,
+    const Tensor& p1_given,
+    int64_t tf32
+) {
+    Place at(p0_given.get_device_index());
+    const Tensor p0 = operand(p0_given, "k0_conv_reduce: p0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k0_conv_reduce: x0", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor p1 = operand(p1_given, "k0_conv_reduce: p1", at.device, aoti_torch_dtype_float32(), 4);
+    return run_k0_conv_reduce(p0, x0, p1, tf32, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8799013411262cec, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6db06fa34fe96726, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8799013411262cec, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6db06fa34fe96726, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8799013411262cec"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_6db06fa34fe96726"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -2225,30 +2239,33 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 8 or m1.out_channels != 64 or m1.kernel_size != (3, 3) or m1.stride != (1, 1) or m1.padding != (0, 0) or m1.dilation != (1, 1) or m1.transposed is not False or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (0, 0, 0, 0):
+    if d1['in_channels'] != 8 or d1['out_channels'] != 64 or d1['kernel_size'] != (3, 3) or d1['stride'] != (1, 1) or d1['padding'] != (0, 0) or d1['dilation'] != (1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (0, 0, 0, 0):
         return f"submodule conv is {m1}, compiled for Conv2d(8, 64, kernel_size=(3, 3), stride=(1, 1))"
-    m2 = module._modules.get('pool')
+    m2 = d0['_modules'].get('pool')
     if m2.__class__ is not _fusegen_torch.nn.modules.pooling.AdaptiveAvgPool2d:
         return f"submodule pool is a {type(m2).__qualname__}, compiled as AdaptiveAvgPool2d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule pool has hooks, or parts that it had not when compiled"
-    if m2.output_size != 1:
+    if d2['output_size'] != 1:
         return f"submodule pool is {m2}, compiled for AdaptiveAvgPool2d(output_size=1)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (64, 8, 3, 3):
         return f"conv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[64, 8, 3, 3]"
     if p0.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (64,):

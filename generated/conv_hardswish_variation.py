@@ -3302,9 +3302,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
@@ -3315,6 +3315,8 @@ extern "C" int64_t k1_reduce_views_workspace(int64_t batch, int64_t height, int6
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -3362,12 +3364,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
+// Counters of a launch, then its workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -3379,36 +3396,38 @@ struct Scratch {
 // `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
 // per device and stream, where launches follow each other, so that the counters are cleared once;
 // inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+Scratch scratch(int64_t count, int64_t bytes, const Place& at) {
     static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    static auto& known = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
     const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    check(cudaStreamIsCapturing(at.stream, &capture), "cudaStreamIsCapturing");
     const bool capturing = capture != cudaStreamCaptureStatusNone;
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+    const auto found = known.find({at.device, at.stream});
+    if (!capturing && found != known.end() && found->second.counter_bytes >= counter_bytes &&
         found->second.memory.numel() >= found->second.counter_bytes + bytes) {
         return found->second;
     }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), at.device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, at.stream), "cudaMemsetAsync");
+    if (!capturing) known.insert_or_assign({at.device, at.stream}, fresh);
     return fresh;
 }
 
-Tensor call_k0_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
+
+Tensor run_k0_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -3418,47 +3437,55 @@ Tensor call_k0_contraction(
     require(p1.size(1) == 16, "k0_contraction", "p1 has another size on axis 1 than compiled for");
     require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 48, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 48, height, width}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_contraction_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), workspace, batch, height, width, tf32, at.stream), "k0_contraction");
     return y0;
 }
 
-Tensor call_k1_reduce_views(
-    const Tensor& x0_given
+Tensor run_k1_reduce_views(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_reduce_views: x0", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
     require(x0.size(1) == 48, "k1_reduce_views", "x0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_reduce_views_workspace(batch, height, width);
-    const Scratch memory = scratch(2048, bytes, device, stream);
-    check(k1_reduce_views(data<const float>(x0), data<float>(y0), memory.workspace(), memory.counters(), batch, height, width, stream), "k1_reduce_views");
+    const Scratch kept = scratch(2048, bytes, at);
+    check(k1_reduce_views(data<const float>(x0), data<float>(y0), kept.workspace(), kept.counters(), batch, height, width, at.stream), "k1_reduce_views");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 4);
+    const int64_t tf32_0 = integers[0];
+    Tensor t0 = run_k0_contraction(a0, a1, a2, tf32_0, at);
+    Tensor t1 = run_k1_reduce_views(t0, at);
+    return t1;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0f52cf24c05c4f3a, m) {
-    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
-    m.def("k1_reduce_views(Tensor x0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a5268c3d4fb7e50f, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0f52cf24c05c4f3a, CUDA, m) {
-    m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_reduce_views", TORCH_BOX(&call_k1_reduce_views));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a5268c3d4fb7e50f, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0f52cf24c05c4f3a"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_a5268c3d4fb7e50f"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -3538,7 +3565,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_contraction"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -3594,9 +3621,16 @@ def _fusegen_fake_k1_reduce_views(x0):
     return x0.new_empty([batch], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2 = read
+    tf32_0, = integers
+    t0 = _fusegen_fake_k0_contraction(a0, a1, a2, tf32_0)
+    t1 = _fusegen_fake_k1_reduce_views(t0)
+    return t1
+
+
 _fusegen_fakes = {
-    "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_reduce_views": _fusegen_fake_k1_reduce_views,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -3616,21 +3650,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -3641,8 +3676,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_hardswish = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
-    v_sqrt = ops[1](v_hardswish)
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    v_sqrt = ops[0]([v_p_conv_bias, v_x, v_p_conv_weight], [_fusegen_rounds("k0_contraction", v_x.device, (x0_0, 16, x0_2, x0_3), (48, 16, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)])
     return v_sqrt
 
 
@@ -3671,23 +3708,25 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 16 or m1.out_channels != 48 or m1.kernel_size != (3, 3) or m1.stride != (1, 1) or m1.padding != (1, 1) or m1.dilation != (1, 1) or m1.transposed is not False or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1):
+    if d1['in_channels'] != 16 or d1['out_channels'] != 48 or d1['kernel_size'] != (3, 3) or d1['stride'] != (1, 1) or d1['padding'] != (1, 1) or d1['dilation'] != (1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1):
         return f"submodule conv is {m1}, compiled for Conv2d(16, 48, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (48, 16, 3, 3):
         return f"conv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[48, 16, 3, 3]"
     if p0.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (48,):

@@ -2448,9 +2448,12 @@ _fusegen_GLUE_SOURCE = r"""
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_conv_direct(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
@@ -2460,6 +2463,8 @@ extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -2507,32 +2512,53 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
+// Calls torch's own operator on tensors, numbers, lists and optional tensors: what its schema has.
+template <typename... Arguments>
+Tensor aten(const char* name, const char* overload, const Arguments&... arguments) {
+    std::array<StableIValue, sizeof...(arguments)> stack{torch::stable::detail::from(arguments)...};
+    const AOTITorchError error = torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION);
+    require(error == AOTI_TORCH_SUCCESS, name, "failed (out of memory?)");
+    return torch::stable::detail::to<Tensor>(stack[0]);
+}
 
-Tensor call_k0_conv_direct(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given
+// As the kernels read it.
+Tensor row_major(const Tensor& tensor) {
+    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+Tensor run_k0_conv_direct(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    const Tensor& p2,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_conv_direct: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_conv_direct: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k0_conv_direct: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k0_conv_direct: p2", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2543,23 +2569,18 @@ Tensor call_k0_conv_direct(
     require(p2.size(1) == 1, "k0_conv_direct", "p2 has another size on axis 1 than compiled for");
     require(p2.size(2) == 3, "k0_conv_direct", "p2 has another size on axis 2 than compiled for");
     require(p2.size(3) == 3, "k0_conv_direct", "p2 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 144, ((height - 1) / 2) + 1, ((width - 1) / 2) + 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_conv_direct(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), batch, height, width, stream), "k0_conv_direct");
+    const Tensor y0 = allocate({batch, 144, ((height - 1) / 2) + 1, ((width - 1) / 2) + 1}, aoti_torch_dtype_float32(), at.device);
+    check(k0_conv_direct(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), batch, height, width, at.stream), "k0_conv_direct");
     return y0;
 }
 
-Tensor call_k1_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k1_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k1_contraction: p1", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2569,29 +2590,47 @@ Tensor call_k1_contraction(
     require(p1.size(1) == 144, "k1_contraction", "p1 has another size on axis 1 than compiled for");
     require(p1.size(2) == 1, "k1_contraction", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 1, "k1_contraction", "p1 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 32, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 32, height, width}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_contraction_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k1_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k1_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), workspace, batch, height, width, tf32, at.stream), "k1_contraction");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a5 = operand(read[5], "steps0: a5", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a6 = operand(read[6], "steps0: a6", at.device, aoti_torch_dtype_float32(), 4);
+    const int64_t tf32_0 = integers[0];
+    // %conv2d_r2: float32[x0_0, 144, x0_2, x0_3] = conv2d(%x, %p_expand_weight)
+    Tensor t0 = row_major(aten("aten::convolution", "", a0, a1, std::optional<Tensor>(), Ints{1, 1}, Ints{0, 0}, Ints{1, 1}, false, Ints{0, 0}, int64_t{1}));
+    Tensor t1 = run_k0_conv_direct(a2, t0, a3, a4, at);
+    release(t0);
+    Tensor t2 = run_k1_contraction(a5, t1, a6, tf32_0, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_78e90e5fb140569a, m) {
-    m.def("k0_conv_direct(Tensor p0, Tensor x0, Tensor p1, Tensor p2) -> Tensor");
-    m.def("k1_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1e49346340b45195, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_78e90e5fb140569a, CUDA, m) {
-    m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
-    m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1e49346340b45195, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_78e90e5fb140569a"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_1e49346340b45195"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -2671,7 +2710,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_conv_direct"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -2727,9 +2766,17 @@ def _fusegen_fake_k1_contraction(p0, x0, p1, tf32):
     return p0.new_empty([batch, 32, height, width], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2, a3, a4, a5, a6 = read
+    tf32_0, = integers
+    t0 = _fusegen_torch.nn.functional.conv2d(a0, a1, None, stride=(1, 1), padding=(0, 0), groups=1, dilation=(1, 1)).contiguous()
+    t1 = _fusegen_fake_k0_conv_direct(a2, t0, a3, a4)
+    t2 = _fusegen_fake_k1_contraction(a5, t1, a6, tf32_0)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_conv_direct": _fusegen_fake_k0_conv_direct,
-    "k1_contraction": _fusegen_fake_k1_contraction,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -2749,21 +2796,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -2774,10 +2822,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_expand_weight, v_p_expand_bias, v_p_depthwise_weight, v_p_depthwise_bias, v_p_project_weight, v_p_project_bias):
     """The graph after rewriting: 2 generated kernels, 1 call to torch."""
-    # %conv2d_r2: float32[x0_0, 144, x0_2, x0_3] = conv2d(%x, %p_expand_weight)
-    v_conv2d_r2 = _fusegen_torch.nn.functional.conv2d(v_x, v_p_expand_weight, None, stride=(1, 1), padding=(0, 0), groups=1, dilation=(1, 1))
-    v_relu6_1_4 = ops[0](v_p_expand_bias, v_conv2d_r2, v_p_depthwise_bias, v_p_depthwise_weight)
-    v_conv2d_2 = ops[1](v_p_project_bias, v_relu6_1_4, v_p_project_weight, _fusegen_rounds("k1_contraction", v_relu6_1_4, v_p_project_weight, (1, 1), (0, 0), (1, 1), False, (0, 0), 1))
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    v_conv2d_2 = ops[0]([v_x, v_p_expand_weight, v_p_expand_bias, v_p_depthwise_bias, v_p_depthwise_weight, v_p_project_bias, v_p_project_weight], [_fusegen_rounds("k1_contraction", v_x.device, (x0_0, 144, ((x0_2 - 1) // 2) + 1, ((x0_3 - 1) // 2) + 1), (32, 144, 1, 1), (1, 1), (0, 0), (1, 1), False, (0, 0), 1)])
     return v_conv2d_2
 
 
@@ -2806,65 +2854,69 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 3:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 3:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('expand')
+    m1 = d0['_modules'].get('expand')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule expand is a {type(m1).__qualname__}, compiled as Conv2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule expand has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 24 or m1.out_channels != 144 or m1.kernel_size != (1, 1) or m1.stride != (1, 1) or m1.padding != (0, 0) or m1.dilation != (1, 1) or m1.transposed is not False or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (0, 0, 0, 0):
+    if d1['in_channels'] != 24 or d1['out_channels'] != 144 or d1['kernel_size'] != (1, 1) or d1['stride'] != (1, 1) or d1['padding'] != (0, 0) or d1['dilation'] != (1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (0, 0, 0, 0):
         return f"submodule expand is {m1}, compiled for Conv2d(24, 144, kernel_size=(1, 1), stride=(1, 1))"
-    m2 = module._modules.get('depthwise')
+    m2 = d0['_modules'].get('depthwise')
     if m2.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule depthwise is a {type(m2).__qualname__}, compiled as Conv2d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule depthwise has hooks, or parts that it had not when compiled"
-    if m2.in_channels != 144 or m2.out_channels != 144 or m2.kernel_size != (3, 3) or m2.stride != (2, 2) or m2.padding != (1, 1) or m2.dilation != (1, 1) or m2.transposed is not False or m2.output_padding != (0, 0) or m2.groups != 144 or m2.padding_mode != 'zeros' or m2._reversed_padding_repeated_twice != (1, 1, 1, 1):
+    if d2['in_channels'] != 144 or d2['out_channels'] != 144 or d2['kernel_size'] != (3, 3) or d2['stride'] != (2, 2) or d2['padding'] != (1, 1) or d2['dilation'] != (1, 1) or d2['transposed'] is not False or d2['output_padding'] != (0, 0) or d2['groups'] != 144 or d2['padding_mode'] != 'zeros' or d2['_reversed_padding_repeated_twice'] != (1, 1, 1, 1):
         return f"submodule depthwise is {m2}, compiled for Conv2d(144, 144, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=144)"
-    m3 = module._modules.get('project')
+    m3 = d0['_modules'].get('project')
     if m3.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule project is a {type(m3).__qualname__}, compiled as Conv2d"
-    if m3._modules or m3._forward_hooks or m3._forward_pre_hooks or m3._backward_hooks or m3._backward_pre_hooks or "forward" in m3.__dict__:
+    d3 = m3.__dict__
+    if d3['_modules'] or d3['_forward_hooks'] or d3['_forward_pre_hooks'] or d3['_backward_hooks'] or d3['_backward_pre_hooks'] or "forward" in d3:
         return "submodule project has hooks, or parts that it had not when compiled"
-    if m3.in_channels != 144 or m3.out_channels != 32 or m3.kernel_size != (1, 1) or m3.stride != (1, 1) or m3.padding != (0, 0) or m3.dilation != (1, 1) or m3.transposed is not False or m3.output_padding != (0, 0) or m3.groups != 1 or m3.padding_mode != 'zeros' or m3._reversed_padding_repeated_twice != (0, 0, 0, 0):
+    if d3['in_channels'] != 144 or d3['out_channels'] != 32 or d3['kernel_size'] != (1, 1) or d3['stride'] != (1, 1) or d3['padding'] != (0, 0) or d3['dilation'] != (1, 1) or d3['transposed'] is not False or d3['output_padding'] != (0, 0) or d3['groups'] != 1 or d3['padding_mode'] != 'zeros' or d3['_reversed_padding_repeated_twice'] != (0, 0, 0, 0):
         return f"submodule project is {m3}, compiled for Conv2d(144, 32, kernel_size=(1, 1), stride=(1, 1))"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "expand.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (144, 24, 1, 1):
         return f"expand.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[144, 24, 1, 1]"
     if p0.get_device() != device:
         return "expand.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "expand.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (144,):
         return f"expand.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[144]"
     if p1.get_device() != device:
         return "expand.bias is on another device than the first input"
-    p2 = m2._parameters.get('weight')
+    p2 = d2['_parameters'].get('weight')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "depthwise.weight is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (144, 1, 3, 3):
         return f"depthwise.weight is {p2.dtype} {list(p2.shape)}, compiled for float32[144, 1, 3, 3]"
     if p2.get_device() != device:
         return "depthwise.weight is on another device than the first input"
-    p3 = m2._parameters.get('bias')
+    p3 = d2['_parameters'].get('bias')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "depthwise.bias is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (144,):
         return f"depthwise.bias is {p3.dtype} {list(p3.shape)}, compiled for float32[144]"
     if p3.get_device() != device:
         return "depthwise.bias is on another device than the first input"
-    p4 = m3._parameters.get('weight')
+    p4 = d3['_parameters'].get('weight')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "project.weight is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (32, 144, 1, 1):
         return f"project.weight is {p4.dtype} {list(p4.shape)}, compiled for float32[32, 144, 1, 1]"
     if p4.get_device() != device:
         return "project.weight is on another device than the first input"
-    p5 = m3._parameters.get('bias')
+    p5 = d3['_parameters'].get('bias')
     if p5.__class__ not in _fusegen_TENSORS and (p5 is None or not compiling):
         return "project.bias is not a plain parameter"
     if p5.dtype is not _fusegen_torch.float32 or p5.shape != (32,):

@@ -2355,33 +2355,34 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
-
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given,
-    int64_t tf32
+Tensor run_k0_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    const Tensor& p2,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p2 = operand(p2_given, "k0_contraction: p2", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -2394,27 +2395,41 @@ Tensor call_k0_contraction(
     require(p2.size(0) == 64, "k0_contraction", "p2 has another size on axis 0 than compiled for");
     require(p2.size(1) == 1, "k0_contraction", "p2 has another size on axis 1 than compiled for");
     require(p2.size(2) == 1, "k0_contraction", "p2 has another size on axis 2 than compiled for");
-    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_contraction_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), workspace, batch, height, width, tf32, at.stream), "k0_contraction");
     return y0;
+}
+
+Tensor call_k0_contraction(
+    const Tensor& p0_given,
+    const Tensor& x0_given,
+    const Tensor& p1_given,
+    const Tensor& p2_given,
+    int64_t tf32
+) {
+    Place at(p0_given.get_device_index());
+    const Tensor p0 = operand(p0_given, "k0_contraction: p0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k0_contraction: x0", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor p1 = operand(p1_given, "k0_contraction: p1", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor p2 = operand(p2_given, "k0_contraction: p2", at.device, aoti_torch_dtype_float32(), 3);
+    return run_k0_contraction(p0, x0, p1, p2, tf32, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f2c36fc4e53020f7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5cc13d4df442d25a, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f2c36fc4e53020f7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5cc13d4df442d25a, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f2c36fc4e53020f7"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_5cc13d4df442d25a"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -2564,21 +2579,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -2589,7 +2605,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_scale, v_p_conv_weight, v_p_conv_bias):
     """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
-    v_add = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_p_scale, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    v_add = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_p_scale, _fusegen_rounds("k0_contraction", v_x.device, (x0_0, 64, x0_2, x0_3), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1))
     return v_add
 
 
@@ -2618,30 +2637,32 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv')
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as Conv2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 64 or m1.out_channels != 64 or m1.kernel_size != (3, 3) or m1.stride != (1, 1) or m1.padding != (1, 1) or m1.dilation != (1, 1) or m1.transposed is not False or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1):
+    if d1['in_channels'] != 64 or d1['out_channels'] != 64 or d1['kernel_size'] != (3, 3) or d1['stride'] != (1, 1) or d1['padding'] != (1, 1) or d1['dilation'] != (1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1):
         return f"submodule conv is {m1}, compiled for Conv2d(64, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))"
-    p0 = module._parameters.get('scale')
+    p0 = d0['_parameters'].get('scale')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "scale is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (64, 1, 1):
         return f"scale is {p0.dtype} {list(p0.shape)}, compiled for float32[64, 1, 1]"
     if p0.get_device() != device:
         return "scale is on another device than the first input"
-    p1 = m1._parameters.get('weight')
+    p1 = d1['_parameters'].get('weight')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (64, 64, 3, 3):
         return f"conv.weight is {p1.dtype} {list(p1.shape)}, compiled for float32[64, 64, 3, 3]"
     if p1.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p2 = m1._parameters.get('bias')
+    p2 = d1['_parameters'].get('bias')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (64,):

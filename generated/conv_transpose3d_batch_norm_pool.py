@@ -3994,6 +3994,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_conv_reduce(const float* p0, const float* x0, const float* p1, float* y0, float* y1, float* y2, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
@@ -4004,6 +4005,8 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t given0, int64_
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -4051,6 +4054,21 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
@@ -4063,26 +4081,19 @@ void give_back(const Tensor& written, const Tensor& given) {
     torch::stable::copy_(to, written);
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-std::tuple<Tensor, Tensor, Tensor> call_k0_conv_reduce(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+std::tuple<Tensor, Tensor, Tensor> run_k0_conv_reduce(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_conv_reduce: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_conv_reduce: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k0_conv_reduce: p1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -4094,38 +4105,28 @@ std::tuple<Tensor, Tensor, Tensor> call_k0_conv_reduce(
     require(p1.size(2) == 3, "k0_conv_reduce", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 3, "k0_conv_reduce", "p1 has another size on axis 3 than compiled for");
     require(p1.size(4) == 3, "k0_conv_reduce", "p1 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
-    const Tensor y1 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
-    const Tensor y2 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), at.device);
+    const Tensor y1 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), at.device);
+    const Tensor y2 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_conv_reduce_workspace(batch, depth, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_conv_reduce(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_conv_reduce");
+    void* const workspace = at.workspace(bytes);
+    check(k0_conv_reduce(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), data<float>(y1), data<float>(y2), workspace, batch, depth, height, width, tf32, at.stream), "k0_conv_reduce");
     return {y0, y1, y2};
 }
 
-Tensor call_k1_row_stream(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given,
-    const Tensor& p3_given,
-    const Tensor& x2_given,
-    const Tensor& n0_given,
+Tensor run_k1_row_stream(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& p0,
+    const Tensor& p1,
+    const Tensor& p2,
+    const Tensor& p3,
+    const Tensor& x2,
+    const Tensor& n0,
     int64_t given0,
-    int64_t given1
+    int64_t given1,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor x1 = operand(x1_given, "k1_row_stream: x1", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k1_row_stream: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k1_row_stream: p2", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p3 = operand(p3_given, "k1_row_stream: p3", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x2 = operand(x2_given, "k1_row_stream: x2", device, aoti_torch_dtype_float32(), 5);
-    const Tensor n0 = operand(n0_given, "k1_row_stream: n0", device, aoti_torch_dtype_int64(), 0);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 48, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 1, "k1_row_stream", "x0 has another size on axis 2 than compiled for");
@@ -4145,33 +4146,55 @@ Tensor call_k1_row_stream(
     require(x2.size(2) == 1, "k1_row_stream", "x2 has another size on axis 2 than compiled for");
     require(x2.size(3) == 1, "k1_row_stream", "x2 has another size on axis 3 than compiled for");
     require(x2.size(4) == 1, "k1_row_stream", "x2 has another size on axis 4 than compiled for");
-    const Tensor y0 = p0;   // what it holds is read before it is written over
-    const Tensor y1 = p1;   // what it holds is read before it is written over
-    const Tensor y2 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor& y0 = p0;   // what it holds is read before it is written over
+    const Tensor& y1 = p1;   // what it holds is read before it is written over
+    const Tensor y2 = allocate({batch, 48, 1, 1, 1}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_row_stream_workspace(batch, given0, given1);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<const float>(x2), data<int64_t>(n0), data<float>(y0), data<float>(y1), data<float>(y2), memory.workspace(), batch, given0, given1, stream), "k1_row_stream");
-    give_back(y0, p0_given);
-    give_back(y1, p1_given);
+    void* const workspace = at.workspace(bytes);
+    check(k1_row_stream(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<const float>(p3), data<const float>(x2), data<int64_t>(n0), data<float>(y0), data<float>(y1), data<float>(y2), workspace, batch, given0, given1, at.stream), "k1_row_stream");
     return y2;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Tensors& written,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a3 = operand(written[0], "steps0: a3", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a4 = operand(written[1], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a5 = operand(read[3], "steps0: a5", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a6 = operand(read[4], "steps0: a6", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a7 = operand(written[2], "steps0: a7", at.device, aoti_torch_dtype_int64(), 0);
+    const int64_t tf32_0 = integers[0];
+    const int64_t x0_0 = integers[1];
+    const int64_t x0_2 = integers[2];
+    const int64_t x0_3 = integers[3];
+    const int64_t x0_4 = integers[4];
+    auto [t0, t1, t2] = run_k0_conv_reduce(a0, a1, a2, tf32_0, at);
+    Tensor t3 = run_k1_row_stream(t0, t1, a3, a4, a5, a6, t2, a7, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1, at);
+    give_back(a3, written[0]);
+    give_back(a4, written[1]);
+    give_back(a7, written[2]);
+    return t3;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_eec3b2238593c6e5, m) {
-    m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> (Tensor, Tensor, Tensor)");
-    m.def("k1_row_stream(Tensor x0, Tensor x1, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor x2, Tensor(c!) n0, int given0, int given1) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_898df35787f6ff40, m) {
+    m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_eec3b2238593c6e5, CUDA, m) {
-    m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
-    m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_898df35787f6ff40, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_eec3b2238593c6e5"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_898df35787f6ff40"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -4251,7 +4274,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_conv_reduce"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -4306,9 +4329,17 @@ def _fusegen_fake_k1_row_stream(x0, x1, p0, p1, p2, p3, x2, n0, given0, given1):
     return x0.new_empty([batch, 48, 1, 1, 1], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, written, integers):
+    a0, a1, a2, a5, a6 = read
+    a3, a4, a7 = written
+    tf32_0, x0_0, x0_2, x0_3, x0_4 = integers
+    t0, t1, t2 = _fusegen_fake_k0_conv_reduce(a0, a1, a2, tf32_0)
+    t3 = _fusegen_fake_k1_row_stream(t0, t1, a3, a4, a5, a6, t2, a7, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
+    return t3
+
+
 _fusegen_fakes = {
-    "k0_conv_reduce": _fusegen_fake_k0_conv_reduce,
-    "k1_row_stream": _fusegen_fake_k1_row_stream,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -4328,21 +4359,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -4357,8 +4389,7 @@ def _fusegen_fused(ops, v_x, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_
     x0_2 = v_x.shape[2]
     x0_3 = v_x.shape[3]
     x0_4 = v_x.shape[4]
-    v_batch_norm_r1, v_batch_norm_1_r1, v_adaptive_avg_pool3d_r3 = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, _fusegen_rounds("k0_conv_reduce", v_x, v_p_conv_weight, (2, 2, 2), (0, 0, 0), (1, 1, 1), True, (0, 0, 0), 1))
-    v_adaptive_avg_pool3d = ops[1](v_batch_norm_r1, v_batch_norm_1_r1, v_b_norm_running_mean, v_b_norm_running_var, v_p_norm_weight, v_p_norm_bias, v_adaptive_avg_pool3d_r3, v_b_norm_num_batches_tracked, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4, x0_0 + 2*x0_0*x0_2 + 2*x0_0*x0_3 + 2*x0_0*x0_4 + 4*x0_0*x0_2*x0_3 + 4*x0_0*x0_2*x0_4 + 4*x0_0*x0_3*x0_4 + 8*x0_0*x0_2*x0_3*x0_4 - 1)
+    v_adaptive_avg_pool3d = ops[0]([v_p_conv_bias, v_x, v_p_conv_weight, v_p_norm_weight, v_p_norm_bias], [v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked], [_fusegen_rounds("k0_conv_reduce", v_x.device, (x0_0, 24, x0_2, x0_3, x0_4), (24, 48, 3, 3, 3), (2, 2, 2), (0, 0, 0), (1, 1, 1), True, (0, 0, 0), 1), x0_0, x0_2, x0_3, x0_4])
     if not _fusegen_torch.compiler.is_compiling():
         _fusegen_torch.autograd.graph.increment_version([v_b_norm_running_mean, v_b_norm_running_var, v_b_norm_num_batches_tracked])
     return v_adaptive_avg_pool3d
@@ -4389,82 +4420,86 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 3:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 3:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.training is not True:
+    if d0['training'] is not True:
         return "the module is not in training mode"
-    if module.factor != 1.5:
-        return f"the module: factor is {module.factor!r}, compiled for 1.5"
-    m1 = module._modules.get('conv')
+    if d0['factor'] != 1.5:
+        return f"the module: factor is {d0['factor']!r}, compiled for 1.5"
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.ConvTranspose3d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as ConvTranspose3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.training is not True:
+    if d1['training'] is not True:
         return "submodule conv is not in training mode"
-    if m1.in_channels != 24 or m1.out_channels != 48 or m1.kernel_size != (3, 3, 3) or m1.stride != (2, 2, 2) or m1.padding != (0, 0, 0) or m1.dilation != (1, 1, 1) or m1.transposed is not True or m1.output_padding != (0, 0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (0, 0, 0, 0, 0, 0):
+    if d1['in_channels'] != 24 or d1['out_channels'] != 48 or d1['kernel_size'] != (3, 3, 3) or d1['stride'] != (2, 2, 2) or d1['padding'] != (0, 0, 0) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not True or d1['output_padding'] != (0, 0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (0, 0, 0, 0, 0, 0):
         return f"submodule conv is {m1}, compiled for ConvTranspose3d(24, 48, kernel_size=(3, 3, 3), stride=(2, 2, 2))"
-    m2 = module._modules.get('norm')
+    m2 = d0['_modules'].get('norm')
     if m2.__class__ is not _fusegen_torch.nn.modules.batchnorm.BatchNorm3d:
         return f"submodule norm is a {type(m2).__qualname__}, compiled as BatchNorm3d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule norm has hooks, or parts that it had not when compiled"
-    if m2.training is not True:
+    if d2['training'] is not True:
         return "submodule norm is not in training mode"
-    if m2.num_features != 48 or m2.eps != 1e-05 or m2.momentum != 0.1 or m2.affine is not True or m2.track_running_stats is not True:
+    if d2['num_features'] != 48 or d2['eps'] != 1e-05 or d2['momentum'] != 0.1 or d2['affine'] is not True or d2['track_running_stats'] is not True:
         return f"submodule norm is {m2}, compiled for BatchNorm3d(48, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)"
-    m3 = module._modules.get('pool')
+    m3 = d0['_modules'].get('pool')
     if m3.__class__ is not _fusegen_torch.nn.modules.pooling.AdaptiveAvgPool3d:
         return f"submodule pool is a {type(m3).__qualname__}, compiled as AdaptiveAvgPool3d"
-    if m3._modules or m3._forward_hooks or m3._forward_pre_hooks or m3._backward_hooks or m3._backward_pre_hooks or "forward" in m3.__dict__:
+    d3 = m3.__dict__
+    if d3['_modules'] or d3['_forward_hooks'] or d3['_forward_pre_hooks'] or d3['_backward_hooks'] or d3['_backward_pre_hooks'] or "forward" in d3:
         return "submodule pool has hooks, or parts that it had not when compiled"
-    if m3.training is not True:
+    if d3['training'] is not True:
         return "submodule pool is not in training mode"
-    if m3.output_size != 1:
+    if d3['output_size'] != 1:
         return f"submodule pool is {m3}, compiled for AdaptiveAvgPool3d(output_size=1)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (24, 48, 3, 3, 3):
         return f"conv.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[24, 48, 3, 3, 3]"
     if p0.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (48,):
         return f"conv.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[48]"
     if p1.get_device() != device:
         return "conv.bias is on another device than the first input"
-    p2 = m2._parameters.get('weight')
+    p2 = d2['_parameters'].get('weight')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "norm.weight is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (48,):
         return f"norm.weight is {p2.dtype} {list(p2.shape)}, compiled for float32[48]"
     if p2.get_device() != device:
         return "norm.weight is on another device than the first input"
-    p3 = m2._parameters.get('bias')
+    p3 = d2['_parameters'].get('bias')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "norm.bias is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (48,):
         return f"norm.bias is {p3.dtype} {list(p3.shape)}, compiled for float32[48]"
     if p3.get_device() != device:
         return "norm.bias is on another device than the first input"
-    p4 = m2._buffers.get('running_mean')
+    p4 = d2['_buffers'].get('running_mean')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "norm.running_mean is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (48,):
         return f"norm.running_mean is {p4.dtype} {list(p4.shape)}, compiled for float32[48]"
     if p4.get_device() != device:
         return "norm.running_mean is on another device than the first input"
-    p5 = m2._buffers.get('running_var')
+    p5 = d2['_buffers'].get('running_var')
     if p5.__class__ not in _fusegen_TENSORS and (p5 is None or not compiling):
         return "norm.running_var is not a plain parameter"
     if p5.dtype is not _fusegen_torch.float32 or p5.shape != (48,):
         return f"norm.running_var is {p5.dtype} {list(p5.shape)}, compiled for float32[48]"
     if p5.get_device() != device:
         return "norm.running_var is on another device than the first input"
-    p6 = m2._buffers.get('num_batches_tracked')
+    p6 = d2['_buffers'].get('num_batches_tracked')
     if p6.__class__ not in _fusegen_TENSORS and (p6 is None or not compiling):
         return "norm.num_batches_tracked is not a plain parameter"
     if p6.dtype is not _fusegen_torch.int64 or p6.shape != ():

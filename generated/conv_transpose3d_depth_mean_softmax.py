@@ -1191,6 +1191,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_axis_sum(const float* x0, const float* p0, float* y0, float* y1, int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream);
@@ -1200,6 +1201,8 @@ extern "C" int64_t k1_contraction_workspace(int64_t batch, int64_t height, int64
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1247,28 +1250,37 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-std::tuple<Tensor, Tensor> call_k0_axis_sum(
-    const Tensor& x0_given,
-    const Tensor& p0_given
+std::tuple<Tensor, Tensor> run_k0_axis_sum(
+    const Tensor& x0,
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_axis_sum: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k0_axis_sum: p0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -1279,26 +1291,20 @@ std::tuple<Tensor, Tensor> call_k0_axis_sum(
     require(p0.size(2) == 3, "k0_axis_sum", "p0 has another size on axis 2 than compiled for");
     require(p0.size(3) == 3, "k0_axis_sum", "p0 has another size on axis 3 than compiled for");
     require(p0.size(4) == 3, "k0_axis_sum", "p0 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 48, height, width}, aoti_torch_dtype_float32(), device);
-    const Tensor y1 = allocate({48, 64, 3, 3}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_axis_sum(data<const float>(x0), data<const float>(p0), data<float>(y0), data<float>(y1), batch, depth, height, width, stream), "k0_axis_sum");
+    const Tensor y0 = allocate({batch, 48, height, width}, aoti_torch_dtype_float32(), at.device);
+    const Tensor y1 = allocate({48, 64, 3, 3}, aoti_torch_dtype_float32(), at.device);
+    check(k0_axis_sum(data<const float>(x0), data<const float>(p0), data<float>(y0), data<float>(y1), batch, depth, height, width, at.stream), "k0_axis_sum");
     return {y0, y1};
 }
 
-Tensor call_k1_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k1_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k1_contraction: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k1_contraction: x1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k1_contraction: p1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -1313,29 +1319,39 @@ Tensor call_k1_contraction(
     require(p1.size(2) == 1, "k1_contraction", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 1, "k1_contraction", "p1 has another size on axis 3 than compiled for");
     require(p1.size(4) == 1, "k1_contraction", "p1 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 64, 1, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64, 1, height, width}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_contraction_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_contraction(data<const float>(p0), data<const float>(x0), data<const float>(x1), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k1_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k1_contraction(data<const float>(p0), data<const float>(x0), data<const float>(x1), data<const float>(p1), data<float>(y0), workspace, batch, height, width, tf32, at.stream), "k1_contraction");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 5);
+    auto [t0, t1] = run_k0_axis_sum(a0, a1, at);
+    Tensor t2 = run_k1_contraction(a2, t0, t1, a3, 0, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9c196f0ae0e8efea, m) {
-    m.def("k0_axis_sum(Tensor x0, Tensor p0) -> (Tensor, Tensor)");
-    m.def("k1_contraction(Tensor p0, Tensor x0, Tensor x1, Tensor p1, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_393e6aa656984fbb, m) {
+    m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9c196f0ae0e8efea, CUDA, m) {
-    m.impl("k0_axis_sum", TORCH_BOX(&call_k0_axis_sum));
-    m.impl("k1_contraction", TORCH_BOX(&call_k1_contraction));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_393e6aa656984fbb, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9c196f0ae0e8efea"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_393e6aa656984fbb"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1415,7 +1431,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_axis_sum"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1472,9 +1488,15 @@ def _fusegen_fake_k1_contraction(p0, x0, x1, p1, tf32):
     return p0.new_empty([batch, 64, 1, height, width], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read):
+    a0, a1, a2, a3 = read
+    t0, t1 = _fusegen_fake_k0_axis_sum(a0, a1)
+    t2 = _fusegen_fake_k1_contraction(a2, t0, t1, a3, 0)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_axis_sum": _fusegen_fake_k0_axis_sum,
-    "k1_contraction": _fusegen_fake_k1_contraction,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1483,8 +1505,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_bias, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_mean_r1_r1, v_mean_r1_r2 = ops[0](v_x, v_p_conv_transpose_weight)
-    v_mul = ops[1](v_p_conv_transpose_bias, v_mean_r1_r1, v_mean_r1_r2, v_p_bias, 0)
+    v_mul = ops[0]([v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias, v_p_bias])
     return v_mul
 
 
@@ -1513,30 +1534,32 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv_transpose')
+    m1 = d0['_modules'].get('conv_transpose')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.ConvTranspose3d:
         return f"submodule conv_transpose is a {type(m1).__qualname__}, compiled as ConvTranspose3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv_transpose has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 16 or m1.out_channels != 64 or m1.kernel_size != (3, 3, 3) or m1.stride != (1, 1, 1) or m1.padding != (1, 1, 1) or m1.dilation != (1, 1, 1) or m1.transposed is not True or m1.output_padding != (0, 0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1, 1, 1):
+    if d1['in_channels'] != 16 or d1['out_channels'] != 64 or d1['kernel_size'] != (3, 3, 3) or d1['stride'] != (1, 1, 1) or d1['padding'] != (1, 1, 1) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not True or d1['output_padding'] != (0, 0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1, 1, 1):
         return f"submodule conv_transpose is {m1}, compiled for ConvTranspose3d(16, 64, kernel_size=(3, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1))"
-    p0 = module._parameters.get('bias')
+    p0 = d0['_parameters'].get('bias')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "bias is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (1, 64, 1, 1, 1):
         return f"bias is {p0.dtype} {list(p0.shape)}, compiled for float32[1, 64, 1, 1, 1]"
     if p0.get_device() != device:
         return "bias is on another device than the first input"
-    p1 = m1._parameters.get('weight')
+    p1 = d1['_parameters'].get('weight')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv_transpose.weight is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (16, 64, 3, 3, 3):
         return f"conv_transpose.weight is {p1.dtype} {list(p1.shape)}, compiled for float32[16, 64, 3, 3, 3]"
     if p1.get_device() != device:
         return "conv_transpose.weight is on another device than the first input"
-    p2 = m1._parameters.get('bias')
+    p2 = d1['_parameters'].get('bias')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "conv_transpose.bias is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (64,):

@@ -2488,31 +2488,33 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
-
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k0_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -2524,27 +2526,39 @@ Tensor call_k0_contraction(
     require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
     require(p1.size(4) == 3, "k0_contraction", "p1 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 64, 2*depth - 1, 2*height - 1, 2*width - 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64, 2*depth - 1, 2*height - 1, 2*width - 1}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_contraction_workspace(batch, depth, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k0_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), workspace, batch, depth, height, width, tf32, at.stream), "k0_contraction");
     return y0;
+}
+
+Tensor call_k0_contraction(
+    const Tensor& p0_given,
+    const Tensor& x0_given,
+    const Tensor& p1_given,
+    int64_t tf32
+) {
+    Place at(p0_given.get_device_index());
+    const Tensor p0 = operand(p0_given, "k0_contraction: p0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor x0 = operand(x0_given, "k0_contraction: x0", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor p1 = operand(p1_given, "k0_contraction: p1", at.device, aoti_torch_dtype_float32(), 5);
+    return run_k0_contraction(p0, x0, p1, tf32, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_24d6f17f28623fa4, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_85883a2e53d729ca, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_24d6f17f28623fa4, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_85883a2e53d729ca, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_24d6f17f28623fa4"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_85883a2e53d729ca"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -2695,21 +2709,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -2720,7 +2735,11 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
     """The graph after rewriting: 1 generated kernel, 0 calls to torch."""
-    v_hardswish = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, _fusegen_rounds("k0_contraction", v_x, v_p_conv_transpose_weight, (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    x0_4 = v_x.shape[4]
+    v_hardswish = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, _fusegen_rounds("k0_contraction", v_x.device, (x0_0, 32, x0_2, x0_3, x0_4), (32, 64, 3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
     return v_hardswish
 
 
@@ -2749,23 +2768,25 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv_transpose')
+    m1 = d0['_modules'].get('conv_transpose')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.ConvTranspose3d:
         return f"submodule conv_transpose is a {type(m1).__qualname__}, compiled as ConvTranspose3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv_transpose has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 32 or m1.out_channels != 64 or m1.kernel_size != (3, 3, 3) or m1.stride != (2, 2, 2) or m1.padding != (1, 1, 1) or m1.dilation != (1, 1, 1) or m1.transposed is not True or m1.output_padding != (0, 0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1, 1, 1):
+    if d1['in_channels'] != 32 or d1['out_channels'] != 64 or d1['kernel_size'] != (3, 3, 3) or d1['stride'] != (2, 2, 2) or d1['padding'] != (1, 1, 1) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not True or d1['output_padding'] != (0, 0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1, 1, 1):
         return f"submodule conv_transpose is {m1}, compiled for ConvTranspose3d(32, 64, kernel_size=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1))"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv_transpose.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (32, 64, 3, 3, 3):
         return f"conv_transpose.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[32, 64, 3, 3, 3]"
     if p0.get_device() != device:
         return "conv_transpose.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv_transpose.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (64,):

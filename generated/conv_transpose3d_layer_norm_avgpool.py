@@ -2929,6 +2929,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, float* y0, void* workspace, int64_t batch, int64_t depth, int64_t height, int64_t tf32, cudaStream_t stream);
@@ -2939,6 +2940,8 @@ extern "C" int k2_pool(const float* x0, const float* x1, const float* x2, const 
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -2986,33 +2989,40 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given,
-    int64_t tf32
+Tensor run_k0_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    const Tensor& p2,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p1 = operand(p1_given, "k0_contraction: p1", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p2 = operand(p2_given, "k0_contraction: p2", device, aoti_torch_dtype_float32(), 0);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -3024,46 +3034,36 @@ Tensor call_k0_contraction(
     require(p1.size(2) == 3, "k0_contraction", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 3, "k0_contraction", "p1 has another size on axis 3 than compiled for");
     require(p1.size(4) == 3, "k0_contraction", "p1 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 48, 2*depth, 2*height, 48}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 48, 2*depth, 2*height, 48}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_contraction_workspace(batch, depth, height);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), memory.workspace(), batch, depth, height, tf32, stream), "k0_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k0_contraction(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<const float>(p2), data<float>(y0), workspace, batch, depth, height, tf32, at.stream), "k0_contraction");
     return y0;
 }
 
-std::tuple<Tensor, Tensor> call_k1_row_reduce(
-    const Tensor& x0_given
+std::tuple<Tensor, Tensor> run_k1_row_reduce(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_row_reduce: x0", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
     require(x0.size(1) == 48, "k1_row_reduce", "x0 has another size on axis 1 than compiled for");
     require(x0.size(4) == 48, "k1_row_reduce", "x0 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 48, depth, height, 1}, aoti_torch_dtype_float32(), device);
-    const Tensor y1 = allocate({batch, 48, depth, height, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_row_reduce(data<const float>(x0), data<float>(y0), data<float>(y1), batch, depth, height, stream), "k1_row_reduce");
+    const Tensor y0 = allocate({batch, 48, depth, height, 1}, aoti_torch_dtype_float32(), at.device);
+    const Tensor y1 = allocate({batch, 48, depth, height, 1}, aoti_torch_dtype_float32(), at.device);
+    check(k1_row_reduce(data<const float>(x0), data<float>(y0), data<float>(y1), batch, depth, height, at.stream), "k1_row_reduce");
     return {y0, y1};
 }
 
-Tensor call_k2_pool(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& x2_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given
+Tensor run_k2_pool(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& x2,
+    const Tensor& p0,
+    const Tensor& p1,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_pool: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor x1 = operand(x1_given, "k2_pool: x1", device, aoti_torch_dtype_float32(), 5);
-    const Tensor x2 = operand(x2_given, "k2_pool: x2", device, aoti_torch_dtype_float32(), 5);
-    const Tensor p0 = operand(p0_given, "k2_pool: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k2_pool: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -3081,29 +3081,42 @@ Tensor call_k2_pool(
     require(x2.size(4) == 1, "k2_pool", "x2 has another size on axis 4 than compiled for");
     require(p0.size(0) == 48, "k2_pool", "p0 has another size on axis 0 than compiled for");
     require(p1.size(0) == 48, "k2_pool", "p1 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 48, (depth / 2), (height / 2), 24}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k2_pool(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, depth, height, stream), "k2_pool");
+    const Tensor y0 = allocate({batch, 48, (depth / 2), (height / 2), 24}, aoti_torch_dtype_float32(), at.device);
+    check(k2_pool(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, depth, height, at.stream), "k2_pool");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 0);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a5 = operand(read[5], "steps0: a5", at.device, aoti_torch_dtype_float32(), 1);
+    const int64_t tf32_0 = integers[0];
+    Tensor t0 = run_k0_contraction(a0, a1, a2, a3, tf32_0, at);
+    auto [t1, t2] = run_k1_row_reduce(t0, at);
+    Tensor t3 = run_k2_pool(t0, t1, t2, a4, a5, at);
+    return t3;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_14ef4812e16af9c4, m) {
-    m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
-    m.def("k1_row_reduce(Tensor x0) -> (Tensor, Tensor)");
-    m.def("k2_pool(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor p1) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_80effcb4a4048478, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_14ef4812e16af9c4, CUDA, m) {
-    m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
-    m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
-    m.impl("k2_pool", TORCH_BOX(&call_k2_pool));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_80effcb4a4048478, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_14ef4812e16af9c4"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_80effcb4a4048478"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -3183,7 +3196,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_contraction"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -3246,10 +3259,17 @@ def _fusegen_fake_k2_pool(x0, x1, x2, p0, p1):
     return x0.new_empty([batch, 48, (depth // 2), (height // 2), 24], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2, a3, a4, a5 = read
+    tf32_0, = integers
+    t0 = _fusegen_fake_k0_contraction(a0, a1, a2, a3, tf32_0)
+    t1, t2 = _fusegen_fake_k1_row_reduce(t0)
+    t3 = _fusegen_fake_k2_pool(t0, t1, t2, a4, a5)
+    return t3
+
+
 _fusegen_fakes = {
-    "k0_contraction": _fusegen_fake_k0_contraction,
-    "k1_row_reduce": _fusegen_fake_k1_row_reduce,
-    "k2_pool": _fusegen_fake_k2_pool,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -3269,21 +3289,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -3294,9 +3315,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_shift, v_p_conv_weight, v_p_conv_bias, v_p_norm_weight, v_p_norm_bias):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_add = ops[0](v_p_conv_bias, v_x, v_p_conv_weight, v_p_shift, _fusegen_rounds("k0_contraction", v_x, v_p_conv_weight, (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1), 1))
-    v_layer_norm_r1, v_layer_norm_r3 = ops[1](v_add)
-    v_silu = ops[2](v_add, v_layer_norm_r1, v_layer_norm_r3, v_p_norm_weight, v_p_norm_bias)
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    v_silu = ops[0]([v_p_conv_bias, v_x, v_p_conv_weight, v_p_shift, v_p_norm_weight, v_p_norm_bias], [_fusegen_rounds("k0_contraction", v_x.device, (x0_0, 32, x0_2, x0_3, 24), (32, 48, 3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1), 1)])
     return v_silu
 
 
@@ -3325,53 +3347,56 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.window != 2:
-        return f"the module: window is {module.window!r}, compiled for 2"
-    m1 = module._modules.get('conv')
+    if d0['window'] != 2:
+        return f"the module: window is {d0['window']!r}, compiled for 2"
+    m1 = d0['_modules'].get('conv')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.ConvTranspose3d:
         return f"submodule conv is a {type(m1).__qualname__}, compiled as ConvTranspose3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 32 or m1.out_channels != 48 or m1.kernel_size != (3, 3, 3) or m1.stride != (2, 2, 2) or m1.padding != (1, 1, 1) or m1.dilation != (1, 1, 1) or m1.transposed is not True or m1.output_padding != (1, 1, 1) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1, 1, 1):
+    if d1['in_channels'] != 32 or d1['out_channels'] != 48 or d1['kernel_size'] != (3, 3, 3) or d1['stride'] != (2, 2, 2) or d1['padding'] != (1, 1, 1) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not True or d1['output_padding'] != (1, 1, 1) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1, 1, 1):
         return f"submodule conv is {m1}, compiled for ConvTranspose3d(32, 48, kernel_size=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))"
-    m2 = module._modules.get('norm')
+    m2 = d0['_modules'].get('norm')
     if m2.__class__ is not _fusegen_torch.nn.modules.normalization.LayerNorm:
         return f"submodule norm is a {type(m2).__qualname__}, compiled as LayerNorm"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule norm has hooks, or parts that it had not when compiled"
-    if m2.normalized_shape != (48,) or m2.eps != 1e-05 or m2.elementwise_affine is not True:
+    if d2['normalized_shape'] != (48,) or d2['eps'] != 1e-05 or d2['elementwise_affine'] is not True:
         return f"submodule norm is {m2}, compiled for LayerNorm((48,), eps=1e-05, elementwise_affine=True, bias=True)"
-    p0 = module._parameters.get('shift')
+    p0 = d0['_parameters'].get('shift')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "shift is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != ():
         return f"shift is {p0.dtype} {list(p0.shape)}, compiled for float32[]"
     if p0.get_device() != device:
         return "shift is on another device than the first input"
-    p1 = m1._parameters.get('weight')
+    p1 = d1['_parameters'].get('weight')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv.weight is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (32, 48, 3, 3, 3):
         return f"conv.weight is {p1.dtype} {list(p1.shape)}, compiled for float32[32, 48, 3, 3, 3]"
     if p1.get_device() != device:
         return "conv.weight is on another device than the first input"
-    p2 = m1._parameters.get('bias')
+    p2 = d1['_parameters'].get('bias')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "conv.bias is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (48,):
         return f"conv.bias is {p2.dtype} {list(p2.shape)}, compiled for float32[48]"
     if p2.get_device() != device:
         return "conv.bias is on another device than the first input"
-    p3 = m2._parameters.get('weight')
+    p3 = d2['_parameters'].get('weight')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "norm.weight is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (48,):
         return f"norm.weight is {p3.dtype} {list(p3.shape)}, compiled for float32[48]"
     if p3.get_device() != device:
         return "norm.weight is on another device than the first input"
-    p4 = m2._parameters.get('bias')
+    p4 = d2['_parameters'].get('bias')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "norm.bias is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (48,):

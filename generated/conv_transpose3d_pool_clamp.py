@@ -3335,6 +3335,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_pointwise(const float* p0, float* y0, cudaStream_t stream);
@@ -3345,6 +3346,8 @@ extern "C" int64_t k2_contraction_workspace(int64_t batch, int64_t depth, int64_
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -3392,65 +3395,67 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_pointwise(
-    const Tensor& p0_given
+Tensor run_k0_pointwise(
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_pointwise: p0", device, aoti_torch_dtype_float32(), 5);
     require(p0.size(0) == 32, "k0_pointwise", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 64, "k0_pointwise", "p0 has another size on axis 1 than compiled for");
     require(p0.size(2) == 3, "k0_pointwise", "p0 has another size on axis 2 than compiled for");
     require(p0.size(3) == 3, "k0_pointwise", "p0 has another size on axis 3 than compiled for");
     require(p0.size(4) == 3, "k0_pointwise", "p0 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({32, 64, 4, 4, 4}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_pointwise(data<const float>(p0), data<float>(y0), stream), "k0_pointwise");
+    const Tensor y0 = allocate({32, 64, 4, 4, 4}, aoti_torch_dtype_float32(), at.device);
+    check(k0_pointwise(data<const float>(p0), data<float>(y0), at.stream), "k0_pointwise");
     return y0;
 }
 
-Tensor call_k1_pool(
-    const Tensor& x0_given
+Tensor run_k1_pool(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_pool: x0", device, aoti_torch_dtype_float32(), 5);
     require(x0.size(0) == 32, "k1_pool", "x0 has another size on axis 0 than compiled for");
     require(x0.size(1) == 64, "k1_pool", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 4, "k1_pool", "x0 has another size on axis 2 than compiled for");
     require(x0.size(3) == 4, "k1_pool", "x0 has another size on axis 3 than compiled for");
     require(x0.size(4) == 4, "k1_pool", "x0 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({32, 64, 2, 2, 2}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_pool(data<const float>(x0), data<float>(y0), stream), "k1_pool");
+    const Tensor y0 = allocate({32, 64, 2, 2, 2}, aoti_torch_dtype_float32(), at.device);
+    check(k1_pool(data<const float>(x0), data<float>(y0), at.stream), "k1_pool");
     return y0;
 }
 
-Tensor call_k2_contraction(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    int64_t tf32
+Tensor run_k2_contraction(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& x1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k2_contraction: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k2_contraction: x0", device, aoti_torch_dtype_float32(), 5);
-    const Tensor x1 = operand(x1_given, "k2_contraction: x1", device, aoti_torch_dtype_float32(), 5);
     const int64_t batch = x0.size(0);
     const int64_t depth = x0.size(2);
     const int64_t height = x0.size(3);
@@ -3462,31 +3467,42 @@ Tensor call_k2_contraction(
     require(x1.size(2) == 2, "k2_contraction", "x1 has another size on axis 2 than compiled for");
     require(x1.size(3) == 2, "k2_contraction", "x1 has another size on axis 3 than compiled for");
     require(x1.size(4) == 2, "k2_contraction", "x1 has another size on axis 4 than compiled for");
-    const Tensor y0 = allocate({batch, 64, depth - 1, height - 1, width - 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64, depth - 1, height - 1, width - 1}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k2_contraction_workspace(batch, depth, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k2_contraction(data<const float>(p0), data<const float>(x0), data<const float>(x1), data<float>(y0), memory.workspace(), batch, depth, height, width, tf32, stream), "k2_contraction");
+    void* const workspace = at.workspace(bytes);
+    check(k2_contraction(data<const float>(p0), data<const float>(x0), data<const float>(x1), data<float>(y0), workspace, batch, depth, height, width, tf32, at.stream), "k2_contraction");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 5);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 5);
+    const int64_t tf32_0 = integers[0];
+    Tensor t0 = run_k0_pointwise(a0, at);
+    Tensor t1 = run_k1_pool(t0, at);
+    release(t0);
+    Tensor t2 = run_k2_contraction(a1, a2, t1, tf32_0, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9404d98d6c2ea159, m) {
-    m.def("k0_pointwise(Tensor p0) -> Tensor");
-    m.def("k1_pool(Tensor x0) -> Tensor");
-    m.def("k2_contraction(Tensor p0, Tensor x0, Tensor x1, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7c2337c0d95def00, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9404d98d6c2ea159, CUDA, m) {
-    m.impl("k0_pointwise", TORCH_BOX(&call_k0_pointwise));
-    m.impl("k1_pool", TORCH_BOX(&call_k1_pool));
-    m.impl("k2_contraction", TORCH_BOX(&call_k2_contraction));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7c2337c0d95def00, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9404d98d6c2ea159"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_7c2337c0d95def00"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -3566,7 +3582,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_pointwise"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -3624,10 +3640,17 @@ def _fusegen_fake_k2_contraction(p0, x0, x1, tf32):
     return p0.new_empty([batch, 64, depth - 1, height - 1, width - 1], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2 = read
+    tf32_0, = integers
+    t0 = _fusegen_fake_k0_pointwise(a0)
+    t1 = _fusegen_fake_k1_pool(t0)
+    t2 = _fusegen_fake_k2_contraction(a1, a2, t1, tf32_0)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_pointwise": _fusegen_fake_k0_pointwise,
-    "k1_pool": _fusegen_fake_k1_pool,
-    "k2_contraction": _fusegen_fake_k2_contraction,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -3647,21 +3670,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -3672,9 +3696,11 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_avg_pool3d_r1_r1 = ops[0](v_p_conv_transpose_weight)
-    v_avg_pool3d_r1_r2 = ops[1](v_avg_pool3d_r1_r1)
-    v_mul = ops[2](v_p_conv_transpose_bias, v_x, v_avg_pool3d_r1_r2, _fusegen_rounds("k2_contraction", v_x, v_avg_pool3d_r1_r2, (1, 1, 1), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1))
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    x0_4 = v_x.shape[4]
+    v_mul = ops[0]([v_p_conv_transpose_weight, v_p_conv_transpose_bias, v_x], [_fusegen_rounds("k2_contraction", v_x.device, (x0_0, 32, x0_2, x0_3, x0_4), (32, 64, 2, 2, 2), (1, 1, 1), (1, 1, 1), (1, 1, 1), True, (0, 0, 0), 1)])
     return v_mul
 
 
@@ -3703,34 +3729,37 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.low != 0.0:
-        return f"the module: low is {module.low!r}, compiled for 0.0"
-    if module.high != 1.0:
-        return f"the module: high is {module.high!r}, compiled for 1.0"
-    m1 = module._modules.get('conv_transpose')
+    if d0['low'] != 0.0:
+        return f"the module: low is {d0['low']!r}, compiled for 0.0"
+    if d0['high'] != 1.0:
+        return f"the module: high is {d0['high']!r}, compiled for 1.0"
+    m1 = d0['_modules'].get('conv_transpose')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.ConvTranspose3d:
         return f"submodule conv_transpose is a {type(m1).__qualname__}, compiled as ConvTranspose3d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv_transpose has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 32 or m1.out_channels != 64 or m1.kernel_size != (3, 3, 3) or m1.stride != (2, 2, 2) or m1.padding != (1, 1, 1) or m1.dilation != (1, 1, 1) or m1.transposed is not True or m1.output_padding != (0, 0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1, 1, 1):
+    if d1['in_channels'] != 32 or d1['out_channels'] != 64 or d1['kernel_size'] != (3, 3, 3) or d1['stride'] != (2, 2, 2) or d1['padding'] != (1, 1, 1) or d1['dilation'] != (1, 1, 1) or d1['transposed'] is not True or d1['output_padding'] != (0, 0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1, 1, 1):
         return f"submodule conv_transpose is {m1}, compiled for ConvTranspose3d(32, 64, kernel_size=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1))"
-    m2 = module._modules.get('pool')
+    m2 = d0['_modules'].get('pool')
     if m2.__class__ is not _fusegen_torch.nn.modules.pooling.AvgPool3d:
         return f"submodule pool is a {type(m2).__qualname__}, compiled as AvgPool3d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule pool has hooks, or parts that it had not when compiled"
-    if m2.kernel_size != 2 or m2.stride != 2 or m2.padding != 0 or m2.ceil_mode is not False or m2.count_include_pad is not True or m2.divisor_override is not None:
+    if d2['kernel_size'] != 2 or d2['stride'] != 2 or d2['padding'] != 0 or d2['ceil_mode'] is not False or d2['count_include_pad'] is not True or d2['divisor_override'] is not None:
         return f"submodule pool is {m2}, compiled for AvgPool3d(kernel_size=2, stride=2, padding=0)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv_transpose.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (32, 64, 3, 3, 3):
         return f"conv_transpose.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[32, 64, 3, 3, 3]"
     if p0.get_device() != device:
         return "conv_transpose.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv_transpose.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (64,):

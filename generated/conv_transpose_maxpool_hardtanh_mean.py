@@ -3887,6 +3887,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_conv_pool(const float* p0, const float* x0, const float* p1, float* y0, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream);
@@ -3897,6 +3898,8 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t height, int64_
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -3944,31 +3947,39 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_conv_pool(
-    const Tensor& p0_given,
-    const Tensor& x0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k0_conv_pool(
+    const Tensor& p0,
+    const Tensor& x0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_conv_pool: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x0 = operand(x0_given, "k0_conv_pool: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p1 = operand(p1_given, "k0_conv_pool: p1", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -3978,47 +3989,55 @@ Tensor call_k0_conv_pool(
     require(p1.size(1) == 64, "k0_conv_pool", "p1 has another size on axis 1 than compiled for");
     require(p1.size(2) == 3, "k0_conv_pool", "p1 has another size on axis 2 than compiled for");
     require(p1.size(3) == 3, "k0_conv_pool", "p1 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 64, (height / 2), (width / 2)}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64, (height / 2), (width / 2)}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_conv_pool_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_conv_pool(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), memory.workspace(), batch, height, width, tf32, stream), "k0_conv_pool");
+    void* const workspace = at.workspace(bytes);
+    check(k0_conv_pool(data<const float>(p0), data<const float>(x0), data<const float>(p1), data<float>(y0), workspace, batch, height, width, tf32, at.stream), "k0_conv_pool");
     return y0;
 }
 
-Tensor call_k1_row_stream(
-    const Tensor& x0_given
+Tensor run_k1_row_stream(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
     require(x0.size(1) == 64, "k1_row_stream", "x0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 64, 1, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64, 1, 1}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_row_stream_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(x0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k1_row_stream");
+    void* const workspace = at.workspace(bytes);
+    check(k1_row_stream(data<const float>(x0), data<float>(y0), workspace, batch, height, width, at.stream), "k1_row_stream");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 4);
+    const int64_t tf32_0 = integers[0];
+    Tensor t0 = run_k0_conv_pool(a0, a1, a2, tf32_0, at);
+    Tensor t1 = run_k1_row_stream(t0, at);
+    return t1;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dddc621b21986c58, m) {
-    m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
-    m.def("k1_row_stream(Tensor x0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1bd9be806969b368, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_dddc621b21986c58, CUDA, m) {
-    m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
-    m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1bd9be806969b368, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_dddc621b21986c58"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_1bd9be806969b368"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -4098,7 +4117,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_conv_pool"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -4154,9 +4173,16 @@ def _fusegen_fake_k1_row_stream(x0):
     return x0.new_empty([batch, 64, 1, 1], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2 = read
+    tf32_0, = integers
+    t0 = _fusegen_fake_k0_conv_pool(a0, a1, a2, tf32_0)
+    t1 = _fusegen_fake_k1_row_stream(t0)
+    return t1
+
+
 _fusegen_fakes = {
-    "k0_conv_pool": _fusegen_fake_k0_conv_pool,
-    "k1_row_stream": _fusegen_fake_k1_row_stream,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -4176,21 +4202,22 @@ _fusegen_tf32_conv._dynamo_marked_constant = True
 _fusegen_rounding = {}
 
 
-def _fusegen_rounds(kernel, x, w, *structure):
-    """Whether torch's convolution rounds its operands to TF32. cuDNN decides by their sizes: one call for each tells."""
+def _fusegen_rounds(kernel, device, x, w, *structure):
+    """Whether torch's convolution of these sizes rounds its operands to TF32. cuDNN decides: one call for each tells."""
     permitted = _fusegen_tf32_conv()
     if not permitted or _fusegen_torch.compiler.is_compiling():
         return permitted
-    sizes = (kernel, x.get_device(), x.shape)
+    sizes = (kernel, device, x)
     found = _fusegen_rounding.get(sizes)
     if found is None:
         if _fusegen_torch.cuda.is_current_stream_capturing():
             return permitted
         found = permitted
         with _fusegen_Attempt(), _fusegen_torch.no_grad():
-            tap = w.new_zeros(w.shape)
-            tap[(0,) * w.dim()] = 1.0
-            y = _fusegen_torch.convolution(x.new_full(x.shape, 1.0 + 2.0**-12), tap, None, *structure)
+            where = {"dtype": _fusegen_torch.float32, "device": device}
+            tap = _fusegen_torch.zeros(w, **where)
+            tap[(0,) * len(w)] = 1.0
+            y = _fusegen_torch.convolution(_fusegen_torch.full(x, 1.0 + 2.0**-12, **where), tap, None, *structure)
             found = int(y.amax().item() < 1.0 + 2.0**-13)
         _fusegen_rounding[sizes] = found
     return found
@@ -4201,8 +4228,10 @@ def _fusegen_rounds(kernel, x, w, *structure):
 
 def _fusegen_fused(ops, v_x, v_p_conv_transpose_weight, v_p_conv_transpose_bias):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_max_pool2d = ops[0](v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight, _fusegen_rounds("k0_conv_pool", v_x, v_p_conv_transpose_weight, (1, 1), (1, 1), (1, 1), True, (0, 0), 1))
-    v_tanh = ops[1](v_max_pool2d)
+    x0_0 = v_x.shape[0]
+    x0_2 = v_x.shape[2]
+    x0_3 = v_x.shape[3]
+    v_tanh = ops[0]([v_p_conv_transpose_bias, v_x, v_p_conv_transpose_weight], [_fusegen_rounds("k0_conv_pool", v_x.device, (x0_0, 32, x0_2, x0_3), (32, 64, 3, 3), (1, 1), (1, 1), (1, 1), True, (0, 0), 1)])
     return v_tanh
 
 
@@ -4231,30 +4260,33 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('conv_transpose')
+    m1 = d0['_modules'].get('conv_transpose')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.ConvTranspose2d:
         return f"submodule conv_transpose is a {type(m1).__qualname__}, compiled as ConvTranspose2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule conv_transpose has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 32 or m1.out_channels != 64 or m1.kernel_size != (3, 3) or m1.stride != (1, 1) or m1.padding != (1, 1) or m1.dilation != (1, 1) or m1.transposed is not True or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (1, 1, 1, 1):
+    if d1['in_channels'] != 32 or d1['out_channels'] != 64 or d1['kernel_size'] != (3, 3) or d1['stride'] != (1, 1) or d1['padding'] != (1, 1) or d1['dilation'] != (1, 1) or d1['transposed'] is not True or d1['output_padding'] != (0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (1, 1, 1, 1):
         return f"submodule conv_transpose is {m1}, compiled for ConvTranspose2d(32, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))"
-    m2 = module._modules.get('pool')
+    m2 = d0['_modules'].get('pool')
     if m2.__class__ is not _fusegen_torch.nn.modules.pooling.MaxPool2d:
         return f"submodule pool is a {type(m2).__qualname__}, compiled as MaxPool2d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule pool has hooks, or parts that it had not when compiled"
-    if m2.kernel_size != 2 or m2.stride != 2 or m2.padding != 0 or m2.dilation != 1 or m2.return_indices is not False or m2.ceil_mode is not False:
+    if d2['kernel_size'] != 2 or d2['stride'] != 2 or d2['padding'] != 0 or d2['dilation'] != 1 or d2['return_indices'] is not False or d2['ceil_mode'] is not False:
         return f"submodule pool is {m2}, compiled for MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "conv_transpose.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (32, 64, 3, 3):
         return f"conv_transpose.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[32, 64, 3, 3]"
     if p0.get_device() != device:
         return "conv_transpose.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "conv_transpose.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (64,):

@@ -1098,9 +1098,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_gemm_sm90(const float* x0, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t channels, int64_t width, int64_t tf32, cudaStream_t stream);
@@ -1156,12 +1156,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
+// Counters of a launch, then its workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1173,56 +1188,62 @@ struct Scratch {
 // `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
 // per device and stream, where launches follow each other, so that the counters are cleared once;
 // inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+Scratch scratch(int64_t count, int64_t bytes, const Place& at) {
     static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    static auto& known = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
     const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    check(cudaStreamIsCapturing(at.stream, &capture), "cudaStreamIsCapturing");
     const bool capturing = capture != cudaStreamCaptureStatusNone;
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+    const auto found = known.find({at.device, at.stream});
+    if (!capturing && found != known.end() && found->second.counter_bytes >= counter_bytes &&
         found->second.memory.numel() >= found->second.counter_bytes + bytes) {
         return found->second;
     }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), at.device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, at.stream), "cudaMemsetAsync");
+    if (!capturing) known.insert_or_assign({at.device, at.stream}, fresh);
     return fresh;
+}
+
+Tensor run_k0_gemm_sm90(
+    const Tensor& x0,
+    int64_t tf32,
+    Place& at
+) {
+    const int64_t batch = x0.size(0);
+    const int64_t channels = x0.size(1);
+    const int64_t width = x0.size(2);
+    const Tensor y0 = allocate({batch, width, width}, aoti_torch_dtype_float32(), at.device);
+    const int64_t bytes = k0_gemm_sm90_workspace(batch, channels, width);
+    const Scratch kept = scratch(batch*width + 512, bytes, at);
+    check(k0_gemm_sm90(data<const float>(x0), data<float>(y0), kept.workspace(), kept.counters(), batch, channels, width, tf32, at.stream), "k0_gemm_sm90");
+    return y0;
 }
 
 Tensor call_k0_gemm_sm90(
     const Tensor& x0_given,
     int64_t tf32
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_gemm_sm90: x0", device, aoti_torch_dtype_float32(), 3);
-    const int64_t batch = x0.size(0);
-    const int64_t channels = x0.size(1);
-    const int64_t width = x0.size(2);
-    const Tensor y0 = allocate({batch, width, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k0_gemm_sm90_workspace(batch, channels, width);
-    const Scratch memory = scratch(batch*width + 512, bytes, device, stream);
-    check(k0_gemm_sm90(data<const float>(x0), data<float>(y0), memory.workspace(), memory.counters(), batch, channels, width, tf32, stream), "k0_gemm_sm90");
-    return y0;
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_gemm_sm90: x0", at.device, aoti_torch_dtype_float32(), 3);
+    return run_k0_gemm_sm90(x0, tf32, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b0583cbbe74685ae, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b73651760bebc014, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b0583cbbe74685ae, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b73651760bebc014, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b0583cbbe74685ae"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_b73651760bebc014"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1403,10 +1424,11 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if module._modules:
+    d0 = module.__dict__
+    if d0['_modules']:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.length != 8192:
-        return f"the module: length is {module.length!r}, compiled for 8192"
+    if d0['length'] != 8192:
+        return f"the module: length is {d0['length']!r}, compiled for 8192"
     if compiling and _fusegen_torch.is_grad_enabled() and (x0.requires_grad):
         return ""
     if (compiling or device not in _fusegen_devices) and _fusegen_load(device):

@@ -654,51 +654,62 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
-
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_scan(
-    const Tensor& x0_given
+Tensor run_k0_scan(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_scan: x0", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t channels = x0.size(1);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
-    const Tensor y0 = allocate({batch, channels, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, channels, height, width}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_scan_workspace(batch, channels, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_scan(data<const float>(x0), data<float>(y0), memory.workspace(), batch, channels, height, width, stream), "k0_scan");
+    void* const workspace = at.workspace(bytes);
+    check(k0_scan(data<const float>(x0), data<float>(y0), workspace, batch, channels, height, width, at.stream), "k0_scan");
     return y0;
+}
+
+Tensor call_k0_scan(
+    const Tensor& x0_given
+) {
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_scan: x0", at.device, aoti_torch_dtype_float32(), 4);
+    return run_k0_scan(x0, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_74d2a6243daffbe7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b5621289e121c5ee, m) {
     m.def("k0_scan(Tensor x0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_74d2a6243daffbe7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b5621289e121c5ee, CUDA, m) {
     m.impl("k0_scan", TORCH_BOX(&call_k0_scan));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_74d2a6243daffbe7"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_b5621289e121c5ee"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -870,10 +881,11 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if module._modules:
+    d0 = module.__dict__
+    if d0['_modules']:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.step != 0.1:
-        return f"the module: step is {module.step!r}, compiled for 0.1"
+    if d0['step'] != 0.1:
+        return f"the module: step is {d0['step']!r}, compiled for 0.1"
     if compiling and _fusegen_torch.is_grad_enabled() and (x0.requires_grad):
         return ""
     if (compiling or device not in _fusegen_devices) and _fusegen_load(device):

@@ -631,56 +631,69 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
-
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
+Tensor run_k0_scan(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& p0,
+    Place& at
+) {
+    const int64_t batch = x0.size(0);
+    require(x0.size(1) == 8192, "k0_scan", "x0 has another size on axis 1 than compiled for");
+    require(x1.size(0) == batch, "k0_scan", "x1 has another size on axis 0 than compiled for");
+    require(x1.size(1) == 8192, "k0_scan", "x1 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 8192, "k0_scan", "p0 has another size on axis 0 than compiled for");
+    const Tensor y0 = allocate({batch, 8192}, aoti_torch_dtype_float32(), at.device);
+    const int64_t bytes = k0_scan_workspace(batch);
+    void* const workspace = at.workspace(bytes);
+    check(k0_scan(data<const bool>(x0), data<const float>(x1), data<const float>(p0), data<float>(y0), workspace, batch, at.stream), "k0_scan");
+    return y0;
+}
 
 Tensor call_k0_scan(
     const Tensor& x0_given,
     const Tensor& x1_given,
     const Tensor& p0_given
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_scan: x0", device, aoti_torch_dtype_bool(), 2);
-    const Tensor x1 = operand(x1_given, "k0_scan: x1", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k0_scan: p0", device, aoti_torch_dtype_float32(), 1);
-    const int64_t batch = x0.size(0);
-    require(x0.size(1) == 8192, "k0_scan", "x0 has another size on axis 1 than compiled for");
-    require(x1.size(0) == batch, "k0_scan", "x1 has another size on axis 0 than compiled for");
-    require(x1.size(1) == 8192, "k0_scan", "x1 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 8192, "k0_scan", "p0 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 8192}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    const int64_t bytes = k0_scan_workspace(batch);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_scan(data<const bool>(x0), data<const float>(x1), data<const float>(p0), data<float>(y0), memory.workspace(), batch, stream), "k0_scan");
-    return y0;
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_scan: x0", at.device, aoti_torch_dtype_bool(), 2);
+    const Tensor x1 = operand(x1_given, "k0_scan: x1", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor p0 = operand(p0_given, "k0_scan: p0", at.device, aoti_torch_dtype_float32(), 1);
+    return run_k0_scan(x0, x1, p0, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1097a0c046ea4120, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_249cfb0317c65d2d, m) {
     m.def("k0_scan(Tensor x0, Tensor x1, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_1097a0c046ea4120, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_249cfb0317c65d2d, CUDA, m) {
     m.impl("k0_scan", TORCH_BOX(&call_k0_scan));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_1097a0c046ea4120"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_249cfb0317c65d2d"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -864,9 +877,10 @@ def _fusegen_operands(module, x0, x1):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if module._modules:
+    d0 = module.__dict__
+    if d0['_modules']:
         return "the module has hooks, or parts that it had not when compiled"
-    p0 = module._parameters.get('scale')
+    p0 = d0['_parameters'].get('scale')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "scale is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (8192,):

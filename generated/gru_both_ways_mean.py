@@ -997,9 +997,12 @@ _fusegen_GLUE_SOURCE = r"""
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_recurrence(const float* x0, const float* x1, const float* p0, const float* p1, const float* x2, const float* p2, const float* p3, float* y0, int64_t channels, int64_t batch, cudaStream_t stream);
@@ -1009,6 +1012,8 @@ extern "C" int64_t k1_row_stream_workspace(int64_t batch, int64_t channels);
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1056,38 +1061,56 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
+// Calls torch's own operator on tensors, numbers, lists and optional tensors: what its schema has.
+template <typename... Arguments>
+Tensor aten(const char* name, const char* overload, const Arguments&... arguments) {
+    std::array<StableIValue, sizeof...(arguments)> stack{torch::stable::detail::from(arguments)...};
+    const AOTITorchError error = torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION);
+    require(error == AOTI_TORCH_SUCCESS, name, "failed (out of memory?)");
+    return torch::stable::detail::to<Tensor>(stack[0]);
+}
 
-Tensor call_k0_recurrence(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& x2_given,
-    const Tensor& p2_given,
-    const Tensor& p3_given
+// As the kernels read it.
+Tensor row_major(const Tensor& tensor) {
+    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+Tensor run_k0_recurrence(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& p0,
+    const Tensor& p1,
+    const Tensor& x2,
+    const Tensor& p2,
+    const Tensor& p3,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_recurrence: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor x1 = operand(x1_given, "k0_recurrence: x1", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k0_recurrence: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k0_recurrence: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x2 = operand(x2_given, "k0_recurrence: x2", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p2 = operand(p2_given, "k0_recurrence: p2", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p3 = operand(p3_given, "k0_recurrence: p3", device, aoti_torch_dtype_float32(), 1);
     const int64_t channels = x0.size(1);
     const int64_t batch = x1.size(0);
     require(x0.size(0) == 2, "k0_recurrence", "x0 has another size on axis 0 than compiled for");
@@ -1103,44 +1126,72 @@ Tensor call_k0_recurrence(
     require(p2.size(0) == 288, "k0_recurrence", "p2 has another size on axis 0 than compiled for");
     require(p2.size(1) == 96, "k0_recurrence", "p2 has another size on axis 1 than compiled for");
     require(p3.size(0) == 288, "k0_recurrence", "p3 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, channels, 192}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_recurrence(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<const float>(p1), data<const float>(x2), data<const float>(p2), data<const float>(p3), data<float>(y0), channels, batch, stream), "k0_recurrence");
+    const Tensor y0 = allocate({batch, channels, 192}, aoti_torch_dtype_float32(), at.device);
+    check(k0_recurrence(data<const float>(x0), data<const float>(x1), data<const float>(p0), data<const float>(p1), data<const float>(x2), data<const float>(p2), data<const float>(p3), data<float>(y0), channels, batch, at.stream), "k0_recurrence");
     return y0;
 }
 
-Tensor call_k1_row_stream(
-    const Tensor& x0_given
+Tensor run_k1_row_stream(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_row_stream: x0", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
     const int64_t channels = x0.size(1);
     require(x0.size(2) == 192, "k1_row_stream", "x0 has another size on axis 2 than compiled for");
-    const Tensor y0 = allocate({channels, 192}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({channels, 192}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_row_stream_workspace(batch, channels);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(x0), data<float>(y0), memory.workspace(), batch, channels, stream), "k1_row_stream");
+    void* const workspace = at.workspace(bytes);
+    check(k1_row_stream(data<const float>(x0), data<float>(y0), workspace, batch, channels, at.stream), "k1_row_stream");
     return y0;
+}
+
+std::tuple<Tensor, Tensor> call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a5 = operand(read[5], "steps0: a5", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor a6 = operand(read[6], "steps0: a6", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a7 = operand(read[7], "steps0: a7", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a8 = operand(read[8], "steps0: a8", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a9 = operand(read[9], "steps0: a9", at.device, aoti_torch_dtype_float32(), 1);
+    const int64_t x0_1 = integers[0];
+    const int64_t x0_0 = integers[1];
+    // %gru_r1: float32[x0_0, x0_1, 288] = matmul(%x, %p_gru_weight_ih_l0, %p_gru_bias_ih_l0, transposed)
+    Tensor t0 = row_major(aten("aten::linear", "", a0, a1, std::optional<Tensor>(a2)));
+    // %gru_r2: float32[x0_0, x0_1, 288] = matmul(%x, %p_gru_weight_ih_l0_reverse, %p_gru_bias_ih_l0_reverse, transposed)
+    Tensor t1 = row_major(aten("aten::linear", "", a0, a3, std::optional<Tensor>(a4)));
+    Tensor t2 = run_k0_recurrence(a5, t0, a6, a7, t1, a8, a9, at);
+    release(t0, t1);
+    // %gru_r5: float32[1, x0_1, 96] = slice(%gru_r4, axis=2, start=0, length=96), of %gru_1 by strides
+    Tensor t3 = aten("aten::as_strided", "", t2, Ints{1, x0_1, 96}, Ints{0, 192, 1}, std::optional<int64_t>((-192)*x0_1 + 192*x0_0*x0_1));
+    // %gru_r8: float32[1, x0_1, 96] = slice(%gru_r7, axis=2, start=96, length=96), of %gru_1 by strides
+    Tensor t4 = aten("aten::as_strided", "", t2, Ints{1, x0_1, 96}, Ints{0, 192, 1}, std::optional<int64_t>(96));
+    // %gru_2: float32[2, x0_1, 96] = cat(%gru_r5, %gru_r8, axis=0)
+    Tensor t5 = row_major(aten("aten::cat", "", Tensors{t3, t4}, int64_t{0}));
+    release(t3, t4);
+    Tensor t6 = run_k1_row_stream(t2, at);
+    return {t5, t6};
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c71b851287227d17, m) {
-    m.def("k0_recurrence(Tensor x0, Tensor x1, Tensor p0, Tensor p1, Tensor x2, Tensor p2, Tensor p3) -> Tensor");
-    m.def("k1_row_stream(Tensor x0) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_39fe872b0ada1f2b, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c71b851287227d17, CUDA, m) {
-    m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
-    m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_39fe872b0ada1f2b, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c71b851287227d17"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_39fe872b0ada1f2b"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1220,7 +1271,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 9.0")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_recurrence"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1274,9 +1325,21 @@ def _fusegen_fake_k1_row_stream(x0):
     return x0.new_empty([channels, 192], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9 = read
+    x0_1, x0_0 = integers
+    t0 = _fusegen_torch.nn.functional.linear(a0, a1, a2).contiguous()
+    t1 = _fusegen_torch.nn.functional.linear(a0, a3, a4).contiguous()
+    t2 = _fusegen_fake_k0_recurrence(a5, t0, a6, a7, t1, a8, a9)
+    t3 = _fusegen_torch.as_strided(t2, [1, x0_1, 96], [0, 192, 1], -192 * x0_1 + 192 * x0_0 * x0_1)
+    t4 = _fusegen_torch.as_strided(t2, [1, x0_1, 96], [0, 192, 1], 96)
+    t5 = _fusegen_torch.cat([t3, t4], dim=0).contiguous()
+    t6 = _fusegen_fake_k1_row_stream(t2)
+    return t5, t6
+
+
 _fusegen_fakes = {
-    "k0_recurrence": _fusegen_fake_k0_recurrence,
-    "k1_row_stream": _fusegen_fake_k1_row_stream,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1287,18 +1350,7 @@ def _fusegen_fused(ops, v_x, v_first, v_p_gru_weight_ih_l0, v_p_gru_weight_hh_l0
     """The graph after rewriting: 2 generated kernels, 5 calls to torch."""
     x0_0 = v_x.shape[0]
     x0_1 = v_x.shape[1]
-    # %gru_r1: float32[x0_0, x0_1, 288] = matmul(%x, %p_gru_weight_ih_l0, %p_gru_bias_ih_l0, transposed)
-    v_gru_r1 = _fusegen_torch.nn.functional.linear(v_x, v_p_gru_weight_ih_l0, v_p_gru_bias_ih_l0)
-    # %gru_r2: float32[x0_0, x0_1, 288] = matmul(%x, %p_gru_weight_ih_l0_reverse, %p_gru_bias_ih_l0_reverse, transposed)
-    v_gru_r2 = _fusegen_torch.nn.functional.linear(v_x, v_p_gru_weight_ih_l0_reverse, v_p_gru_bias_ih_l0_reverse)
-    v_gru_1 = ops[0](v_first, v_gru_r1, v_p_gru_weight_hh_l0, v_p_gru_bias_hh_l0, v_gru_r2, v_p_gru_weight_hh_l0_reverse, v_p_gru_bias_hh_l0_reverse)
-    # %gru_r5: float32[1, x0_1, 96] = slice(%gru_r4, axis=2, start=0, length=96), of %gru_1 by strides
-    v_gru_r5 = _fusegen_torch.as_strided(v_gru_1, [1, x0_1, 96], [0, 192, 1], -192 * x0_1 + 192 * x0_0 * x0_1)
-    # %gru_r8: float32[1, x0_1, 96] = slice(%gru_r7, axis=2, start=96, length=96), of %gru_1 by strides
-    v_gru_r8 = _fusegen_torch.as_strided(v_gru_1, [1, x0_1, 96], [0, 192, 1], 96)
-    # %gru_2: float32[2, x0_1, 96] = cat(%gru_r5, %gru_r8, axis=0)
-    v_gru_2 = _fusegen_torch.cat([v_gru_r5, v_gru_r8], dim=0)
-    v_mean = ops[1](v_gru_1)
+    v_gru_2, v_mean = ops[0]([v_x, v_p_gru_weight_ih_l0, v_p_gru_bias_ih_l0, v_p_gru_weight_ih_l0_reverse, v_p_gru_bias_ih_l0_reverse, v_first, v_p_gru_weight_hh_l0, v_p_gru_bias_hh_l0, v_p_gru_weight_hh_l0_reverse, v_p_gru_bias_hh_l0_reverse], [x0_1, x0_0])
     return v_mean, v_gru_2
 
 
@@ -1345,65 +1397,67 @@ def _fusegen_operands(module, x0, x1):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('gru')
+    m1 = d0['_modules'].get('gru')
     if m1.__class__ is not _fusegen_torch.nn.modules.rnn.GRU:
         return f"submodule gru is a {type(m1).__qualname__}, compiled as GRU"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule gru has hooks, or parts that it had not when compiled"
-    if m1.mode != 'GRU' or m1.input_size != 48 or m1.hidden_size != 96 or m1.num_layers != 1 or m1.bias is not True or m1.batch_first is not False or m1.dropout != 0.0 or m1.bidirectional is not True or m1.proj_size != 0 or type(m1._flat_weight_refs).__qualname__ != 'list' or m1._flat_weights_names != ['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0', 'weight_ih_l0_reverse', 'weight_hh_l0_reverse', 'bias_ih_l0_reverse', 'bias_hh_l0_reverse'] or m1._all_weights != [['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0'], ['weight_ih_l0_reverse', 'weight_hh_l0_reverse', 'bias_ih_l0_reverse', 'bias_hh_l0_reverse']] or type(m1._flat_weights).__qualname__ != 'list':
+    if d1['mode'] != 'GRU' or d1['input_size'] != 48 or d1['hidden_size'] != 96 or d1['num_layers'] != 1 or d1['bias'] is not True or d1['batch_first'] is not False or d1['dropout'] != 0.0 or d1['bidirectional'] is not True or d1['proj_size'] != 0 or type(d1['_flat_weight_refs']).__qualname__ != 'list' or d1['_flat_weights_names'] != ['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0', 'weight_ih_l0_reverse', 'weight_hh_l0_reverse', 'bias_ih_l0_reverse', 'bias_hh_l0_reverse'] or d1['_all_weights'] != [['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0'], ['weight_ih_l0_reverse', 'weight_hh_l0_reverse', 'bias_ih_l0_reverse', 'bias_hh_l0_reverse']] or type(d1['_flat_weights']).__qualname__ != 'list':
         return f"submodule gru is {m1}, compiled for GRU(48, 96, bidirectional=True)"
-    p0 = m1._parameters.get('weight_ih_l0')
+    p0 = d1['_parameters'].get('weight_ih_l0')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "gru.weight_ih_l0 is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (288, 48):
         return f"gru.weight_ih_l0 is {p0.dtype} {list(p0.shape)}, compiled for float32[288, 48]"
     if p0.get_device() != device:
         return "gru.weight_ih_l0 is on another device than the first input"
-    p1 = m1._parameters.get('weight_hh_l0')
+    p1 = d1['_parameters'].get('weight_hh_l0')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "gru.weight_hh_l0 is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (288, 96):
         return f"gru.weight_hh_l0 is {p1.dtype} {list(p1.shape)}, compiled for float32[288, 96]"
     if p1.get_device() != device:
         return "gru.weight_hh_l0 is on another device than the first input"
-    p2 = m1._parameters.get('bias_ih_l0')
+    p2 = d1['_parameters'].get('bias_ih_l0')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "gru.bias_ih_l0 is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (288,):
         return f"gru.bias_ih_l0 is {p2.dtype} {list(p2.shape)}, compiled for float32[288]"
     if p2.get_device() != device:
         return "gru.bias_ih_l0 is on another device than the first input"
-    p3 = m1._parameters.get('bias_hh_l0')
+    p3 = d1['_parameters'].get('bias_hh_l0')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "gru.bias_hh_l0 is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (288,):
         return f"gru.bias_hh_l0 is {p3.dtype} {list(p3.shape)}, compiled for float32[288]"
     if p3.get_device() != device:
         return "gru.bias_hh_l0 is on another device than the first input"
-    p4 = m1._parameters.get('weight_ih_l0_reverse')
+    p4 = d1['_parameters'].get('weight_ih_l0_reverse')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "gru.weight_ih_l0_reverse is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (288, 48):
         return f"gru.weight_ih_l0_reverse is {p4.dtype} {list(p4.shape)}, compiled for float32[288, 48]"
     if p4.get_device() != device:
         return "gru.weight_ih_l0_reverse is on another device than the first input"
-    p5 = m1._parameters.get('weight_hh_l0_reverse')
+    p5 = d1['_parameters'].get('weight_hh_l0_reverse')
     if p5.__class__ not in _fusegen_TENSORS and (p5 is None or not compiling):
         return "gru.weight_hh_l0_reverse is not a plain parameter"
     if p5.dtype is not _fusegen_torch.float32 or p5.shape != (288, 96):
         return f"gru.weight_hh_l0_reverse is {p5.dtype} {list(p5.shape)}, compiled for float32[288, 96]"
     if p5.get_device() != device:
         return "gru.weight_hh_l0_reverse is on another device than the first input"
-    p6 = m1._parameters.get('bias_ih_l0_reverse')
+    p6 = d1['_parameters'].get('bias_ih_l0_reverse')
     if p6.__class__ not in _fusegen_TENSORS and (p6 is None or not compiling):
         return "gru.bias_ih_l0_reverse is not a plain parameter"
     if p6.dtype is not _fusegen_torch.float32 or p6.shape != (288,):
         return f"gru.bias_ih_l0_reverse is {p6.dtype} {list(p6.shape)}, compiled for float32[288]"
     if p6.get_device() != device:
         return "gru.bias_ih_l0_reverse is on another device than the first input"
-    p7 = m1._parameters.get('bias_hh_l0_reverse')
+    p7 = d1['_parameters'].get('bias_hh_l0_reverse')
     if p7.__class__ not in _fusegen_TENSORS and (p7 is None or not compiling):
         return "gru.bias_hh_l0_reverse is not a plain parameter"
     if p7.dtype is not _fusegen_torch.float32 or p7.shape != (288,):

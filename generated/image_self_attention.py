@@ -69,9 +69,9 @@
 #   return %add
 #
 # Steps:
-#   %conv2d: torch, 5.25 MB, 33.6 MFLOP (the library's convolution: with conv2d: a kernel is expected to take 10 us, and worth it up to 8 us; alone: a kernel is expected to take 10 us, and worth it up to 6 us)
-#   %conv2d_1: torch, 5.25 MB, 33.6 MFLOP (the library's convolution: with conv2d_1: a kernel is expected to take 10 us, and worth it up to 8 us; alone: a kernel is expected to take 10 us, and worth it up to 6 us)
-#   %conv2d_2: torch, 8.41 MB, 134 MFLOP (the library's convolution: with conv2d_2: a kernel is expected to take 11 us, and worth it up to 10 us; alone: a kernel is expected to take 11 us, and worth it up to 6 us)
+#   %conv2d: torch, 5.25 MB, 33.6 MFLOP (the library's convolution: with conv2d: a kernel is expected to take 10 us, and worth it up to 8 us; alone: a kernel is expected to take 10 us, and worth it up to 8 us)
+#   %conv2d_1: torch, 5.25 MB, 33.6 MFLOP (the library's convolution: with conv2d_1: a kernel is expected to take 10 us, and worth it up to 8 us; alone: a kernel is expected to take 10 us, and worth it up to 8 us)
+#   %conv2d_2: torch, 8.41 MB, 134 MFLOP (the library's convolution: with conv2d_2: a kernel is expected to take 11 us, and worth it up to 10 us; alone: a kernel is expected to take 11 us, and worth it up to 8 us)
 #   k0_attention: generated attention kernel, 14.7 MB, 2.82 GFLOP
 #
 # Memory traffic: 455 MB before, 33.6 MB after.
@@ -1175,9 +1175,12 @@ _fusegen_GLUE_SOURCE = r"""
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_attention(const float* x0, const float* x1, const float* x2, const float* p0, const float* x3, float* y0, int64_t batch, int64_t height, int64_t width, cudaStream_t stream);
@@ -1185,6 +1188,8 @@ extern "C" int k0_attention(const float* x0, const float* x1, const float* x2, c
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1232,25 +1237,48 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-Tensor call_k0_attention(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& x2_given,
-    const Tensor& p0_given,
-    const Tensor& x3_given
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
+
+// Calls torch's own operator on tensors, numbers, lists and optional tensors: what its schema has.
+template <typename... Arguments>
+Tensor aten(const char* name, const char* overload, const Arguments&... arguments) {
+    std::array<StableIValue, sizeof...(arguments)> stack{torch::stable::detail::from(arguments)...};
+    const AOTITorchError error = torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION);
+    require(error == AOTI_TORCH_SUCCESS, name, "failed (out of memory?)");
+    return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// As the kernels read it.
+Tensor row_major(const Tensor& tensor) {
+    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+Tensor run_k0_attention(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& x2,
+    const Tensor& p0,
+    const Tensor& x3,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_attention: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x1 = operand(x1_given, "k0_attention: x1", device, aoti_torch_dtype_float32(), 4);
-    const Tensor x2 = operand(x2_given, "k0_attention: x2", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p0 = operand(p0_given, "k0_attention: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor x3 = operand(x3_given, "k0_attention: x3", device, aoti_torch_dtype_float32(), 4);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -1268,25 +1296,46 @@ Tensor call_k0_attention(
     require(x3.size(1) == 64, "k0_attention", "x3 has another size on axis 1 than compiled for");
     require(x3.size(2) == height, "k0_attention", "x3 has another size on axis 2 than compiled for");
     require(x3.size(3) == width, "k0_attention", "x3 has another size on axis 3 than compiled for");
-    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_attention(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(p0), data<const float>(x3), data<float>(y0), batch, height, width, stream), "k0_attention");
+    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), at.device);
+    check(k0_attention(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<const float>(p0), data<const float>(x3), data<float>(y0), batch, height, width, at.stream), "k0_attention");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a5 = operand(read[5], "steps0: a5", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor a6 = operand(read[6], "steps0: a6", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a7 = operand(read[7], "steps0: a7", at.device, aoti_torch_dtype_float32(), 1);
+    // %conv2d: float32[x0_0, 16, x0_2, x0_3] = conv2d(%x, %p_query_weight, %p_query_bias)
+    Tensor t0 = row_major(aten("aten::convolution", "", a0, a1, std::optional<Tensor>(a2), Ints{1, 1}, Ints{0, 0}, Ints{1, 1}, false, Ints{0, 0}, int64_t{1}));
+    // %conv2d_1: float32[x0_0, 16, x0_2, x0_3] = conv2d(%x, %p_key_weight, %p_key_bias)
+    Tensor t1 = row_major(aten("aten::convolution", "", a0, a3, std::optional<Tensor>(a4), Ints{1, 1}, Ints{0, 0}, Ints{1, 1}, false, Ints{0, 0}, int64_t{1}));
+    // %conv2d_2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_value_weight, %p_value_bias)
+    Tensor t2 = row_major(aten("aten::convolution", "", a0, a5, std::optional<Tensor>(a6), Ints{1, 1}, Ints{0, 0}, Ints{1, 1}, false, Ints{0, 0}, int64_t{1}));
+    Tensor t3 = run_k0_attention(t0, t1, t2, a7, a0, at);
+    return t3;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_338796c91959ceda, m) {
-    m.def("k0_attention(Tensor x0, Tensor x1, Tensor x2, Tensor p0, Tensor x3) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_168d68756e6b4699, m) {
+    m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_338796c91959ceda, CUDA, m) {
-    m.impl("k0_attention", TORCH_BOX(&call_k0_attention));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_168d68756e6b4699, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_338796c91959ceda"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_168d68756e6b4699"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1366,7 +1415,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_attention"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1415,8 +1464,17 @@ def _fusegen_fake_k0_attention(x0, x1, x2, p0, x3):
     return x0.new_empty([batch, 64, height, width], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read):
+    a0, a1, a2, a3, a4, a5, a6, a7 = read
+    t0 = _fusegen_torch.nn.functional.conv2d(a0, a1, a2, stride=(1, 1), padding=(0, 0), groups=1, dilation=(1, 1)).contiguous()
+    t1 = _fusegen_torch.nn.functional.conv2d(a0, a3, a4, stride=(1, 1), padding=(0, 0), groups=1, dilation=(1, 1)).contiguous()
+    t2 = _fusegen_torch.nn.functional.conv2d(a0, a5, a6, stride=(1, 1), padding=(0, 0), groups=1, dilation=(1, 1)).contiguous()
+    t3 = _fusegen_fake_k0_attention(t0, t1, t2, a7, a0)
+    return t3
+
+
 _fusegen_fakes = {
-    "k0_attention": _fusegen_fake_k0_attention,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1425,13 +1483,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_gamma, v_p_query_weight, v_p_query_bias, v_p_key_weight, v_p_key_bias, v_p_value_weight, v_p_value_bias):
     """The graph after rewriting: 1 generated kernel, 3 calls to torch."""
-    # %conv2d: float32[x0_0, 16, x0_2, x0_3] = conv2d(%x, %p_query_weight, %p_query_bias)
-    v_conv2d = _fusegen_torch.nn.functional.conv2d(v_x, v_p_query_weight, v_p_query_bias, stride=(1, 1), padding=(0, 0), groups=1, dilation=(1, 1))
-    # %conv2d_1: float32[x0_0, 16, x0_2, x0_3] = conv2d(%x, %p_key_weight, %p_key_bias)
-    v_conv2d_1 = _fusegen_torch.nn.functional.conv2d(v_x, v_p_key_weight, v_p_key_bias, stride=(1, 1), padding=(0, 0), groups=1, dilation=(1, 1))
-    # %conv2d_2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_value_weight, %p_value_bias)
-    v_conv2d_2 = _fusegen_torch.nn.functional.conv2d(v_x, v_p_value_weight, v_p_value_bias, stride=(1, 1), padding=(0, 0), groups=1, dilation=(1, 1))
-    v_add = ops[0](v_conv2d, v_conv2d_1, v_conv2d_2, v_p_gamma, v_x)
+    v_add = ops[0]([v_x, v_p_query_weight, v_p_query_bias, v_p_key_weight, v_p_key_bias, v_p_value_weight, v_p_value_bias, v_p_gamma])
     return v_add
 
 
@@ -1460,72 +1512,76 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 3:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 3:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('query')
+    m1 = d0['_modules'].get('query')
     if m1.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule query is a {type(m1).__qualname__}, compiled as Conv2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule query has hooks, or parts that it had not when compiled"
-    if m1.in_channels != 64 or m1.out_channels != 16 or m1.kernel_size != (1, 1) or m1.stride != (1, 1) or m1.padding != (0, 0) or m1.dilation != (1, 1) or m1.transposed is not False or m1.output_padding != (0, 0) or m1.groups != 1 or m1.padding_mode != 'zeros' or m1._reversed_padding_repeated_twice != (0, 0, 0, 0):
+    if d1['in_channels'] != 64 or d1['out_channels'] != 16 or d1['kernel_size'] != (1, 1) or d1['stride'] != (1, 1) or d1['padding'] != (0, 0) or d1['dilation'] != (1, 1) or d1['transposed'] is not False or d1['output_padding'] != (0, 0) or d1['groups'] != 1 or d1['padding_mode'] != 'zeros' or d1['_reversed_padding_repeated_twice'] != (0, 0, 0, 0):
         return f"submodule query is {m1}, compiled for Conv2d(64, 16, kernel_size=(1, 1), stride=(1, 1))"
-    m2 = module._modules.get('key')
+    m2 = d0['_modules'].get('key')
     if m2.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule key is a {type(m2).__qualname__}, compiled as Conv2d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule key has hooks, or parts that it had not when compiled"
-    if m2.in_channels != 64 or m2.out_channels != 16 or m2.kernel_size != (1, 1) or m2.stride != (1, 1) or m2.padding != (0, 0) or m2.dilation != (1, 1) or m2.transposed is not False or m2.output_padding != (0, 0) or m2.groups != 1 or m2.padding_mode != 'zeros' or m2._reversed_padding_repeated_twice != (0, 0, 0, 0):
+    if d2['in_channels'] != 64 or d2['out_channels'] != 16 or d2['kernel_size'] != (1, 1) or d2['stride'] != (1, 1) or d2['padding'] != (0, 0) or d2['dilation'] != (1, 1) or d2['transposed'] is not False or d2['output_padding'] != (0, 0) or d2['groups'] != 1 or d2['padding_mode'] != 'zeros' or d2['_reversed_padding_repeated_twice'] != (0, 0, 0, 0):
         return f"submodule key is {m2}, compiled for Conv2d(64, 16, kernel_size=(1, 1), stride=(1, 1))"
-    m3 = module._modules.get('value')
+    m3 = d0['_modules'].get('value')
     if m3.__class__ is not _fusegen_torch.nn.modules.conv.Conv2d:
         return f"submodule value is a {type(m3).__qualname__}, compiled as Conv2d"
-    if m3._modules or m3._forward_hooks or m3._forward_pre_hooks or m3._backward_hooks or m3._backward_pre_hooks or "forward" in m3.__dict__:
+    d3 = m3.__dict__
+    if d3['_modules'] or d3['_forward_hooks'] or d3['_forward_pre_hooks'] or d3['_backward_hooks'] or d3['_backward_pre_hooks'] or "forward" in d3:
         return "submodule value has hooks, or parts that it had not when compiled"
-    if m3.in_channels != 64 or m3.out_channels != 64 or m3.kernel_size != (1, 1) or m3.stride != (1, 1) or m3.padding != (0, 0) or m3.dilation != (1, 1) or m3.transposed is not False or m3.output_padding != (0, 0) or m3.groups != 1 or m3.padding_mode != 'zeros' or m3._reversed_padding_repeated_twice != (0, 0, 0, 0):
+    if d3['in_channels'] != 64 or d3['out_channels'] != 64 or d3['kernel_size'] != (1, 1) or d3['stride'] != (1, 1) or d3['padding'] != (0, 0) or d3['dilation'] != (1, 1) or d3['transposed'] is not False or d3['output_padding'] != (0, 0) or d3['groups'] != 1 or d3['padding_mode'] != 'zeros' or d3['_reversed_padding_repeated_twice'] != (0, 0, 0, 0):
         return f"submodule value is {m3}, compiled for Conv2d(64, 64, kernel_size=(1, 1), stride=(1, 1))"
-    p0 = module._parameters.get('gamma')
+    p0 = d0['_parameters'].get('gamma')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "gamma is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (1,):
         return f"gamma is {p0.dtype} {list(p0.shape)}, compiled for float32[1]"
     if p0.get_device() != device:
         return "gamma is on another device than the first input"
-    p1 = m1._parameters.get('weight')
+    p1 = d1['_parameters'].get('weight')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "query.weight is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (16, 64, 1, 1):
         return f"query.weight is {p1.dtype} {list(p1.shape)}, compiled for float32[16, 64, 1, 1]"
     if p1.get_device() != device:
         return "query.weight is on another device than the first input"
-    p2 = m1._parameters.get('bias')
+    p2 = d1['_parameters'].get('bias')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "query.bias is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (16,):
         return f"query.bias is {p2.dtype} {list(p2.shape)}, compiled for float32[16]"
     if p2.get_device() != device:
         return "query.bias is on another device than the first input"
-    p3 = m2._parameters.get('weight')
+    p3 = d2['_parameters'].get('weight')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "key.weight is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (16, 64, 1, 1):
         return f"key.weight is {p3.dtype} {list(p3.shape)}, compiled for float32[16, 64, 1, 1]"
     if p3.get_device() != device:
         return "key.weight is on another device than the first input"
-    p4 = m2._parameters.get('bias')
+    p4 = d2['_parameters'].get('bias')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "key.bias is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (16,):
         return f"key.bias is {p4.dtype} {list(p4.shape)}, compiled for float32[16]"
     if p4.get_device() != device:
         return "key.bias is on another device than the first input"
-    p5 = m3._parameters.get('weight')
+    p5 = d3['_parameters'].get('weight')
     if p5.__class__ not in _fusegen_TENSORS and (p5 is None or not compiling):
         return "value.weight is not a plain parameter"
     if p5.dtype is not _fusegen_torch.float32 or p5.shape != (64, 64, 1, 1):
         return f"value.weight is {p5.dtype} {list(p5.shape)}, compiled for float32[64, 64, 1, 1]"
     if p5.get_device() != device:
         return "value.weight is on another device than the first input"
-    p6 = m3._parameters.get('bias')
+    p6 = d3['_parameters'].get('bias')
     if p6.__class__ not in _fusegen_TENSORS and (p6 is None or not compiling):
         return "value.bias is not a plain parameter"
     if p6.dtype is not _fusegen_torch.float32 or p6.shape != (64,):

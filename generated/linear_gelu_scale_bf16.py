@@ -483,19 +483,46 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
 // The operand at an address that tensor copies can read from.
-Tensor aligned(const Tensor& tensor, int64_t element_bytes, int32_t dtype, int32_t device) {
+Tensor aligned(const Tensor& tensor, int64_t element_bytes, int32_t dtype, const Place& at) {
     if (reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0) return tensor;
     std::vector<int64_t> sizes;
     for (int64_t axis = 0; axis < tensor.dim(); ++axis) sizes.push_back(tensor.size(axis));
-    const Tensor copy = allocate(sizes, dtype, device);
-    check(cudaMemcpyAsync(copy.data_ptr(), tensor.data_ptr(), tensor.numel() * element_bytes, cudaMemcpyDeviceToDevice, current_stream(device)), "cudaMemcpyAsync");
+    const Tensor copy = allocate(sizes, dtype, at.device);
+    check(cudaMemcpyAsync(copy.data_ptr(), tensor.data_ptr(), tensor.numel() * element_bytes, cudaMemcpyDeviceToDevice, at.stream), "cudaMemcpyAsync");
     return copy;
+}
+
+Tensor run_k0_gemm_half_sm90(
+    const Tensor& x0_given,
+    const Tensor& p0_given,
+    const Tensor& p1,
+    Place& at
+) {
+    const Tensor x0 = aligned(x0_given, 2, aoti_torch_dtype_bfloat16(), at);
+    const Tensor p0 = aligned(p0_given, 2, aoti_torch_dtype_bfloat16(), at);
+    const int64_t batch = x0.size(0);
+    require(x0.size(1) == 6144, "k0_gemm_half_sm90", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 8192, "k0_gemm_half_sm90", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 6144, "k0_gemm_half_sm90", "p0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 8192, "k0_gemm_half_sm90", "p1 has another size on axis 0 than compiled for");
+    const Tensor y0 = allocate({batch, 8192}, aoti_torch_dtype_bfloat16(), at.device);
+    check(k0_gemm_half_sm90(data<const uint16_t>(x0), data<const uint16_t>(p0), data<const uint16_t>(p1), data<uint16_t>(y0), batch, at.stream), "k0_gemm_half_sm90");
+    return y0;
 }
 
 Tensor call_k0_gemm_half_sm90(
@@ -503,35 +530,26 @@ Tensor call_k0_gemm_half_sm90(
     const Tensor& p0_given,
     const Tensor& p1_given
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = aligned(operand(x0_given, "k0_gemm_half_sm90: x0", device, aoti_torch_dtype_bfloat16(), 2), 2, aoti_torch_dtype_bfloat16(), device);
-    const Tensor p0 = aligned(operand(p0_given, "k0_gemm_half_sm90: p0", device, aoti_torch_dtype_bfloat16(), 2), 2, aoti_torch_dtype_bfloat16(), device);
-    const Tensor p1 = operand(p1_given, "k0_gemm_half_sm90: p1", device, aoti_torch_dtype_bfloat16(), 1);
-    const int64_t batch = x0.size(0);
-    require(x0.size(1) == 6144, "k0_gemm_half_sm90", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 8192, "k0_gemm_half_sm90", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 6144, "k0_gemm_half_sm90", "p0 has another size on axis 1 than compiled for");
-    require(p1.size(0) == 8192, "k0_gemm_half_sm90", "p1 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 8192}, aoti_torch_dtype_bfloat16(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_gemm_half_sm90(data<const uint16_t>(x0), data<const uint16_t>(p0), data<const uint16_t>(p1), data<uint16_t>(y0), batch, stream), "k0_gemm_half_sm90");
-    return y0;
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_gemm_half_sm90: x0", at.device, aoti_torch_dtype_bfloat16(), 2);
+    const Tensor p0 = operand(p0_given, "k0_gemm_half_sm90: p0", at.device, aoti_torch_dtype_bfloat16(), 2);
+    const Tensor p1 = operand(p1_given, "k0_gemm_half_sm90: p1", at.device, aoti_torch_dtype_bfloat16(), 1);
+    return run_k0_gemm_half_sm90(x0, p0, p1, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_84478a2e6c8d0537, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_edb1e21c4fc0acbb, m) {
     m.def("k0_gemm_half_sm90(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_84478a2e6c8d0537, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_edb1e21c4fc0acbb, CUDA, m) {
     m.impl("k0_gemm_half_sm90", TORCH_BOX(&call_k0_gemm_half_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_84478a2e6c8d0537"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_edb1e21c4fc0acbb"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -697,25 +715,27 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.scale != 1.5:
-        return f"the module: scale is {module.scale!r}, compiled for 1.5"
-    m1 = module._modules.get('linear')
+    if d0['scale'] != 1.5:
+        return f"the module: scale is {d0['scale']!r}, compiled for 1.5"
+    m1 = d0['_modules'].get('linear')
     if m1.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule linear is a {type(m1).__qualname__}, compiled as Linear"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule linear has hooks, or parts that it had not when compiled"
-    if m1.in_features != 6144 or m1.out_features != 8192:
+    if d1['in_features'] != 6144 or d1['out_features'] != 8192:
         return f"submodule linear is {m1}, compiled for Linear(in_features=6144, out_features=8192, bias=True)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "linear.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.bfloat16 or p0.shape != (8192, 6144):
         return f"linear.weight is {p0.dtype} {list(p0.shape)}, compiled for bfloat16[8192, 6144]"
     if p0.get_device() != device:
         return "linear.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "linear.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.bfloat16 or p1.shape != (8192,):

@@ -1686,9 +1686,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_gemm(const float* x0, const float* p0, float* y0, void* workspace, unsigned int* counters, int64_t batch, int64_t tf32, cudaStream_t stream);
@@ -1698,6 +1698,8 @@ extern "C" int k1_row_reduce(const float* x0, const float* p0, const float* p1, 
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1745,12 +1747,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
+// Counters of a launch, then its workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1762,84 +1779,94 @@ struct Scratch {
 // `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
 // per device and stream, where launches follow each other, so that the counters are cleared once;
 // inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+Scratch scratch(int64_t count, int64_t bytes, const Place& at) {
     static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    static auto& known = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
     const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    check(cudaStreamIsCapturing(at.stream, &capture), "cudaStreamIsCapturing");
     const bool capturing = capture != cudaStreamCaptureStatusNone;
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+    const auto found = known.find({at.device, at.stream});
+    if (!capturing && found != known.end() && found->second.counter_bytes >= counter_bytes &&
         found->second.memory.numel() >= found->second.counter_bytes + bytes) {
         return found->second;
     }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), at.device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, at.stream), "cudaMemsetAsync");
+    if (!capturing) known.insert_or_assign({at.device, at.stream}, fresh);
     return fresh;
 }
 
-Tensor call_k0_gemm(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    int64_t tf32
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
+
+Tensor run_k0_gemm(
+    const Tensor& x0,
+    const Tensor& p0,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_gemm: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k0_gemm: p0", device, aoti_torch_dtype_float32(), 2);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 256, "k0_gemm", "x0 has another size on axis 1 than compiled for");
     require(p0.size(0) == 1024, "k0_gemm", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 256, "k0_gemm", "p0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch, 1024}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 1024}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_gemm_workspace(batch);
-    const Scratch memory = scratch(batch + 512, bytes, device, stream);
-    check(k0_gemm(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k0_gemm");
+    const Scratch kept = scratch(batch + 512, bytes, at);
+    check(k0_gemm(data<const float>(x0), data<const float>(p0), data<float>(y0), kept.workspace(), kept.counters(), batch, tf32, at.stream), "k0_gemm");
     return y0;
 }
 
-Tensor call_k1_row_reduce(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    const Tensor& p2_given
+Tensor run_k1_row_reduce(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    const Tensor& p2,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_row_reduce: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k1_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p1 = operand(p1_given, "k1_row_reduce: p1", device, aoti_torch_dtype_float32(), 1);
-    const Tensor p2 = operand(p2_given, "k1_row_reduce: p2", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 1024, "k1_row_reduce", "x0 has another size on axis 1 than compiled for");
     require(p0.size(0) == 1024, "k1_row_reduce", "p0 has another size on axis 0 than compiled for");
     require(p1.size(0) == 1024, "k1_row_reduce", "p1 has another size on axis 0 than compiled for");
     require(p2.size(0) == 1024, "k1_row_reduce", "p2 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 1024}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_row_reduce(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<float>(y0), batch, stream), "k1_row_reduce");
+    const Tensor y0 = allocate({batch, 1024}, aoti_torch_dtype_float32(), at.device);
+    check(k1_row_reduce(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<const float>(p2), data<float>(y0), batch, at.stream), "k1_row_reduce");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    const int64_t tf32_0 = integers[0];
+    Tensor t0 = run_k0_gemm(a0, a1, tf32_0, at);
+    Tensor t1 = run_k1_row_reduce(t0, a2, a3, a4, at);
+    return t1;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4ffd69f7c41dbc0f, m) {
-    m.def("k0_gemm(Tensor x0, Tensor p0, int tf32) -> Tensor");
-    m.def("k1_row_reduce(Tensor x0, Tensor p0, Tensor p1, Tensor p2) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f270232d8782195d, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4ffd69f7c41dbc0f, CUDA, m) {
-    m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
-    m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f270232d8782195d, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4ffd69f7c41dbc0f"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_f270232d8782195d"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1919,7 +1946,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_gemm"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1971,9 +1998,16 @@ def _fusegen_fake_k1_row_reduce(x0, p0, p1, p2):
     return x0.new_empty([batch, 1024], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2, a3, a4 = read
+    tf32_0, = integers
+    t0 = _fusegen_fake_k0_gemm(a0, a1, tf32_0)
+    t1 = _fusegen_fake_k1_row_reduce(t0, a2, a3, a4)
+    return t1
+
+
 _fusegen_fakes = {
-    "k0_gemm": _fusegen_fake_k0_gemm,
-    "k1_row_reduce": _fusegen_fake_k1_row_reduce,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1995,8 +2029,7 @@ _fusegen_tf32_matmul._dynamo_marked_constant = True
 
 def _fusegen_fused(ops, v_x, v_p_linear_weight, v_p_linear_bias, v_p_norm_weight, v_p_norm_bias):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_linear_r1 = ops[0](v_x, v_p_linear_weight, _fusegen_tf32_matmul())
-    v_sub = ops[1](v_linear_r1, v_p_linear_bias, v_p_norm_weight, v_p_norm_bias)
+    v_sub = ops[0]([v_x, v_p_linear_weight, v_p_linear_bias, v_p_norm_weight, v_p_norm_bias], [_fusegen_tf32_matmul()])
     return v_sub
 
 
@@ -2025,44 +2058,47 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('linear')
+    m1 = d0['_modules'].get('linear')
     if m1.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule linear is a {type(m1).__qualname__}, compiled as Linear"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule linear has hooks, or parts that it had not when compiled"
-    if m1.in_features != 256 or m1.out_features != 1024:
+    if d1['in_features'] != 256 or d1['out_features'] != 1024:
         return f"submodule linear is {m1}, compiled for Linear(in_features=256, out_features=1024, bias=True)"
-    m2 = module._modules.get('norm')
+    m2 = d0['_modules'].get('norm')
     if m2.__class__ is not _fusegen_torch.nn.modules.normalization.LayerNorm:
         return f"submodule norm is a {type(m2).__qualname__}, compiled as LayerNorm"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule norm has hooks, or parts that it had not when compiled"
-    if m2.normalized_shape != (1024,) or m2.eps != 1e-05 or m2.elementwise_affine is not True:
+    if d2['normalized_shape'] != (1024,) or d2['eps'] != 1e-05 or d2['elementwise_affine'] is not True:
         return f"submodule norm is {m2}, compiled for LayerNorm((1024,), eps=1e-05, elementwise_affine=True, bias=True)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "linear.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (1024, 256):
         return f"linear.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[1024, 256]"
     if p0.get_device() != device:
         return "linear.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "linear.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (1024,):
         return f"linear.bias is {p1.dtype} {list(p1.shape)}, compiled for float32[1024]"
     if p1.get_device() != device:
         return "linear.bias is on another device than the first input"
-    p2 = m2._parameters.get('weight')
+    p2 = d2['_parameters'].get('weight')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "norm.weight is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (1024,):
         return f"norm.weight is {p2.dtype} {list(p2.shape)}, compiled for float32[1024]"
     if p2.get_device() != device:
         return "norm.weight is on another device than the first input"
-    p3 = m2._parameters.get('bias')
+    p3 = d2['_parameters'].get('bias')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "norm.bias is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (1024,):

@@ -1795,9 +1795,9 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_row_reduce(const float* p0, float* y0, cudaStream_t stream);
@@ -1808,6 +1808,8 @@ extern "C" int64_t k2_gemm_workspace(int64_t batch);
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1855,12 +1857,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
+// Counters of a launch, then its workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1872,94 +1889,100 @@ struct Scratch {
 // `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
 // per device and stream, where launches follow each other, so that the counters are cleared once;
 // inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+Scratch scratch(int64_t count, int64_t bytes, const Place& at) {
     static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    static auto& known = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
     const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    check(cudaStreamIsCapturing(at.stream, &capture), "cudaStreamIsCapturing");
     const bool capturing = capture != cudaStreamCaptureStatusNone;
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+    const auto found = known.find({at.device, at.stream});
+    if (!capturing && found != known.end() && found->second.counter_bytes >= counter_bytes &&
         found->second.memory.numel() >= found->second.counter_bytes + bytes) {
         return found->second;
     }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), at.device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, at.stream), "cudaMemsetAsync");
+    if (!capturing) known.insert_or_assign({at.device, at.stream}, fresh);
     return fresh;
 }
 
-Tensor call_k0_row_reduce(
-    const Tensor& p0_given
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
+
+Tensor run_k0_row_reduce(
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
     require(p0.size(0) == 4096, "k0_row_reduce", "p0 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({256, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_row_reduce(data<const float>(p0), data<float>(y0), stream), "k0_row_reduce");
+    const Tensor y0 = allocate({256, 1}, aoti_torch_dtype_float32(), at.device);
+    check(k0_row_reduce(data<const float>(p0), data<float>(y0), at.stream), "k0_row_reduce");
     return y0;
 }
 
-Tensor call_k1_row_reduce(
-    const Tensor& p0_given
+Tensor run_k1_row_reduce(
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_row_reduce: p0", device, aoti_torch_dtype_float32(), 2);
     require(p0.size(0) == 4096, "k1_row_reduce", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 4096, "k1_row_reduce", "p0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({256, 4096}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_row_reduce(data<const float>(p0), data<float>(y0), stream), "k1_row_reduce");
+    const Tensor y0 = allocate({256, 4096}, aoti_torch_dtype_float32(), at.device);
+    check(k1_row_reduce(data<const float>(p0), data<float>(y0), at.stream), "k1_row_reduce");
     return y0;
 }
 
-Tensor call_k2_gemm(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& x2_given,
-    int64_t tf32
+Tensor run_k2_gemm(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& x2,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_gemm: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor x1 = operand(x1_given, "k2_gemm: x1", device, aoti_torch_dtype_float32(), 2);
-    const Tensor x2 = operand(x2_given, "k2_gemm: x2", device, aoti_torch_dtype_float32(), 2);
     const int64_t batch = x1.size(0);
     require(x0.size(0) == 256, "k2_gemm", "x0 has another size on axis 0 than compiled for");
     require(x0.size(1) == 1, "k2_gemm", "x0 has another size on axis 1 than compiled for");
     require(x1.size(1) == 4096, "k2_gemm", "x1 has another size on axis 1 than compiled for");
     require(x2.size(0) == 256, "k2_gemm", "x2 has another size on axis 0 than compiled for");
     require(x2.size(1) == 4096, "k2_gemm", "x2 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({batch}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k2_gemm_workspace(batch);
-    const Scratch memory = scratch(batch + 512, bytes, device, stream);
-    check(k2_gemm(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), memory.workspace(), memory.counters(), batch, tf32, stream), "k2_gemm");
+    const Scratch kept = scratch(batch + 512, bytes, at);
+    check(k2_gemm(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), kept.workspace(), kept.counters(), batch, tf32, at.stream), "k2_gemm");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 2);
+    const int64_t tf32_0 = integers[0];
+    Tensor t0 = run_k0_row_reduce(a0, at);
+    Tensor t1 = run_k1_row_reduce(a1, at);
+    Tensor t2 = run_k2_gemm(t0, a2, t1, tf32_0, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5de749192396a2e4, m) {
-    m.def("k0_row_reduce(Tensor p0) -> Tensor");
-    m.def("k1_row_reduce(Tensor p0) -> Tensor");
-    m.def("k2_gemm(Tensor x0, Tensor x1, Tensor x2, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_49eb8894388c0f96, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5de749192396a2e4, CUDA, m) {
-    m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
-    m.impl("k1_row_reduce", TORCH_BOX(&call_k1_row_reduce));
-    m.impl("k2_gemm", TORCH_BOX(&call_k2_gemm));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_49eb8894388c0f96, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5de749192396a2e4"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_49eb8894388c0f96"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -2039,7 +2062,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_row_reduce"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -2094,10 +2117,17 @@ def _fusegen_fake_k2_gemm(x0, x1, x2, tf32):
     return x0.new_empty([batch], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2 = read
+    tf32_0, = integers
+    t0 = _fusegen_fake_k0_row_reduce(a0)
+    t1 = _fusegen_fake_k1_row_reduce(a1)
+    t2 = _fusegen_fake_k2_gemm(t0, a2, t1, tf32_0)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_row_reduce": _fusegen_fake_k0_row_reduce,
-    "k1_row_reduce": _fusegen_fake_k1_row_reduce,
-    "k2_gemm": _fusegen_fake_k2_gemm,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -2119,9 +2149,7 @@ _fusegen_tf32_matmul._dynamo_marked_constant = True
 
 def _fusegen_fused(ops, v_x, v_p_linear_weight, v_p_linear_bias):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_avg_pool1d_r1 = ops[0](v_p_linear_bias)
-    v_avg_pool1d_r6_r2 = ops[1](v_p_linear_weight)
-    v_max_1 = ops[2](v_avg_pool1d_r1, v_x, v_avg_pool1d_r6_r2, _fusegen_tf32_matmul())
+    v_max_1 = ops[0]([v_p_linear_bias, v_p_linear_weight, v_x], [_fusegen_tf32_matmul()])
     return v_max_1
 
 
@@ -2150,32 +2178,35 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.scale != 2.0:
-        return f"the module: scale is {module.scale!r}, compiled for 2.0"
-    m1 = module._modules.get('linear')
+    if d0['scale'] != 2.0:
+        return f"the module: scale is {d0['scale']!r}, compiled for 2.0"
+    m1 = d0['_modules'].get('linear')
     if m1.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule linear is a {type(m1).__qualname__}, compiled as Linear"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule linear has hooks, or parts that it had not when compiled"
-    if m1.in_features != 4096 or m1.out_features != 4096:
+    if d1['in_features'] != 4096 or d1['out_features'] != 4096:
         return f"submodule linear is {m1}, compiled for Linear(in_features=4096, out_features=4096, bias=True)"
-    m2 = module._modules.get('pool')
+    m2 = d0['_modules'].get('pool')
     if m2.__class__ is not _fusegen_torch.nn.modules.pooling.AvgPool1d:
         return f"submodule pool is a {type(m2).__qualname__}, compiled as AvgPool1d"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule pool has hooks, or parts that it had not when compiled"
-    if m2.kernel_size != (16,) or m2.stride != (16,) or m2.padding != (0,) or m2.ceil_mode is not False or m2.count_include_pad is not True:
+    if d2['kernel_size'] != (16,) or d2['stride'] != (16,) or d2['padding'] != (0,) or d2['ceil_mode'] is not False or d2['count_include_pad'] is not True:
         return f"submodule pool is {m2}, compiled for AvgPool1d(kernel_size=(16,), stride=(16,), padding=(0,))"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "linear.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (4096, 4096):
         return f"linear.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[4096, 4096]"
     if p0.get_device() != device:
         return "linear.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "linear.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (4096,):

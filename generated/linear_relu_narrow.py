@@ -373,9 +373,34 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
+}
+
+Tensor run_k0_linear_narrow(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    Place& at
+) {
+    const int64_t batch = x0.size(0);
+    require(x0.size(1) == 256, "k0_linear_narrow", "x0 has another size on axis 1 than compiled for");
+    require(p0.size(0) == 16, "k0_linear_narrow", "p0 has another size on axis 0 than compiled for");
+    require(p0.size(1) == 256, "k0_linear_narrow", "p0 has another size on axis 1 than compiled for");
+    require(p1.size(0) == 16, "k0_linear_narrow", "p1 has another size on axis 0 than compiled for");
+    const Tensor y0 = allocate({batch, 16}, aoti_torch_dtype_float32(), at.device);
+    check(k0_linear_narrow(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, at.stream), "k0_linear_narrow");
+    return y0;
 }
 
 Tensor call_k0_linear_narrow(
@@ -383,35 +408,26 @@ Tensor call_k0_linear_narrow(
     const Tensor& p0_given,
     const Tensor& p1_given
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_linear_narrow: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k0_linear_narrow: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k0_linear_narrow: p1", device, aoti_torch_dtype_float32(), 1);
-    const int64_t batch = x0.size(0);
-    require(x0.size(1) == 256, "k0_linear_narrow", "x0 has another size on axis 1 than compiled for");
-    require(p0.size(0) == 16, "k0_linear_narrow", "p0 has another size on axis 0 than compiled for");
-    require(p0.size(1) == 256, "k0_linear_narrow", "p0 has another size on axis 1 than compiled for");
-    require(p1.size(0) == 16, "k0_linear_narrow", "p1 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 16}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_linear_narrow(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, stream), "k0_linear_narrow");
-    return y0;
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_linear_narrow: x0", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor p0 = operand(p0_given, "k0_linear_narrow: p0", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor p1 = operand(p1_given, "k0_linear_narrow: p1", at.device, aoti_torch_dtype_float32(), 1);
+    return run_k0_linear_narrow(x0, p0, p1, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6a3a47551a993622, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9c831e29b82bf15c, m) {
     m.def("k0_linear_narrow(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6a3a47551a993622, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_9c831e29b82bf15c, CUDA, m) {
     m.impl("k0_linear_narrow", TORCH_BOX(&call_k0_linear_narrow));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6a3a47551a993622"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_9c831e29b82bf15c"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -577,23 +593,25 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('linear')
+    m1 = d0['_modules'].get('linear')
     if m1.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule linear is a {type(m1).__qualname__}, compiled as Linear"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule linear has hooks, or parts that it had not when compiled"
-    if m1.in_features != 256 or m1.out_features != 16:
+    if d1['in_features'] != 256 or d1['out_features'] != 16:
         return f"submodule linear is {m1}, compiled for Linear(in_features=256, out_features=16, bias=True)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "linear.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (16, 256):
         return f"linear.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[16, 256]"
     if p0.get_device() != device:
         return "linear.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "linear.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (16,):

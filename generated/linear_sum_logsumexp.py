@@ -1094,6 +1094,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_row_reduce(const float* p0, float* y0, cudaStream_t stream);
@@ -1104,6 +1105,8 @@ extern "C" int k2_row_reduce(const float* x0, const float* x1, const float* x2, 
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1151,87 +1154,97 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
 
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_row_reduce(
-    const Tensor& p0_given
+Tensor run_k0_row_reduce(
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k0_row_reduce: p0", device, aoti_torch_dtype_float32(), 1);
     require(p0.size(0) == 8192, "k0_row_reduce", "p0 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_row_reduce(data<const float>(p0), data<float>(y0), stream), "k0_row_reduce");
+    const Tensor y0 = allocate({1}, aoti_torch_dtype_float32(), at.device);
+    check(k0_row_reduce(data<const float>(p0), data<float>(y0), at.stream), "k0_row_reduce");
     return y0;
 }
 
-Tensor call_k1_row_stream(
-    const Tensor& p0_given
+Tensor run_k1_row_stream(
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = p0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor p0 = operand(p0_given, "k1_row_stream: p0", device, aoti_torch_dtype_float32(), 2);
     require(p0.size(0) == 8192, "k1_row_stream", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 8192, "k1_row_stream", "p0 has another size on axis 1 than compiled for");
-    const Tensor y0 = allocate({1, 8192}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({1, 8192}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_row_stream_workspace();
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k1_row_stream(data<const float>(p0), data<float>(y0), memory.workspace(), stream), "k1_row_stream");
+    void* const workspace = at.workspace(bytes);
+    check(k1_row_stream(data<const float>(p0), data<float>(y0), workspace, at.stream), "k1_row_stream");
     return y0;
 }
 
-Tensor call_k2_row_reduce(
-    const Tensor& x0_given,
-    const Tensor& x1_given,
-    const Tensor& x2_given
+Tensor run_k2_row_reduce(
+    const Tensor& x0,
+    const Tensor& x1,
+    const Tensor& x2,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_row_reduce: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor x1 = operand(x1_given, "k2_row_reduce: x1", device, aoti_torch_dtype_float32(), 2);
-    const Tensor x2 = operand(x2_given, "k2_row_reduce: x2", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x1.size(0);
     require(x0.size(0) == 1, "k2_row_reduce", "x0 has another size on axis 0 than compiled for");
     require(x0.size(1) == 8192, "k2_row_reduce", "x0 has another size on axis 1 than compiled for");
     require(x1.size(1) == 8192, "k2_row_reduce", "x1 has another size on axis 1 than compiled for");
     require(x2.size(0) == 1, "k2_row_reduce", "x2 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k2_row_reduce(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), batch, stream), "k2_row_reduce");
+    const Tensor y0 = allocate({batch, 1}, aoti_torch_dtype_float32(), at.device);
+    check(k2_row_reduce(data<const float>(x0), data<const float>(x1), data<const float>(x2), data<float>(y0), batch, at.stream), "k2_row_reduce");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 2);
+    Tensor t0 = run_k0_row_reduce(a0, at);
+    Tensor t1 = run_k1_row_stream(a1, at);
+    Tensor t2 = run_k2_row_reduce(t1, a2, t0, at);
+    return t2;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e6e7d9aa71eb1a26, m) {
-    m.def("k0_row_reduce(Tensor p0) -> Tensor");
-    m.def("k1_row_stream(Tensor p0) -> Tensor");
-    m.def("k2_row_reduce(Tensor x0, Tensor x1, Tensor x2) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c317cb41cc294fe2, m) {
+    m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e6e7d9aa71eb1a26, CUDA, m) {
-    m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
-    m.impl("k1_row_stream", TORCH_BOX(&call_k1_row_stream));
-    m.impl("k2_row_reduce", TORCH_BOX(&call_k2_row_reduce));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c317cb41cc294fe2, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e6e7d9aa71eb1a26"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_c317cb41cc294fe2"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1311,7 +1324,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_row_reduce"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1366,10 +1379,16 @@ def _fusegen_fake_k2_row_reduce(x0, x1, x2):
     return x0.new_empty([batch, 1], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read):
+    a0, a1, a2 = read
+    t0 = _fusegen_fake_k0_row_reduce(a0)
+    t1 = _fusegen_fake_k1_row_stream(a1)
+    t2 = _fusegen_fake_k2_row_reduce(t1, a2, t0)
+    return t2
+
+
 _fusegen_fakes = {
-    "k0_row_reduce": _fusegen_fake_k0_row_reduce,
-    "k1_row_stream": _fusegen_fake_k1_row_stream,
-    "k2_row_reduce": _fusegen_fake_k2_row_reduce,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1378,9 +1397,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_linear_weight, v_p_linear_bias):
     """The graph after rewriting: 3 generated kernels, 0 calls to torch."""
-    v_sum_1_r1 = ops[0](v_p_linear_bias)
-    v_sum_1_r2_r1 = ops[1](v_p_linear_weight)
-    v_sum_1 = ops[2](v_sum_1_r2_r1, v_x, v_sum_1_r1)
+    v_sum_1 = ops[0]([v_p_linear_bias, v_p_linear_weight, v_x])
     return v_sum_1
 
 
@@ -1409,23 +1426,25 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('linear')
+    m1 = d0['_modules'].get('linear')
     if m1.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule linear is a {type(m1).__qualname__}, compiled as Linear"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule linear has hooks, or parts that it had not when compiled"
-    if m1.in_features != 8192 or m1.out_features != 8192:
+    if d1['in_features'] != 8192 or d1['out_features'] != 8192:
         return f"submodule linear is {m1}, compiled for Linear(in_features=8192, out_features=8192, bias=True)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "linear.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (8192, 8192):
         return f"linear.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[8192, 8192]"
     if p0.get_device() != device:
         return "linear.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "linear.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (8192,):

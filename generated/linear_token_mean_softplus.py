@@ -1160,6 +1160,7 @@ _fusegen_GLUE_SOURCE = r"""
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_row_reduce(const float* x0, float* y0, int64_t batch, cudaStream_t stream);
@@ -1168,6 +1169,8 @@ extern "C" int k1_gemm(const float* x0, const float* p0, const float* p1, float*
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1215,64 +1218,81 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-Tensor call_k0_row_reduce(
-    const Tensor& x0_given
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
+
+Tensor run_k0_row_reduce(
+    const Tensor& x0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_row_reduce: x0", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 256, "k0_row_reduce", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 1024, "k0_row_reduce", "x0 has another size on axis 2 than compiled for");
-    const Tensor y0 = allocate({batch, 1, 1024}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_row_reduce(data<const float>(x0), data<float>(y0), batch, stream), "k0_row_reduce");
+    const Tensor y0 = allocate({batch, 1, 1024}, aoti_torch_dtype_float32(), at.device);
+    check(k0_row_reduce(data<const float>(x0), data<float>(y0), batch, at.stream), "k0_row_reduce");
     return y0;
 }
 
-Tensor call_k1_gemm(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k1_gemm(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_gemm: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k1_gemm: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k1_gemm: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 1, "k1_gemm", "x0 has another size on axis 1 than compiled for");
     require(x0.size(2) == 1024, "k1_gemm", "x0 has another size on axis 2 than compiled for");
     require(p0.size(0) == 4096, "k1_gemm", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 1024, "k1_gemm", "p0 has another size on axis 1 than compiled for");
     require(p1.size(0) == 4096, "k1_gemm", "p1 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 4096}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k1_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, tf32, stream), "k1_gemm");
+    const Tensor y0 = allocate({batch, 4096}, aoti_torch_dtype_float32(), at.device);
+    check(k1_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, tf32, at.stream), "k1_gemm");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    Tensor t0 = run_k0_row_reduce(a0, at);
+    Tensor t1 = run_k1_gemm(t0, a1, a2, 0, at);
+    return t1;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_13639fbc360f80f0, m) {
-    m.def("k0_row_reduce(Tensor x0) -> Tensor");
-    m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6651ca162cf5f660, m) {
+    m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_13639fbc360f80f0, CUDA, m) {
-    m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
-    m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6651ca162cf5f660, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_13639fbc360f80f0"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_6651ca162cf5f660"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1352,7 +1372,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 8.0 or higher")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_row_reduce"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -1404,9 +1424,15 @@ def _fusegen_fake_k1_gemm(x0, p0, p1, tf32):
     return x0.new_empty([batch, 4096], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read):
+    a0, a1, a2 = read
+    t0 = _fusegen_fake_k0_row_reduce(a0)
+    t1 = _fusegen_fake_k1_gemm(t0, a1, a2, 0)
+    return t1
+
+
 _fusegen_fakes = {
-    "k0_row_reduce": _fusegen_fake_k0_row_reduce,
-    "k1_gemm": _fusegen_fake_k1_gemm,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -1415,8 +1441,7 @@ _fusegen_fakes = {
 
 def _fusegen_fused(ops, v_x, v_p_linear_weight, v_p_linear_bias):
     """The graph after rewriting: 2 generated kernels, 0 calls to torch."""
-    v_mean_r1_r1 = ops[0](v_x)
-    v_softplus = ops[1](v_mean_r1_r1, v_p_linear_weight, v_p_linear_bias, 0)
+    v_softplus = ops[0]([v_x, v_p_linear_weight, v_p_linear_bias])
     return v_softplus
 
 
@@ -1445,23 +1470,25 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('linear')
+    m1 = d0['_modules'].get('linear')
     if m1.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule linear is a {type(m1).__qualname__}, compiled as Linear"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule linear has hooks, or parts that it had not when compiled"
-    if m1.in_features != 1024 or m1.out_features != 4096:
+    if d1['in_features'] != 1024 or d1['out_features'] != 4096:
         return f"submodule linear is {m1}, compiled for Linear(in_features=1024, out_features=4096, bias=True)"
-    p0 = m1._parameters.get('weight')
+    p0 = d1['_parameters'].get('weight')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "linear.weight is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (4096, 1024):
         return f"linear.weight is {p0.dtype} {list(p0.shape)}, compiled for float32[4096, 1024]"
     if p0.get_device() != device:
         return "linear.weight is on another device than the first input"
-    p1 = m1._parameters.get('bias')
+    p1 = d1['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "linear.bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (4096,):

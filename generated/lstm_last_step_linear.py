@@ -1897,12 +1897,14 @@ _fusegen_GLUE_SOURCE = r"""
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 extern "C" int k0_recurrence(const float* x0, const float* p0, const float* p1, float* y0, int64_t batch, int64_t channels, cudaStream_t stream);
@@ -1913,6 +1915,8 @@ extern "C" int k2_gemm_simt(const float* x0, const float* p0, const float* p1, f
 namespace {
 
 using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using Ints = std::vector<int64_t>;
 
 
 template <typename T>
@@ -1960,12 +1964,27 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
+// Counters of a launch, then its workspace.
 struct Scratch {
     Tensor memory;
     int64_t counter_bytes;
@@ -1977,110 +1996,145 @@ struct Scratch {
 // `count` counters that are zero and that every kernel leaves at zero, then `bytes` of workspace. Kept
 // per device and stream, where launches follow each other, so that the counters are cleared once;
 // inside a graph capture it is fresh and cleared by the graph itself.
-Scratch scratch(int64_t count, int64_t bytes, int32_t device, cudaStream_t stream) {
+Scratch scratch(int64_t count, int64_t bytes, const Place& at) {
     static auto& mutex = *new std::mutex;
-    static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
+    static auto& known = *new std::map<std::pair<int32_t, cudaStream_t>, Scratch>;
     const int64_t counter_bytes = (count * 4 + 4095) / 4096 * 4096;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    check(cudaStreamIsCapturing(at.stream, &capture), "cudaStreamIsCapturing");
     const bool capturing = capture != cudaStreamCaptureStatusNone;
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto found = kept.find({device, stream});
-    if (!capturing && found != kept.end() && found->second.counter_bytes >= counter_bytes &&
+    const auto found = known.find({at.device, at.stream});
+    if (!capturing && found != known.end() && found->second.counter_bytes >= counter_bytes &&
         found->second.memory.numel() >= found->second.counter_bytes + bytes) {
         return found->second;
     }
-    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), device), counter_bytes};
-    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, stream), "cudaMemsetAsync");
-    if (!capturing) kept.insert_or_assign({device, stream}, fresh);
+    const Scratch fresh{allocate({counter_bytes + bytes}, aoti_torch_dtype_uint8(), at.device), counter_bytes};
+    check(cudaMemsetAsync(fresh.counters(), 0, counter_bytes, at.stream), "cudaMemsetAsync");
+    if (!capturing) known.insert_or_assign({at.device, at.stream}, fresh);
     return fresh;
 }
 
-Tensor call_k0_recurrence(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given
+// Gives the memory of what is needed no longer to those that are allocated next.
+template <typename... Values>
+void release(Values&... tensors) {
+    (static_cast<void>(Tensor(std::move(tensors))), ...);
+}
+
+// Calls torch's own operator on tensors, numbers, lists and optional tensors: what its schema has.
+template <typename... Arguments>
+Tensor aten(const char* name, const char* overload, const Arguments&... arguments) {
+    std::array<StableIValue, sizeof...(arguments)> stack{torch::stable::detail::from(arguments)...};
+    const AOTITorchError error = torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION);
+    require(error == AOTI_TORCH_SUCCESS, name, "failed (out of memory?)");
+    return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// As the kernels read it.
+Tensor row_major(const Tensor& tensor) {
+    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+Tensor run_k0_recurrence(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_recurrence: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k0_recurrence: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k0_recurrence: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     const int64_t channels = x0.size(1);
     require(x0.size(2) == 1024, "k0_recurrence", "x0 has another size on axis 2 than compiled for");
     require(p0.size(0) == 1024, "k0_recurrence", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 256, "k0_recurrence", "p0 has another size on axis 1 than compiled for");
     require(p1.size(0) == 1024, "k0_recurrence", "p1 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, channels, 256}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_recurrence(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, channels, stream), "k0_recurrence");
+    const Tensor y0 = allocate({batch, channels, 256}, aoti_torch_dtype_float32(), at.device);
+    check(k0_recurrence(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, channels, at.stream), "k0_recurrence");
     return y0;
 }
 
-Tensor call_k1_gemm(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given,
-    int64_t tf32
+Tensor run_k1_gemm(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    int64_t tf32,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k1_gemm: x0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p0 = operand(p0_given, "k1_gemm: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k1_gemm: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     const int64_t channels = x0.size(1);
     require(x0.size(2) == 256, "k1_gemm", "x0 has another size on axis 2 than compiled for");
     require(p0.size(0) == 1024, "k1_gemm", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 256, "k1_gemm", "p0 has another size on axis 1 than compiled for");
     require(p1.size(0) == 1024, "k1_gemm", "p1 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, channels, 1024}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, channels, 1024}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k1_gemm_workspace(batch, channels);
-    const Scratch memory = scratch(batch*channels + 512, bytes, device, stream);
-    check(k1_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), memory.workspace(), memory.counters(), batch, channels, tf32, stream), "k1_gemm");
+    const Scratch kept = scratch(batch*channels + 512, bytes, at);
+    check(k1_gemm(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), kept.workspace(), kept.counters(), batch, channels, tf32, at.stream), "k1_gemm");
     return y0;
 }
 
-Tensor call_k2_gemm_simt(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given
+Tensor run_k2_gemm_simt(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k2_gemm_simt: x0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p0 = operand(p0_given, "k2_gemm_simt: p0", device, aoti_torch_dtype_float32(), 2);
-    const Tensor p1 = operand(p1_given, "k2_gemm_simt: p1", device, aoti_torch_dtype_float32(), 1);
     const int64_t batch = x0.size(0);
     require(x0.size(1) == 256, "k2_gemm_simt", "x0 has another size on axis 1 than compiled for");
     require(p0.size(0) == 10, "k2_gemm_simt", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 256, "k2_gemm_simt", "p0 has another size on axis 1 than compiled for");
     require(p1.size(0) == 10, "k2_gemm_simt", "p1 has another size on axis 0 than compiled for");
-    const Tensor y0 = allocate({batch, 10}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k2_gemm_simt(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, stream), "k2_gemm_simt");
+    const Tensor y0 = allocate({batch, 10}, aoti_torch_dtype_float32(), at.device);
+    check(k2_gemm_simt(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, at.stream), "k2_gemm_simt");
     return y0;
+}
+
+Tensor call_steps0(
+    const Tensors& read,
+    const Ints& integers
+) {
+    Place at(read[0].get_device_index());
+    const Tensor a0 = operand(read[0], "steps0: a0", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor a1 = operand(read[1], "steps0: a1", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a2 = operand(read[2], "steps0: a2", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a3 = operand(read[3], "steps0: a3", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a4 = operand(read[4], "steps0: a4", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a5 = operand(read[5], "steps0: a5", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a6 = operand(read[6], "steps0: a6", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a7 = operand(read[7], "steps0: a7", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a8 = operand(read[8], "steps0: a8", at.device, aoti_torch_dtype_float32(), 1);
+    const Tensor a9 = operand(read[9], "steps0: a9", at.device, aoti_torch_dtype_float32(), 2);
+    const Tensor a10 = operand(read[10], "steps0: a10", at.device, aoti_torch_dtype_float32(), 1);
+    const int64_t tf32_0 = integers[0];
+    const int64_t x0_0 = integers[1];
+    const int64_t x0_1 = integers[2];
+    // %lstm_r1: float32[x0_0, x0_1, 1024] = matmul(%x, %p_lstm_weight_ih_l0, %p_lstm_bias_ih_l0, transposed)
+    Tensor t0 = row_major(aten("aten::linear", "", a0, a1, std::optional<Tensor>(a2)));
+    Tensor t1 = run_k0_recurrence(t0, a3, a4, at);
+    release(t0);
+    Tensor t2 = run_k1_gemm(t1, a5, a6, tf32_0, at);
+    release(t1);
+    Tensor t3 = run_k0_recurrence(t2, a7, a8, at);
+    release(t2);
+    // %select_4: float32[x0_0, 256] = reshape(%select, [x0_0, 256]), of %lstm_1 by strides
+    Tensor t4 = row_major(aten("aten::as_strided", "", t3, Ints{x0_0, 256}, Ints{256*x0_1, 1}, std::optional<int64_t>(256*x0_1 - 256)));
+    release(t3);
+    Tensor t5 = run_k2_gemm_simt(t4, a9, a10, at);
+    return t5;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_37ecafdf1f15dfbe, m) {
-    m.def("k0_recurrence(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
-    m.def("k1_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
-    m.def("k2_gemm_simt(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bc08f2b1c25c7782, m) {
+    m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_37ecafdf1f15dfbe, CUDA, m) {
-    m.impl("k0_recurrence", TORCH_BOX(&call_k0_recurrence));
-    m.impl("k1_gemm", TORCH_BOX(&call_k1_gemm));
-    m.impl("k2_gemm_simt", TORCH_BOX(&call_k2_gemm_simt));
+STABLE_TORCH_LIBRARY_IMPL(fusegen_bc08f2b1c25c7782, CUDA, m) {
+    m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_37ecafdf1f15dfbe"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_bc08f2b1c25c7782"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -2160,7 +2214,7 @@ def _fusegen_register():
     if not devices:
         raise RuntimeError("the kernels need a GPU of compute capability 9.0")
     namespace = getattr(torch.ops, _fusegen_NAMESPACE)
-    if not hasattr(namespace, "k0_recurrence"):
+    if not hasattr(namespace, "steps0"):
         capabilities = sorted(set(devices.values()))
         key = (_fusegen_CUDA_SOURCE, _fusegen_GLUE_SOURCE, _fusegen_FLAGS, torch.__version__, torch.version.cuda)
         digest = _fusegen_hashlib.sha256(repr((key, capabilities)).encode()).hexdigest()[:8]
@@ -2219,10 +2273,20 @@ def _fusegen_fake_k2_gemm_simt(x0, p0, p1):
     return x0.new_empty([batch, 10], dtype=_fusegen_torch.float32)
 
 
+def _fusegen_fake_steps0(read, integers):
+    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10 = read
+    tf32_0, x0_0, x0_1 = integers
+    t0 = _fusegen_torch.nn.functional.linear(a0, a1, a2).contiguous()
+    t1 = _fusegen_fake_k0_recurrence(t0, a3, a4)
+    t2 = _fusegen_fake_k1_gemm(t1, a5, a6, tf32_0)
+    t3 = _fusegen_fake_k0_recurrence(t2, a7, a8)
+    t4 = _fusegen_torch.as_strided(t3, [x0_0, 256], [256 * x0_1, 1], 256 * x0_1 - 256).contiguous()
+    t5 = _fusegen_fake_k2_gemm_simt(t4, a9, a10)
+    return t5
+
+
 _fusegen_fakes = {
-    "k0_recurrence": _fusegen_fake_k0_recurrence,
-    "k1_gemm": _fusegen_fake_k1_gemm,
-    "k2_gemm_simt": _fusegen_fake_k2_gemm_simt,
+    "steps0": _fusegen_fake_steps0,
 }
 
 
@@ -2243,17 +2307,10 @@ _fusegen_tf32_matmul._dynamo_marked_constant = True
 
 
 def _fusegen_fused(ops, v_x, v_p_lstm_weight_ih_l0, v_p_lstm_weight_hh_l0, v_p_lstm_bias_ih_l0, v_p_lstm_bias_hh_l0, v_p_lstm_weight_ih_l1, v_p_lstm_weight_hh_l1, v_p_lstm_bias_ih_l1, v_p_lstm_bias_hh_l1, v_p_head_weight, v_p_head_bias):
-    """The graph after rewriting: 3 generated kernels, 3 calls to torch."""
+    """The graph after rewriting: 3 generated kernels, 2 calls to torch."""
     x0_0 = v_x.shape[0]
     x0_1 = v_x.shape[1]
-    # %lstm_r1: float32[x0_0, x0_1, 1024] = matmul(%x, %p_lstm_weight_ih_l0, %p_lstm_bias_ih_l0, transposed)
-    v_lstm_r1 = _fusegen_torch.nn.functional.linear(v_x, v_p_lstm_weight_ih_l0, v_p_lstm_bias_ih_l0)
-    v_lstm_r2 = ops[0](v_lstm_r1, v_p_lstm_weight_hh_l0, v_p_lstm_bias_hh_l0)
-    v_lstm_r6 = ops[1](v_lstm_r2, v_p_lstm_weight_ih_l1, v_p_lstm_bias_ih_l1, _fusegen_tf32_matmul())
-    v_lstm_1 = ops[0](v_lstm_r6, v_p_lstm_weight_hh_l1, v_p_lstm_bias_hh_l1)
-    # %select_4: float32[x0_0, 256] = reshape(%select, [x0_0, 256]), of %lstm_1 by strides
-    v_select_4 = _fusegen_torch.as_strided(v_lstm_1, [x0_0, 256], [256 * x0_1, 1], 256 * x0_1 - 256)
-    v_sigmoid = ops[2](v_select_4, v_p_head_weight, v_p_head_bias)
+    v_sigmoid = ops[0]([v_x, v_p_lstm_weight_ih_l0, v_p_lstm_bias_ih_l0, v_p_lstm_weight_hh_l0, v_p_lstm_bias_hh_l0, v_p_lstm_weight_ih_l1, v_p_lstm_bias_ih_l1, v_p_lstm_weight_hh_l1, v_p_lstm_bias_hh_l1, v_p_head_weight, v_p_head_bias], [_fusegen_tf32_matmul(), x0_0, x0_1])
     return v_sigmoid
 
 
@@ -2285,86 +2342,89 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 2:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 2:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('lstm')
+    m1 = d0['_modules'].get('lstm')
     if m1.__class__ is not _fusegen_torch.nn.modules.rnn.LSTM:
         return f"submodule lstm is a {type(m1).__qualname__}, compiled as LSTM"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule lstm has hooks, or parts that it had not when compiled"
-    if m1.mode != 'LSTM' or m1.input_size != 64 or m1.hidden_size != 256 or m1.num_layers != 2 or m1.bias is not True or m1.batch_first is not True or m1.dropout != 0.0 or m1.bidirectional is not False or m1.proj_size != 0 or type(m1._flat_weight_refs).__qualname__ != 'list' or m1._flat_weights_names != ['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0', 'weight_ih_l1', 'weight_hh_l1', 'bias_ih_l1', 'bias_hh_l1'] or m1._all_weights != [['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0'], ['weight_ih_l1', 'weight_hh_l1', 'bias_ih_l1', 'bias_hh_l1']] or type(m1._flat_weights).__qualname__ != 'list':
+    if d1['mode'] != 'LSTM' or d1['input_size'] != 64 or d1['hidden_size'] != 256 or d1['num_layers'] != 2 or d1['bias'] is not True or d1['batch_first'] is not True or d1['dropout'] != 0.0 or d1['bidirectional'] is not False or d1['proj_size'] != 0 or type(d1['_flat_weight_refs']).__qualname__ != 'list' or d1['_flat_weights_names'] != ['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0', 'weight_ih_l1', 'weight_hh_l1', 'bias_ih_l1', 'bias_hh_l1'] or d1['_all_weights'] != [['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0'], ['weight_ih_l1', 'weight_hh_l1', 'bias_ih_l1', 'bias_hh_l1']] or type(d1['_flat_weights']).__qualname__ != 'list':
         return f"submodule lstm is {m1}, compiled for LSTM(64, 256, num_layers=2, batch_first=True)"
-    m2 = module._modules.get('head')
+    m2 = d0['_modules'].get('head')
     if m2.__class__ is not _fusegen_torch.nn.modules.linear.Linear:
         return f"submodule head is a {type(m2).__qualname__}, compiled as Linear"
-    if m2._modules or m2._forward_hooks or m2._forward_pre_hooks or m2._backward_hooks or m2._backward_pre_hooks or "forward" in m2.__dict__:
+    d2 = m2.__dict__
+    if d2['_modules'] or d2['_forward_hooks'] or d2['_forward_pre_hooks'] or d2['_backward_hooks'] or d2['_backward_pre_hooks'] or "forward" in d2:
         return "submodule head has hooks, or parts that it had not when compiled"
-    if m2.in_features != 256 or m2.out_features != 10:
+    if d2['in_features'] != 256 or d2['out_features'] != 10:
         return f"submodule head is {m2}, compiled for Linear(in_features=256, out_features=10, bias=True)"
-    p0 = m1._parameters.get('weight_ih_l0')
+    p0 = d1['_parameters'].get('weight_ih_l0')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "lstm.weight_ih_l0 is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (1024, 64):
         return f"lstm.weight_ih_l0 is {p0.dtype} {list(p0.shape)}, compiled for float32[1024, 64]"
     if p0.get_device() != device:
         return "lstm.weight_ih_l0 is on another device than the first input"
-    p1 = m1._parameters.get('weight_hh_l0')
+    p1 = d1['_parameters'].get('weight_hh_l0')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "lstm.weight_hh_l0 is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (1024, 256):
         return f"lstm.weight_hh_l0 is {p1.dtype} {list(p1.shape)}, compiled for float32[1024, 256]"
     if p1.get_device() != device:
         return "lstm.weight_hh_l0 is on another device than the first input"
-    p2 = m1._parameters.get('bias_ih_l0')
+    p2 = d1['_parameters'].get('bias_ih_l0')
     if p2.__class__ not in _fusegen_TENSORS and (p2 is None or not compiling):
         return "lstm.bias_ih_l0 is not a plain parameter"
     if p2.dtype is not _fusegen_torch.float32 or p2.shape != (1024,):
         return f"lstm.bias_ih_l0 is {p2.dtype} {list(p2.shape)}, compiled for float32[1024]"
     if p2.get_device() != device:
         return "lstm.bias_ih_l0 is on another device than the first input"
-    p3 = m1._parameters.get('bias_hh_l0')
+    p3 = d1['_parameters'].get('bias_hh_l0')
     if p3.__class__ not in _fusegen_TENSORS and (p3 is None or not compiling):
         return "lstm.bias_hh_l0 is not a plain parameter"
     if p3.dtype is not _fusegen_torch.float32 or p3.shape != (1024,):
         return f"lstm.bias_hh_l0 is {p3.dtype} {list(p3.shape)}, compiled for float32[1024]"
     if p3.get_device() != device:
         return "lstm.bias_hh_l0 is on another device than the first input"
-    p4 = m1._parameters.get('weight_ih_l1')
+    p4 = d1['_parameters'].get('weight_ih_l1')
     if p4.__class__ not in _fusegen_TENSORS and (p4 is None or not compiling):
         return "lstm.weight_ih_l1 is not a plain parameter"
     if p4.dtype is not _fusegen_torch.float32 or p4.shape != (1024, 256):
         return f"lstm.weight_ih_l1 is {p4.dtype} {list(p4.shape)}, compiled for float32[1024, 256]"
     if p4.get_device() != device:
         return "lstm.weight_ih_l1 is on another device than the first input"
-    p5 = m1._parameters.get('weight_hh_l1')
+    p5 = d1['_parameters'].get('weight_hh_l1')
     if p5.__class__ not in _fusegen_TENSORS and (p5 is None or not compiling):
         return "lstm.weight_hh_l1 is not a plain parameter"
     if p5.dtype is not _fusegen_torch.float32 or p5.shape != (1024, 256):
         return f"lstm.weight_hh_l1 is {p5.dtype} {list(p5.shape)}, compiled for float32[1024, 256]"
     if p5.get_device() != device:
         return "lstm.weight_hh_l1 is on another device than the first input"
-    p6 = m1._parameters.get('bias_ih_l1')
+    p6 = d1['_parameters'].get('bias_ih_l1')
     if p6.__class__ not in _fusegen_TENSORS and (p6 is None or not compiling):
         return "lstm.bias_ih_l1 is not a plain parameter"
     if p6.dtype is not _fusegen_torch.float32 or p6.shape != (1024,):
         return f"lstm.bias_ih_l1 is {p6.dtype} {list(p6.shape)}, compiled for float32[1024]"
     if p6.get_device() != device:
         return "lstm.bias_ih_l1 is on another device than the first input"
-    p7 = m1._parameters.get('bias_hh_l1')
+    p7 = d1['_parameters'].get('bias_hh_l1')
     if p7.__class__ not in _fusegen_TENSORS and (p7 is None or not compiling):
         return "lstm.bias_hh_l1 is not a plain parameter"
     if p7.dtype is not _fusegen_torch.float32 or p7.shape != (1024,):
         return f"lstm.bias_hh_l1 is {p7.dtype} {list(p7.shape)}, compiled for float32[1024]"
     if p7.get_device() != device:
         return "lstm.bias_hh_l1 is on another device than the first input"
-    p8 = m2._parameters.get('weight')
+    p8 = d2['_parameters'].get('weight')
     if p8.__class__ not in _fusegen_TENSORS and (p8 is None or not compiling):
         return "head.weight is not a plain parameter"
     if p8.dtype is not _fusegen_torch.float32 or p8.shape != (10, 256):
         return f"head.weight is {p8.dtype} {list(p8.shape)}, compiled for float32[10, 256]"
     if p8.get_device() != device:
         return "head.weight is on another device than the first input"
-    p9 = m2._parameters.get('bias')
+    p9 = d2['_parameters'].get('bias')
     if p9.__class__ not in _fusegen_TENSORS and (p9 is None or not compiling):
         return "head.bias is not a plain parameter"
     if p9.dtype is not _fusegen_torch.float32 or p9.shape != (10,):

@@ -436,19 +436,25 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-Tensor call_k0_row_reduce(
-    const Tensor& x0_given,
-    const Tensor& p0_given
+Tensor run_k0_row_reduce(
+    const Tensor& x0,
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_row_reduce: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p0 = operand(p0_given, "k0_row_reduce: p0", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -456,25 +462,34 @@ Tensor call_k0_row_reduce(
     require(p0.size(0) == 64, "k0_row_reduce", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 1, "k0_row_reduce", "p0 has another size on axis 1 than compiled for");
     require(p0.size(2) == 1, "k0_row_reduce", "p0 has another size on axis 2 than compiled for");
-    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_row_reduce(data<const float>(x0), data<const float>(p0), data<float>(y0), batch, height, width, stream), "k0_row_reduce");
+    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), at.device);
+    check(k0_row_reduce(data<const float>(x0), data<const float>(p0), data<float>(y0), batch, height, width, at.stream), "k0_row_reduce");
     return y0;
+}
+
+Tensor call_k0_row_reduce(
+    const Tensor& x0_given,
+    const Tensor& p0_given
+) {
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_row_reduce: x0", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k0_row_reduce: p0", at.device, aoti_torch_dtype_float32(), 3);
+    return run_k0_row_reduce(x0, p0, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8d824cf33117af73, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_89f98aa951227d6d, m) {
     m.def("k0_row_reduce(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8d824cf33117af73, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_89f98aa951227d6d, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8d824cf33117af73"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_89f98aa951227d6d"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -642,11 +657,12 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if module._modules:
+    d0 = module.__dict__
+    if d0['_modules']:
         return "the module has hooks, or parts that it had not when compiled"
-    if module.eps != 1e-05:
-        return f"the module: eps is {module.eps!r}, compiled for 1e-05"
-    p0 = module._parameters.get('gain')
+    if d0['eps'] != 1e-05:
+        return f"the module: eps is {d0['eps']!r}, compiled for 1e-05"
+    p0 = d0['_parameters'].get('gain')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "gain is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (64, 1, 1):

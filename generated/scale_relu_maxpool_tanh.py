@@ -435,21 +435,26 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-Tensor call_k0_pool(
-    const Tensor& x0_given,
-    const Tensor& p0_given,
-    const Tensor& p1_given
+Tensor run_k0_pool(
+    const Tensor& x0,
+    const Tensor& p0,
+    const Tensor& p1,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_pool: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p0 = operand(p0_given, "k0_pool: p0", device, aoti_torch_dtype_float32(), 3);
-    const Tensor p1 = operand(p1_given, "k0_pool: p1", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -460,25 +465,36 @@ Tensor call_k0_pool(
     require(p1.size(0) == 64, "k0_pool", "p1 has another size on axis 0 than compiled for");
     require(p1.size(1) == 1, "k0_pool", "p1 has another size on axis 1 than compiled for");
     require(p1.size(2) == 1, "k0_pool", "p1 has another size on axis 2 than compiled for");
-    const Tensor y0 = allocate({batch, 64, ((height - 1) / 2) + 1, ((width - 1) / 2) + 1}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
-    check(k0_pool(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, height, width, stream), "k0_pool");
+    const Tensor y0 = allocate({batch, 64, ((height - 1) / 2) + 1, ((width - 1) / 2) + 1}, aoti_torch_dtype_float32(), at.device);
+    check(k0_pool(data<const float>(x0), data<const float>(p0), data<const float>(p1), data<float>(y0), batch, height, width, at.stream), "k0_pool");
     return y0;
+}
+
+Tensor call_k0_pool(
+    const Tensor& x0_given,
+    const Tensor& p0_given,
+    const Tensor& p1_given
+) {
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_pool: x0", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k0_pool: p0", at.device, aoti_torch_dtype_float32(), 3);
+    const Tensor p1 = operand(p1_given, "k0_pool: p1", at.device, aoti_torch_dtype_float32(), 3);
+    return run_k0_pool(x0, p0, p1, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d47e46f9b9866351, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_83e55b2b3bdb2311, m) {
     m.def("k0_pool(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d47e46f9b9866351, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_83e55b2b3bdb2311, CUDA, m) {
     m.impl("k0_pool", TORCH_BOX(&call_k0_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d47e46f9b9866351"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_83e55b2b3bdb2311"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -646,23 +662,25 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if len(module._modules) != 1:
+    d0 = module.__dict__
+    if len(d0['_modules']) != 1:
         return "the module has hooks, or parts that it had not when compiled"
-    m1 = module._modules.get('pool')
+    m1 = d0['_modules'].get('pool')
     if m1.__class__ is not _fusegen_torch.nn.modules.pooling.MaxPool2d:
         return f"submodule pool is a {type(m1).__qualname__}, compiled as MaxPool2d"
-    if m1._modules or m1._forward_hooks or m1._forward_pre_hooks or m1._backward_hooks or m1._backward_pre_hooks or "forward" in m1.__dict__:
+    d1 = m1.__dict__
+    if d1['_modules'] or d1['_forward_hooks'] or d1['_forward_pre_hooks'] or d1['_backward_hooks'] or d1['_backward_pre_hooks'] or "forward" in d1:
         return "submodule pool has hooks, or parts that it had not when compiled"
-    if m1.kernel_size != 3 or m1.stride != 2 or m1.padding != 1 or m1.dilation != 1 or m1.return_indices is not False or m1.ceil_mode is not False:
+    if d1['kernel_size'] != 3 or d1['stride'] != 2 or d1['padding'] != 1 or d1['dilation'] != 1 or d1['return_indices'] is not False or d1['ceil_mode'] is not False:
         return f"submodule pool is {m1}, compiled for MaxPool2d(kernel_size=3, stride=2, padding=1, dilation=1, ceil_mode=False)"
-    p0 = module._parameters.get('scale')
+    p0 = d0['_parameters'].get('scale')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "scale is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (64, 1, 1):
         return f"scale is {p0.dtype} {list(p0.shape)}, compiled for float32[64, 1, 1]"
     if p0.get_device() != device:
         return "scale is on another device than the first input"
-    p1 = module._parameters.get('bias')
+    p1 = d0['_parameters'].get('bias')
     if p1.__class__ not in _fusegen_TENSORS and (p1 is None or not compiling):
         return "bias is not a plain parameter"
     if p1.dtype is not _fusegen_torch.float32 or p1.shape != (64, 1, 1):

@@ -1092,28 +1092,31 @@ cudaStream_t current_stream(int32_t device) {
     return static_cast<cudaStream_t>(stream);
 }
 
+// Where the kernels of a call run, and the scratch memory that they share: on a stream, one follows the other.
+struct Place {
+    explicit Place(int32_t index) : device(index), guard(index), stream(current_stream(index)) {}
+
+    void* workspace(int64_t bytes) {
+        if (memory.empty() || memory[0].numel() < bytes) memory.assign(1, allocate({bytes}, aoti_torch_dtype_uint8(), device));
+        return memory[0].data_ptr();
+    }
+
+    int32_t device;
+    torch::stable::accelerator::DeviceGuard guard;
+    cudaStream_t stream;
+    std::vector<Tensor> memory = {};
+};
+
 void check(int code, const char* what) {
     const auto error = static_cast<cudaError_t>(code);
     if (error != cudaSuccess) fail(what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
 }
 
-// Scratch memory of a launch: counters, then the workspace.
-struct Scratch {
-    Tensor memory;
-    int64_t counter_bytes;
-
-    unsigned int* counters() const { return data<unsigned int>(memory); }
-    void* workspace() const { return data<char>(memory) + counter_bytes; }
-};
-
-Tensor call_k0_row_stream(
-    const Tensor& x0_given,
-    const Tensor& p0_given
+Tensor run_k0_row_stream(
+    const Tensor& x0,
+    const Tensor& p0,
+    Place& at
 ) {
-    const int32_t device = x0_given.get_device_index();
-    const torch::stable::accelerator::DeviceGuard device_guard(device);
-    const Tensor x0 = operand(x0_given, "k0_row_stream: x0", device, aoti_torch_dtype_float32(), 4);
-    const Tensor p0 = operand(p0_given, "k0_row_stream: p0", device, aoti_torch_dtype_float32(), 3);
     const int64_t batch = x0.size(0);
     const int64_t height = x0.size(2);
     const int64_t width = x0.size(3);
@@ -1121,27 +1124,36 @@ Tensor call_k0_row_stream(
     require(p0.size(0) == 64, "k0_row_stream", "p0 has another size on axis 0 than compiled for");
     require(p0.size(1) == 1, "k0_row_stream", "p0 has another size on axis 1 than compiled for");
     require(p0.size(2) == 1, "k0_row_stream", "p0 has another size on axis 2 than compiled for");
-    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), device);
-    const cudaStream_t stream = current_stream(device);
+    const Tensor y0 = allocate({batch, 64, height, width}, aoti_torch_dtype_float32(), at.device);
     const int64_t bytes = k0_row_stream_workspace(batch, height, width);
-    const Scratch memory{allocate({bytes}, aoti_torch_dtype_uint8(), device), 0};   // back to torch after the launch
-    check(k0_row_stream(data<const float>(x0), data<const float>(p0), data<float>(y0), memory.workspace(), batch, height, width, stream), "k0_row_stream");
+    void* const workspace = at.workspace(bytes);
+    check(k0_row_stream(data<const float>(x0), data<const float>(p0), data<float>(y0), workspace, batch, height, width, at.stream), "k0_row_stream");
     return y0;
+}
+
+Tensor call_k0_row_stream(
+    const Tensor& x0_given,
+    const Tensor& p0_given
+) {
+    Place at(x0_given.get_device_index());
+    const Tensor x0 = operand(x0_given, "k0_row_stream: x0", at.device, aoti_torch_dtype_float32(), 4);
+    const Tensor p0 = operand(p0_given, "k0_row_stream: p0", at.device, aoti_torch_dtype_float32(), 3);
+    return run_k0_row_stream(x0, p0, at);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_847361cf88ddede0, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fce33074754997a9, m) {
     m.def("k0_row_stream(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_847361cf88ddede0, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_fce33074754997a9, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_847361cf88ddede0"
-_fusegen_FLAGS = ("-O2", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_fusegen_NAMESPACE = "fusegen_fce33074754997a9"
+_fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
 
@@ -1309,9 +1321,10 @@ def _fusegen_operands(module, x0):
         return "global module hooks are installed"
     if module.__class__ is not ModelNew:
         return f"the module is a {type(module).__qualname__}, compiled as Model"
-    if module._modules:
+    d0 = module.__dict__
+    if d0['_modules']:
         return "the module has hooks, or parts that it had not when compiled"
-    p0 = module._parameters.get('scale')
+    p0 = d0['_parameters'].get('scale')
     if p0.__class__ not in _fusegen_TENSORS and (p0 is None or not compiling):
         return "scale is not a plain parameter"
     if p0.dtype is not _fusegen_torch.float32 or p0.shape != (64, 1, 1):

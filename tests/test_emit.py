@@ -19,6 +19,7 @@ from torch import nn
 from fusegen.compiler import Compiled, compile_file
 from fusegen.emit import check_rules, render, snapshot_modules, violations, write_atomic
 from fusegen.emit.kernels import render_sources
+from fusegen.emit.operators import of_kernel
 from fusegen.emit.render import environment
 from fusegen.errors import EmitError, OutputPathError
 from fusegen.literals import hex_float
@@ -130,7 +131,8 @@ def test_glue_compiles(compiled: Compiled, scratch: bool, tmp_path: Path) -> Non
         steps = tuple(_with_scratch(s) if isinstance(s, KernelStep) else s for s in program.steps)
         program = program.replace(steps=steps)
     plans = program.kernels
-    text = environment().get_template("glue.cpp.j2").render(plans=plans, namespace="fusegen_test")
+    operators = tuple(map(of_kernel, plans))
+    text = environment().get_template("glue.cpp.j2").render(plans=plans, operators=operators, namespace="fusegen_test")
     path = tmp_path / "glue.cpp"
     path.write_text(text)
     include = Path(torch.__file__).parent / "include"
@@ -366,15 +368,15 @@ def test_precision_is_asked_of_the_input_that_eager_pads(tmp_path: Path, monkeyp
     module = load_generated(tmp_path / "generated.py").__module__
     names = vars(sys.modules[module])
     (call,) = re.findall(r"_fusegen_rounds\(\"k0.*\)(?=\))", (tmp_path / "generated.py").read_text())
-    asked: list[tuple[torch.Size, object]] = []
+    asked: list[tuple[tuple[int, ...], object]] = []
 
     def convolution(x: torch.Tensor, w: torch.Tensor, bias: None, *structure: object) -> torch.Tensor:
-        asked.append((x.shape, structure[1]))
+        asked.append((tuple(x.shape), structure[1]))
         return x
 
     monkeypatch.setitem(names, "_fusegen_tf32_conv", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch, "convolution", convolution)
-    values = {name: torch.rand(2, 32, 40, 50) for name in re.findall(r"\bv_\w+", call)}
-    eval(call, {**names, **values})
+    x = torch.rand(2, 32, 40, 50)
+    eval(call, {**names, "v_x": x, **{f"x0_{axis}": size for axis, size in enumerate(x.shape)}})
     assert asked == [((2, 32, 42, 51), (0, 0))]

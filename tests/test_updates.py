@@ -67,7 +67,9 @@ def test_a_buffer_that_is_only_written(tmp_path: Path) -> None:
 
 def test_the_schema_says_what_is_written(tmp_path: Path) -> None:
     source = compile_file(write(tmp_path, "return self.n(x).relu()", NORM)).source
-    assert source.count("(Tensor x0, Tensor(a!) p0, Tensor(b!) p1, Tensor p2, Tensor p3, Tensor(c!) n0) -> Tensor") == 1
+    assert (
+        source.count("(Tensor x0, Tensor(a1!) p0, Tensor(a2!) p1, Tensor p2, Tensor p3, Tensor(a5!) n0) -> Tensor") == 1
+    )
 
 
 def test_a_gradient_is_that_of_the_statistics_as_they_were(tmp_path: Path) -> None:

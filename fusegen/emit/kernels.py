@@ -11,6 +11,7 @@ import jinja2
 
 from fusegen import dims
 from fusegen.dims import Dim
+from fusegen.emit.operators import Operator
 from fusegen.errors import EmitError
 from fusegen.ir import INTEGERS, DType, TensorType
 from fusegen.plan.details import Detail, HopperConvPlan
@@ -128,20 +129,10 @@ def arguments(plan: KernelPlan) -> list[str]:
     """What the glue hands to the launcher, given tensors of the operands' names."""
     found = [f"data<{_const(plan, a.name)}{glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
     found += [f"data<{glue_type(o.dtype)}>({o.name})" for o in plan.outputs]
-    found += ["memory.workspace()"] if plan.workspace else []
-    found += ["memory.counters()"] if plan.counters else []
+    found += ["kept.workspace()" if plan.counters else "workspace"] if plan.workspace else []
+    found += ["kept.counters()"] if plan.counters else []
     found += [b.name for b in plan.bindings]
-    return [*found, *plan.scalars, "stream"]
-
-
-def schema(plan: KernelPlan) -> str:
-    """The operator's schema."""
-    marks = {name: f"({chr(ord('a') + i)}!)" for i, name in enumerate(plan.written)}
-    tensors = [f"Tensor{marks.get(a.name, '')} {a.name}" for a in plan.args]
-    operands = ", ".join([*tensors, *(f"int {name}" for name in plan.scalars)])
-    results = ["Tensor"] * len(plan.results)
-    result = results[0] if len(results) == 1 else f"({', '.join(results)})"
-    return f"{plan.name}({operands}) -> {result}"
+    return [*found, *plan.scalars, "at.stream"]
 
 
 def output_sizes(output: OutputArg) -> str:
@@ -224,8 +215,10 @@ def _variants(plan: KernelPlan) -> list[KernelPlan]:
     return [*_on_hopper(plan), *plan.parts, plan.replace(name=f"{plan.name}_sm80", hopper=None)]
 
 
-def render_sources(program: Program, environment: jinja2.Environment) -> Sources | None:
-    """The CUDA and C++ of every kernel of the program, or None when it has no kernel."""
+def render_sources(
+    program: Program, environment: jinja2.Environment, operators: tuple[Operator, ...] = ()
+) -> Sources | None:
+    """The CUDA and C++ of every kernel of the program and of the ``operators`` that call them; None without kernels."""
     plans = program.kernels
     if not plans:
         return None
@@ -250,9 +243,11 @@ def render_sources(program: Program, environment: jinja2.Environment) -> Sources
         ],
     )
     glue = environment.get_template("glue.cpp.j2")
-    draft = glue.render(plans=plans, namespace="")
+    draft = glue.render(plans=plans, operators=operators, namespace="")
     namespace = "fusegen_" + hashlib.sha256((cuda + draft).encode()).hexdigest()[:16]
-    return Sources(cuda=cuda, glue=glue.render(plans=plans, namespace=namespace), namespace=namespace)
+    return Sources(
+        cuda=cuda, glue=glue.render(plans=plans, operators=operators, namespace=namespace), namespace=namespace
+    )
 
 
 def in_double(expr: str) -> str:

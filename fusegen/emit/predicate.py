@@ -1,8 +1,9 @@
 """Which calls the compiled program covers: straight-line checks, each with the reason it gives.
 
-The checks run on every call, so they are plain comparisons over instance dictionaries (about 2 us for
-a model of one layer). ``module``, ``x0, x1, ...`` (tensor inputs) and ``a0, ...`` (other arguments) are
-in scope; submodules become ``m0, m1, ...`` and parameters ``p0, p1, ...``.
+The checks run on every call, so they are plain comparisons over instance dictionaries, which is three times as fast as
+asking modules for attributes (about 2 us for a model of one layer). ``module``, ``x0, x1, ...`` (tensor inputs) and
+``a0, ...`` (other arguments) are in scope; submodules become ``m1, m2, ...``, the dictionaries ``d0`` (of ``module``),
+``d1, ...`` and parameters ``p0, p1, ...``.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _module_checks(
         label = f"submodule {module.path}" if module.path else "the module"
         if module.path:
             owner, _, name = module.path.rpartition(".")
-            setup = (f"{variable} = {variables[owner]}._modules.get({name!r})",)
+            setup = (f"{variable} = {_slot(variables[owner], '_modules')}.get({name!r})",)
         kind = class_expression(module, carried)
         wrong = (
             f"{variable}.__class__ is not {kind}"
@@ -174,20 +175,21 @@ def _module_checks(
         checks.append(
             Check(wrong, f'f"{label} is a {{type({variable}).__qualname__}}, compiled as {module.class_name}"', setup)
         )
+        checks.append(Check(None, "", (f"{_dictionary(variable)} = {variable}.__dict__",)))
         conditions = [] if module.children is None else [_children(variable, module.children)]
         if module.path:
             changed = {"_forward_pre_hooks": module.hooks.format(variable)} if module.hooks else {}
-            conditions += [changed.get(slot, f"{variable}.{slot}") for slot in HOOKS]
-            conditions.append(f'"forward" in {variable}.__dict__')
+            conditions += [changed.get(slot, _slot(variable, slot)) for slot in HOOKS]
+            conditions.append(f'"forward" in {_dictionary(variable)}')
         for slot in module.absent:
-            conditions.append(f"{variable}._parameters.get({slot!r}) is not None")
+            conditions.append(f"{_slot(variable, '_parameters')}.get({slot!r}) is not None")
         if conditions:
             checks.append(Check(_any(conditions), text(f"{label} has hooks, or parts that it had not when compiled")))
         checks += [_is_one(slot, path, first, variables) for slot, path, first in module.tied]
         if mode_dependent:
             word = "training" if module.training else "eval"
             checks.append(
-                Check(f"{variable}.training is not {module.training}", text(f"{label} is not in {word} mode"))
+                Check(f"{_slot(variable, 'training')} is not {module.training}", text(f"{label} is not in {word} mode"))
             )
         checks += _attribute_checks(module, variable, label, carried)
     return checks, variables
@@ -198,19 +200,31 @@ def _is_one(slot: str, path: str, first: str, variables: Mapping[str, str]) -> C
 
     def found(path: str) -> str:
         owner, _, name = path.rpartition(".")
-        return f"{variables[owner]}.{slot}.get({name!r})"
+        return f"{_slot(variables[owner], slot)}.get({name!r})"
 
     return Check(f"{found(path)} is not {found(first)}", text(f"{path} is not {first}, which it was when compiled"))
 
 
 def _children(variable: str, count: int) -> str:
-    return f"len({variable}._modules) != {count}" if count else f"{variable}._modules"
+    children = _slot(variable, "_modules")
+    return f"len({children}) != {count}" if count else children
+
+
+def _dictionary(variable: str) -> str:
+    """The variable for the instance dictionary of a module."""
+    return "d0" if variable == "module" else f"d{variable[1:]}"
+
+
+def _slot(variable: str, name: str) -> str:
+    """An attribute of a module's instance, by its dictionary."""
+    return f"{_dictionary(variable)}[{name!r}]"
 
 
 def _attribute_checks(module: ModuleSnapshot, variable: str, label: str, carried: CarriedModel) -> Iterator[Check]:
     kinds = [carried_name(a.kind, carried) if a.carried else a.kind for a in module.attributes]
     conditions = [
-        a.condition.format(f"{variable}.{a.name}", repr(kind)) for a, kind in zip(module.attributes, kinds, strict=True)
+        a.condition.format(_slot(variable, a.name), repr(kind))
+        for a, kind in zip(module.attributes, kinds, strict=True)
     ]
     if not conditions:
         return
@@ -219,7 +233,9 @@ def _attribute_checks(module: ModuleSnapshot, variable: str, label: str, carried
         return
     for attribute, condition in zip(module.attributes, conditions, strict=True):
         reason = formatted(
-            f"{label}: {attribute.name} is ", f"{variable}.{attribute.name}!r", f", compiled for {attribute.compiled}"
+            f"{label}: {attribute.name} is ",
+            f"{_slot(variable, attribute.name)}!r",
+            f", compiled for {attribute.compiled}",
         )
         yield Check(condition, reason)
 
@@ -231,7 +247,7 @@ def _parameter_checks(params: Sequence[Operand], variables: Mapping[str, str], d
         p, path, type_ = operand.variable, operand.path or "", operand.node.type
         owner, _, name = path.rpartition(".")
         slot = "_buffers" if operand.buffer else "_parameters"
-        setup = (f"{p} = {variables[owner]}.{slot}.get({name!r})",)
+        setup = (f"{p} = {_slot(variables[owner], slot)}.get({name!r})",)
         yield Check(
             f"{p}.__class__ not in _fusegen_TENSORS and ({p} is None or not compiling)",
             text(f"{path} is not a plain parameter"),

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
 from jinja2.ext import Extension
 
-from fusegen import dims, ops
+from fusegen import dims
 from fusegen.carry import CarriedModel, ForwardParameter, reword
 from fusegen.carry.clean import escape_words
-from fusegen.emit import kernels
+from fusegen.emit import kernels, operators
+from fusegen.emit.forward import compiled_forward
 from fusegen.emit.header import header_lines
+from fusegen.emit.names import local
 from fusegen.emit.predicate import FLOATS, Operand, covered, differentiable, is_literal, parameter_operands
 from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
-from fusegen.interpret import bound_sizes, is_random
-from fusegen.ir import ConstOp, DType, Graph, ParamOp
+from fusegen.interpret import is_random
+from fusegen.ir import Graph, ParamOp
 from fusegen.literals import hex_float
-from fusegen.plan.details import ContractionPlan, ConvApartPlan, ConvBoxesPlan, DirectConvPlan
-from fusegen.plan.types import EagerStep, KernelPlan, KernelStep, Program
-from fusegen.plan.updates import added
+from fusegen.plan.types import EagerStep, KernelPlan, Program
 from fusegen.trace.results import Constant, Size, is_named
 
 
@@ -74,7 +72,8 @@ def environment() -> jinja2.Environment:
         size_parameters=kernels.size_parameters,
         size_arguments=kernels.size_arguments,
         output_sizes=kernels.output_sizes,
-        schema=kernels.schema,
+        result_type=lambda plan: operators.tensors(len(plan.results)),
+        braced=lambda text, several: f"{{{text}}}" if several else text,
         sizes_text=kernels.sizes_text,
         widest_bytes=kernels.widest_bytes,
         widened=kernels.widened,
@@ -90,141 +89,6 @@ def environment() -> jinja2.Environment:
         wrapped=lambda value, before, after: f"{before}{value}{after}",
     )
     return env
-
-
-def _local(name: str) -> str:
-    """A node's name as a local variable of the compiled forward."""
-    return f"v_{name}"
-
-
-class _Locals(ast.NodeTransformer):
-    """Renames the variables of an expression."""
-
-    def __init__(self, names: Mapping[str, str]):
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        node.id = self.names.get(node.id, node.id)
-        return node
-
-
-def _expression(text: str, renames: _Locals, graph: Graph) -> str:
-    """``text`` over the variables of the compiled forward. Raises ``EmitError`` for a name that it lacks."""
-    tree = ast.parse(text, mode="eval")
-    known = {*renames.names, *graph.sizes, *dir(builtins)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id not in known:
-            raise EmitError(f"a step uses {node.id!r}, which a generated module lacks: {text}")
-    return ast.unparse(renames.visit(tree))
-
-
-def _updates(program: Program, by_path: Mapping[str, str], variable: Mapping[str, str]) -> tuple[set[str], list[str]]:
-    """(nodes that are not computed: their buffers are added to in place, statements that write the buffers).
-
-    Few launches: what kernels have not updated themselves is counted where it is, or written together.
-    """
-    graph = program.after
-    in_place: set[str] = set()
-    statements: list[str] = []
-    counts: dict[int, list[str]] = {}
-    copies: dict[DType, list[tuple[str, str]]] = {}
-    done = {path for step in program.steps if isinstance(step, KernelStep) for path in step.updates}
-    for path, name in graph.updates:
-        if path in done:
-            continue
-        if addend := added(graph, path, name):
-            in_place.add(name)
-            counts.setdefault(addend, []).append(by_path[path])
-        else:
-            copies.setdefault(graph.node(name).type.dtype, []).append((by_path[path], variable[name]))
-    for addend, counted in counts.items():
-        several = f"_fusegen_torch._foreach_add_([{', '.join(counted)}], {addend})"
-        statements.append(several if len(counted) > 1 else f"{counted[0]}.add_({addend})")
-    for pairs in copies.values():
-        if len(pairs) == 1:
-            statements.append(f"{pairs[0][0]}.copy_({pairs[0][1]})")
-        else:
-            buffers, values = (", ".join(names) for names in zip(*pairs, strict=True))
-            statements.append(f"_fusegen_torch._foreach_copy_([{buffers}], [{values}])")
-    if done:  # which torch does not see
-        written = ", ".join(by_path[path] for path, _ in graph.updates if path in done)
-        statements += [
-            "if not _fusegen_torch.compiler.is_compiling():",
-            f"    _fusegen_torch.autograd.graph.increment_version([{written}])",
-        ]
-    return in_place, statements
-
-
-def _tf32(plan: KernelPlan, variables: Mapping[str, str]) -> list[str]:
-    """The argument that says whether a kernel may compute in TF32, where it has one."""
-    if plan.tf32 is None:
-        return []
-    if plan.tf32 == "never":
-        return ["0"]
-    detail = plan.detail.conv if isinstance(plan.detail, ConvApartPlan) else plan.detail
-    if not isinstance(detail, (ContractionPlan, ConvBoxesPlan, DirectConvPlan)) or plan.tf32 != "conv":
-        return [f"_fusegen_tf32_{plan.tf32}()"]
-    if detail.precise:
-        return ["0"]
-    known = detail.axes[-detail.rank :] if isinstance(detail, DirectConvPlan) else detail.axes
-    axes = [axis.eager for axis in known if axis.eager]
-    transposed = detail.transposed if isinstance(detail, DirectConvPlan) else detail.head == "conv_transpose"
-    stride, padding, dilation, output_padding = (
-        tuple(getattr(axis, name) for axis in axes) for name in ("stride", "padding", "dilation", "output_padding")
-    )
-    around = ""
-    if any(axis.around != 2 * axis.padding for axis in axes):  # eager's convolution is of the padded input
-        around = f", around={tuple(axis.around for axis in axes)}"
-        padding = (0,) * len(axes)
-    if any(axis.enlarged for axis in axes):
-        around += f", enlarged={tuple(axis.enlarged for axis in axes)}"
-        transposed = False
-    structure = (stride, padding, dilation, transposed, output_padding, detail.groups)
-    return [
-        f'_fusegen_rounds("{plan.name}", {variables[detail.source]}, {variables[detail.weight]}, '
-        f"{', '.join(map(str, structure))}{around})"
-    ]
-
-
-def _body(program: Program, operands: Sequence[Operand]) -> list[str]:
-    """The statements of the compiled forward."""
-    graph = program.after
-    nodes = graph.by_name
-    by_path = {o.path: _local(o.node.name) for o in operands if o.path}
-    variable = {name: by_path.get(getattr(node.op, "path", ""), _local(name)) for name, node in nodes.items()}
-    renames = _Locals({"torch": "_fusegen_torch", **{_local(name): text for name, text in variable.items()}})
-    lines: list[str] = []
-    in_place, updates = _updates(program, by_path, variable)
-    kernels = {plan.name: i for i, plan in enumerate(program.kernels)}
-    for step in program.steps:
-        if isinstance(step, EagerStep) and step.output in in_place:
-            continue
-        if isinstance(step, KernelStep):
-            targets = ", ".join(variable[name] for name in step.outputs)
-            arguments = [variable[name] for name in step.inputs]
-            by_name = dict(zip((arg.name for arg in step.plan.args), arguments, strict=True))
-            arguments += [*step.given, *_tf32(step.plan, by_name)]
-            lines.append(f"{targets} = ops[{kernels[step.plan.name]}]({', '.join(arguments)})")
-            continue
-        if step.comment:
-            lines.append("# " + " ".join(reword(step.comment).split()))
-        lines.append(f"{variable[step.output]} = {_expression(step.expr, renames, graph)}")
-    named = {name for step in program.steps for name in step.inputs} | set(graph.results)
-    constants = [
-        f"{variable[name]} = {_expression(ops.torch_expr(node.op, ()), renames, graph)}"
-        for name, node in nodes.items()
-        if name in named and isinstance(node.op, ConstOp)
-    ]
-    mentioned = set(re.findall(r"\w+", "\n".join(line for line in constants + lines if not line.startswith("#"))))
-    inputs = [_local(node.name) for node in graph.inputs]
-    sizes = [
-        f"{size} = {inputs[position]}.shape[{axis}]"
-        for size, (position, axis) in bound_sizes(graph).items()
-        if size in mentioned
-    ]
-    results = ", ".join(variable[name] for name in graph.outputs)
-    comma = "," if graph.tuple_output and len(graph.outputs) == 1 else ""
-    return [*sizes, *constants, *lines, *updates, f"return {results}{comma}"]
 
 
 def _structure(results: Any) -> str:
@@ -327,9 +191,6 @@ def render(
     """
     env = environment()
     plans = program.kernels
-    sources = kernels.render_sources(program, env)
-    if sources and any('"""' in text for text in (sources.cuda, sources.glue)):
-        raise EmitError("kernel source contains a triple quote")
     graph = program.after
     inputs = [Operand(f"x{i}", node) for i, node in enumerate(graph.inputs)]
     updated = [path for path, _ in graph.updates]
@@ -345,7 +206,11 @@ def render(
     reaching = _paths_behind_outputs(program.before)
     kept = dict.fromkeys(updated, "data") | dict.fromkeys(reaching.intersection(updated), "clone()")
     saved = [f"{o.variable}.{kept[o.path]}" if o.path in kept else o.variable for o in operands]
-    body = _body(program, operands)
+    forward = compiled_forward(program, operands)
+    sources = kernels.render_sources(program, env, forward.operators)
+    if sources and any('"""' in text for text in (sources.cuda, sources.glue)):
+        raise EmitError("kernel source contains a triple quote")
+    body = forward.body
     called = {name for line in body for name in re.findall(r"\w+", line)}
     called |= {"_fusegen_tf32_conv"} if "_fusegen_rounds" in called else set()
     text = env.get_template("module.py.j2").render(
@@ -354,15 +219,16 @@ def render(
         prelude=_prelude(carried),
         sources=sources,
         plans=plans,
+        operators=forward.operators,
         only_hopper=any(plan.only_hopper for plan in plans),
         rounds="_fusegen_rounds" in called,
         uneven=any("around=(" in line for line in body),
         enlarged=any("enlarged=(" in line for line in body),
         settings=[name for name in ("conv", "matmul") if f"_fusegen_tf32_{name}" in called],
         header=header_lines(program, carried, title),
-        signature=", ".join(_local(o.node.name) for o in fused),
+        signature=", ".join(local(o.node.name) for o in fused),
         body=body,
-        eager_count=len(program.steps) - len(plans),
+        eager_count=sum(isinstance(step, EagerStep) for step in program.steps),
         check_arguments=", ".join([*(o.variable for o in inputs), *(v for v, _ in extra)]),
         checks=checks,
         inputs=inputs,

@@ -6,7 +6,7 @@ from fusegen import ops
 from fusegen.ir import EagerOp, GetItemOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
 from fusegen.passes import recurrent
 from fusegen.passes.fuse import FUSION
-from fusegen.plan import cost, strided, updates
+from fusegen.plan import cost, native, strided, updates
 from fusegen.plan.inline import inline
 from fusegen.plan.sharing import Kernels
 from fusegen.plan.sizes import Unplanned
@@ -67,6 +67,8 @@ def make_program(
             steps.append(
                 EagerStep(
                     expr=view.torch,
+                    native=view.native,
+                    view=True,
                     inputs=(view.root,),
                     output=node.name,
                     comment=comment,
@@ -84,8 +86,15 @@ def make_program(
         if node.inputs and all(_is_const(after, name) for name in node.inputs):
             operands[0] = _as_tensor(after, node.inputs[0], operands[0])
         copied = viewspace.is_copied(node, after)
+        in_glue = (
+            ""
+            if copied or any(_is_const(after, name) for name in node.inputs)
+            else native.expression(node.op, operands)
+        )
         steps.append(
             EagerStep(
+                native=in_glue,
+                view=native.is_view(node.op),
                 expr=ops.torch_expr(node.op, operands) + (".contiguous()" if copied else ""),
                 inputs=tuple(dict.fromkeys(n for n in node.inputs if not _is_const(after, n))),
                 output=node.name,

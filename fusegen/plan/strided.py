@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusegen import dims
 from fusegen.dims import Dim, Dims
 from fusegen.ir import ExpandOp, Graph, Node, PermuteOp, RegionOp, ReshapeOp, SliceOp, UnfoldOp
-from fusegen.plan import cost
+from fusegen.plan import cost, native
 from fusegen.spaces import placement, viewspace
 from fusegen.spaces.placement import Places
 
@@ -28,6 +28,11 @@ class Strided:
         """A Python expression over ``v_<root>`` and sizes."""
         shape, strides = (f"[{', '.join(map(str, sizes))}]" for sizes in (self.shape, self.strides))
         return f"torch.as_strided(v_{self.root}, {shape}, {strides}, {self.offset})"
+
+    @property
+    def native(self) -> str:
+        """The same in C++."""
+        return native.as_strided(f"v_{self.root}", self.shape, self.strides, self.offset)
 
 
 def strided(graph: Graph, node: Node) -> Strided | None:

@@ -97,6 +97,10 @@ class EagerStep(Frozen):
 
     kind: Literal["eager"] = "eager"
     expr: str
+    native: str = ""
+    """The same as C++ over ``v_<node>`` and size symbols, where the glue can call it."""
+    view: bool = False
+    """True where the output may be the memory of an input."""
     inputs: tuple[str, ...]
     output: str
     comment: str

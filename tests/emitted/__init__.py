@@ -163,7 +163,7 @@ def simulated(
 ) -> types.ModuleType:
     """The generated module on the CPU: ``calls`` counts how often an operator ran.
 
-    ``kernels`` are in the place of its operators; without them, the interpreter is.
+    ``kernels`` are in the place of its own; without them, the interpreter is.
     """
     text = re.sub(r"not ([xp]\d+)\.is_cuda", r"not \1.is_cpu", compiled.source)
     module = module_from(text, name)
@@ -176,7 +176,10 @@ def simulated(
 
         return call
 
-    ops = tuple(map(counted, operators(compiled.program) if kernels is None else kernels))
+    run = operators(compiled.program) if kernels is None else kernels
+    for plan, kernel in zip(compiled.program.kernels, run, strict=True):  # an operator of many steps calls them by name
+        module.__dict__[f"_fusegen_fake_{plan.name}"] = counted(kernel)
+    ops = tuple(module.__dict__[f"_fusegen_fake_{name}"] for name in module.__dict__.get("_fusegen_fakes", ()))
     module.__dict__.update(_fusegen_ops=ops, _fusegen_calls=ops)
     module.__dict__["_fusegen_devices"] = frozenset({-1})
     module.__dict__["_fusegen_problem"] = ""  # loaded: nothing to build

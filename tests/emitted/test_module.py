@@ -223,8 +223,8 @@ def test_torch_compile_traces_the_operators(compiled: Compiled) -> None:
     library = torch.library.Library("fusegen_test_compile", "FRAGMENT")
     ops = []
     for (name, fake), op in zip(module._fusegen_fakes.items(), module._fusegen_ops, strict=True):
-        count = fake.__code__.co_argcount
-        library.define(f"{name}({', '.join(f'Tensor t{i}' for i in range(count))}) -> Tensor")
+        (schema,) = re.findall(rf'm\.def\("({name}\(.*)"\)', compiled.source)
+        library.define(schema)
         library.impl(name, op, "CPU")
         torch.library.register_fake(f"fusegen_test_compile::{name}", fake, lib=library)
         ops.append(getattr(torch.ops.fusegen_test_compile, name).default)

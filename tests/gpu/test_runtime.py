@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from tests.gpu.cases import COLLAPSED, FEW, ROWS, STRIDED, TAIL, WINDOWED, agrees, case
 from tests.test_machine_code import machine_code
@@ -142,7 +143,7 @@ def test_opcheck(name: str) -> None:
             generated(case(name).x())
     assert recorder.calls
     for operator, arguments in recorder.calls:
-        detached = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)
+        detached = tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
         torch.library.opcheck(operator, detached)
 
 
@@ -155,9 +156,9 @@ def test_operators_refuse_what_they_were_not_compiled_for() -> None:
             generated(case(WINDOWED).x())
     operator, arguments = recorder.calls[0]
     with pytest.raises(RuntimeError):
-        operator(*(a.double() if isinstance(a, torch.Tensor) else a for a in arguments))
+        operator(*tree_map_only(torch.Tensor, torch.Tensor.double, arguments))
     with pytest.raises(RuntimeError):
-        operator(*(a[..., None] if isinstance(a, torch.Tensor) else a for a in arguments))
+        operator(*tree_map_only(torch.Tensor, lambda a: a[..., None], arguments))
 
 
 @pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="cuobjdump is not installed")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from tests.gpu.cases import built
 from tests.models import write
@@ -120,5 +121,5 @@ def test_opcheck(tmp_path: Path) -> None:
             generated(x)
     assert recorder.calls
     for operator, arguments in recorder.calls:
-        detached = tuple(a.detach().clone() if isinstance(a, torch.Tensor) else a for a in arguments)
+        detached = tree_map_only(torch.Tensor, lambda a: a.detach().clone(), arguments)
         torch.library.opcheck(operator, detached)

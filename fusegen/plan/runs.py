@@ -1,0 +1,93 @@
+"""Consecutive steps that one operator does, so that the host leaves Python once for all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fusegen import dims
+from fusegen.interpret import bound_sizes
+from fusegen.ir import Graph
+from fusegen.plan.types import EagerStep, KernelStep, Program, Step
+
+_SYMBOL = re.compile(r"\bx\d+_\d+\b")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps that follow each other: kernels, and calls to torch that the glue can make."""
+
+    steps: tuple[Step, ...]
+    results: tuple[str, ...]
+    """What others need of them."""
+
+
+def outputs(step: Step) -> tuple[str, ...]:
+    """The nodes that a step computes."""
+    return step.outputs if isinstance(step, KernelStep) else (step.output,)
+
+
+def symbols(step: Step) -> list[str]:
+    """The size symbols that the glue needs for a step, besides what its operands show."""
+    texts = step.given if isinstance(step, KernelStep) else (step.native,)
+    return list(dict.fromkeys(symbol for text in texts for symbol in _SYMBOL.findall(text)))
+
+
+def _may_join(step: Step, graph: Graph) -> bool:
+    """True for what the glue can do with sizes that the inputs show."""
+    if isinstance(step, EagerStep) and not step.native:
+        return False
+    asked = symbols(step)
+    if isinstance(step, KernelStep) and step.plan.tf32 == "conv":  # its precision is asked for by its operands' sizes
+        asked += dims.symbols(size for name in step.inputs for size in graph.node(name).type.shape)
+    return bound_sizes(graph).keys() >= set(asked)
+
+
+def grouped(program: Program, left_out: Iterable[str] = ()) -> list[Step | Run]:
+    """The steps in order, without those of the nodes ``left_out``; where several launches may be a run, as one.
+
+    A view that others need than the steps of its run ends the run: operators return memory of their own.
+    """
+    steps = [step for step in program.steps if not set(outputs(step)).intersection(left_out)]
+    joins = {i for i, step in enumerate(steps) if _may_join(step, program.after)}
+    while True:
+        spans = _spans(len(steps), joins)
+        escaping = {
+            i
+            for first, last in spans
+            for i in range(first, last)
+            if isinstance(step := steps[i], EagerStep)
+            and step.view
+            and step.output in _needed(program, steps[:first] + steps[last:])
+        }
+        if not escaping:
+            break
+        joins -= escaping
+    found: list[Step | Run] = []
+    done = 0
+    for first, last in spans:
+        run = steps[first:last]
+        launches = [step for step in run if isinstance(step, KernelStep) or not step.view]
+        if len(launches) < 2 or not any(isinstance(step, KernelStep) for step in run):
+            continue
+        needed = _needed(program, steps[last:])
+        results = tuple(name for step in run for name in outputs(step) if name in needed)
+        found += [*steps[done:first], Run(tuple(run), results)]
+        done = last
+    return found + steps[done:]
+
+
+def _spans(count: int, joins: set[int]) -> list[tuple[int, int]]:
+    """[first, last) of every stretch of ``joins``."""
+    spans: list[tuple[int, int]] = []
+    for i in sorted(joins):
+        if spans and spans[-1][1] == i:
+            spans[-1] = (spans[-1][0], i + 1)
+        else:
+            spans.append((i, i + 1))
+    return spans
+
+
+def _needed(program: Program, others: Sequence[Step]) -> set[str]:
+    return {name for step in others for name in step.inputs} | set(program.after.results)
