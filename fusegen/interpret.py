@@ -71,7 +71,8 @@ def _compile(graph: Graph, wide: bool) -> _Function:
     scope.update({name: getattr(ir, name) for name in own})
     scope.update({f"region_{n.name}": _compile(n.op.body, wide) for n in graph.nodes if isinstance(n.op, RegionOp)})
     lines = python_lines(graph)
-    lines = [line.replace("torch.float32", "torch.float64") for line in lines] if wide else lines
+    if wide:
+        lines = [line.replace("torch.float32", "torch.float64").replace("complex64", "complex128") for line in lines]
     body = [f"{size} = sizes[{size!r}]" for size in graph.sizes if re.search(rf"\b{size}\b", "\n".join(lines))]
     body += [f"x{i} = inputs[{i}]" for i in range(len(graph.inputs))]
     body += lines
@@ -94,7 +95,7 @@ def run(
     symbols, where no input axis has exactly that size. ``wide``, or a float64 among the data: what becomes float32 in
     the graph becomes float64.
     """
-    wide = wide or any(value.dtype is torch.float64 for value in (*inputs, *params.values()))
+    wide = wide or any(value.dtype in (torch.float64, torch.complex128) for value in (*inputs, *params.values()))
     found = {size: inputs[position].shape[axis] for size, (position, axis) in bound_sizes(graph).items()}
     results = _compile(graph, wide)(inputs, params, {**found, **(sizes or {})})
     return tuple(r if torch.is_tensor(r) else torch.tensor(r, dtype=torch.float64) for r in results)  # of a constant

@@ -44,11 +44,13 @@ class DType(StrEnum):
     INT8 = "int8"
     UINT8 = "uint8"
     BOOL = "bool"
+    COMPLEX64 = "complex64"
+    COMPLEX128 = "complex128"
 
     @property
     def bytes(self) -> int:
         widths = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
-        return widths.get(self.value, 1)
+        return {**widths, "complex64": 8, "complex128": 16}.get(self.value, 1)
 
 
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})

@@ -188,9 +188,9 @@ class _Body:
     def library(self, step: EagerStep) -> None:
         (target,), _ = self._begin(step)
         by_rows = step.output in self._read_by_kernels or step.output in self.run.results
-        native = re.sub(r"\bv_(\w+)", lambda found: self.values[found[1]], step.native)
+        value = re.sub(r"\bv_(\w+)", lambda found: self.values[found[1]], step.native)
         self.lines.append(f"// {' '.join(reword(step.comment).split())}")
-        self.lines.append(_assigned((target,), f"row_major({native})" if by_rows else native))
+        self.lines.append(_assigned((target,), f"row_major({value})" if by_rows else value))
         text = python(step.expr, self.values, self.graph)
         self.shapes.append(f"{target} = {text}{'.contiguous()' if by_rows else ''}")
 

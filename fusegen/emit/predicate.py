@@ -20,7 +20,8 @@ from fusegen.errors import EmitError
 from fusegen.ir import Graph, Node, ParamOp
 from fusegen.trace.unseen import HOOKS
 
-FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+FLOATS = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", "complex128"})
+"""Element types that have gradients."""
 
 
 @dataclass(frozen=True)

@@ -86,16 +86,12 @@ def make_program(
         if node.inputs and all(_is_const(after, name) for name in node.inputs):
             operands[0] = _as_tensor(after, node.inputs[0], operands[0])
         copied = viewspace.is_copied(node, after)
-        in_glue = (
-            ""
-            if copied or any(_is_const(after, name) for name in node.inputs)
-            else native.expression(node.op, operands)
-        )
+        in_glue = not copied and not any(_is_const(after, name) for name in node.inputs)
         steps.append(
             EagerStep(
-                native=in_glue,
-                view=native.is_view(node.op),
                 expr=ops.torch_expr(node.op, operands) + (".contiguous()" if copied else ""),
+                native=native.expression(node.op, operands) if in_glue else "",
+                view=native.is_view(node.op),
                 inputs=tuple(dict.fromkeys(n for n in node.inputs if not _is_const(after, n))),
                 output=node.name,
                 comment=format_node(node),

@@ -121,6 +121,8 @@ def _values(
     def make(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         if dtype.startswith(("float", "bfloat")):
             return fill(shape, generator)
+        if dtype.startswith("complex"):
+            return torch.complex(fill(shape, generator), fill(shape, generator))
         return torch.randint(0, 2, shape, generator=generator).to(getattr(torch, dtype))
 
     inputs = [
@@ -138,6 +140,8 @@ def _difference(first: torch.Tensor, second: torch.Tensor) -> float:
     """Largest difference over the scale of the values; infinite when NaN or Inf are at other places."""
     if first.shape != second.shape:
         return float("inf")
+    if first.is_complex() and second.is_complex():
+        first, second = torch.view_as_real(first), torch.view_as_real(second)
     a, b = first.double(), second.double()
     finite = torch.isfinite(a)
     if not torch.equal(finite, torch.isfinite(b)):

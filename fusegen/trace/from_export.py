@@ -38,6 +38,7 @@ from fusegen.ir import (
 )
 from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
+from fusegen.trace import complexes
 from fusegen.trace.asked import Pairs, SizeArithmeticError, alike, conditions, name_sizes, unsaid
 from fusegen.trace.aten import IMPORTERS, Call, Imported, Value, pointwise
 from fusegen.trace.counts import kept_as_floats
@@ -275,6 +276,8 @@ class _Converter:
         """
         overload = aten_name(str(node.target)).removeprefix("aten.")
         found = node.meta["val"]
+        if complexes.is_complex(node):
+            return complexes.unchanged(overload, self.arguments(node))
         many = isinstance(found, (list, tuple))
         if many and overload not in IMPORTERS:
             return None

@@ -26,7 +26,7 @@ from fusegen.compiler import Compiled, compile_graph
 from fusegen.emit import write_atomic
 from fusegen.errors import MismatchError, ToolchainError
 from fusegen.ir import ConvOp, Frozen, Graph, RegionOp
-from fusegen.verdict.doubles import double, made_in_double
+from fusegen.verdict.doubles import double, doubled, made_in_double
 from fusegen.verdict.subject import Subject, call, call_generated, open_subject, part_subject, strict
 from fusegen.verdict.tf32 import tf32_convolutions, tf32_results
 from fusegen.verdict.truncate import before_flattening
@@ -126,6 +126,9 @@ def compare(
         raise MismatchError(
             f"{name} is {y.dtype}{tuple(y.shape)}, the reference's is {e.dtype}{tuple(r.shape)}",
         )
+    if y.is_complex():
+        y, e, r = map(_real, (y, e, r))
+        tf32 = None if tf32 is None else _real(tf32)
     wrong = 0
     zero = torch.zeros((), dtype=torch.float64, device=r.device)
     compared = {"y": y, "e": e} if tf32 is None else {"y": y, "e": e, "t": tf32}
@@ -165,6 +168,11 @@ def compare(
         wrong_specials=wrong,
         passed=wrong == 0 and top["y"] <= max_allowed and rms["y"] <= rms_allowed,
     )
+
+
+def _real(values: torch.Tensor) -> torch.Tensor:
+    """Real and imaginary parts along one more axis."""
+    return torch.view_as_real(values.resolve_conj())
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -256,7 +264,7 @@ def _offset(value: Any) -> Any:
 def _scale_weights(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() or parameter.is_complex():
                 parameter.mul_(16)
     return module
 
@@ -270,7 +278,7 @@ def _release() -> None:
 def run_set(name: str, pair: tuple[nn.Module, nn.Module], inputs: tuple[Any, ...]) -> SetResult:
     """Hold the (reference, generated) ``pair`` to the tolerance on ``inputs``."""
     reference, generated = pair
-    r = _results(copied(reference).double(), lambda m: oracle(m, tuple(map(double, inputs))))
+    r = _results(doubled(copied(reference)), lambda m: oracle(m, tuple(map(double, inputs))))
     _release()
     e = _results(reference, lambda m: call(m, inputs))
     tf32 = tf32_results(lambda: _results(reference, lambda m: call(m, inputs))) or {}
@@ -299,13 +307,13 @@ def _repeatable(generated: nn.Module, inputs: tuple[Any, ...]) -> bool:
 
 
 def _eager_class(reference: nn.Module, inputs: tuple[Any, ...]) -> EagerClass:
-    r = oracle(copied(reference).double(), tuple(map(double, inputs)))
+    r = oracle(doubled(copied(reference)), tuple(map(double, inputs)))
     scale = max(float(t.abs().max()) for t in r) or 1.0
     worst = []
     for allowed in (True, False):
         with tf32_convolutions(allowed):
             e = call(copied(reference), inputs)
-        worst.append(max(float((a.double() - b).abs().max()) for a, b in zip(e, r, strict=True)) / scale)
+        worst.append(max(float((double(a) - b).abs().max()) for a, b in zip(e, r, strict=True)) / scale)
     return EagerClass(tf32=worst[0], fp32=worst[1])
 
 

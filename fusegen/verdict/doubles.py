@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
+
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 class _AskedForDouble(TorchFunctionMode):
@@ -17,7 +20,7 @@ class _AskedForDouble(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         def wider(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
+            return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
         func = torch.Tensor.double if func is torch.Tensor.float else func
         return func(*map(wider, args), **{name: wider(value) for name, value in (kwargs or {}).items()})
@@ -37,5 +40,14 @@ def made_in_double() -> Iterator[None]:
 
 def double(value: Any) -> Any:
     """An input as the reference in float64 takes it."""
-    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.double() if floating else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(torch.complex128) if value.is_complex() else value.double() if value.is_floating_point() else value
+
+
+def doubled(module: nn.Module) -> nn.Module:
+    """``module`` itself, its parameters and buffers in double precision: also complex ones, which torch leaves out."""
+    module.double()
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = double(tensor.data)
+    return module
