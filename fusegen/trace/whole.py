@@ -3,7 +3,7 @@
 A recurrent network is one node whose shapes are known at once: torch's own shape function for it runs every time
 step. That of a loss of class numbers is wrong. Attention computes nonsense where its operands' sizes disagree, and its
 shape function does not ask. Nor does that of ``gather``, which leaves out what numbers have no axis for: whether they
-have is a question, so that axes of one size are one size.
+have is a question, so that axes of one size are one size. Covariances look at a number only to warn.
 """
 
 from __future__ import annotations
@@ -123,7 +123,29 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     return torch.take_along_dim(input, indices, dim)
 
 
+def _cov(input: Tensor, *, correction: int = 1, **weights: Tensor | None) -> Tensor:
+    """``torch.cov``, which looks at the number that it divides by, to warn; of variables by observations."""
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
+    if rows.dim() > 2 or any(weight is not None for weight in weights.values()) or rows.shape[1] <= correction:
+        return torch.cov(input, correction=correction, **weights)
+    centred = rows - rows.mean(1, keepdim=True)
+    return (centred @ centred.mT.conj() / (rows.shape[1] - correction)).squeeze()
+
+
+def _corrcoef(input: Tensor) -> Tensor:
+    """``torch.corrcoef``: products of centred rows of length 1, between -1 and 1."""
+    if input.dim() != 2 or input.is_complex() or input.shape[0] == 1 or input.shape[1] < 2:
+        return torch.corrcoef(input)
+    centred = input - input.mean(1, keepdim=True)
+    lengths = centred.square().sum(1).sqrt()
+    return (centred @ centred.mT / lengths[:, None] / lengths).clamp(-1, 1)
+
+
 _COMPARED: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    torch.cov: _cov,
+    Tensor.cov: _cov,
+    torch.corrcoef: _corrcoef,
+    Tensor.corrcoef: _corrcoef,
     torch.gather: _gather,
     Tensor.gather: _gather,
     torch.take_along_dim: _take_along_dim,
