@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from fusegen.compiler import Compiled, compile_file
 from fusegen.dims import Dim
@@ -152,6 +154,30 @@ def built(path: Path) -> tuple[Compiled, nn.Module, nn.Module]:
     model = load_generated(generated)().cuda()
     model.load_state_dict(reference.state_dict())
     return compiled, reference, model
+
+
+class Calls(TorchDispatchMode):
+    """Records the calls of fusegen's operators within it, with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace.startswith("fusegen"):
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def opcheck(generated: nn.Module, x: torch.Tensor) -> list[str]:
+    """torch's own checks of every operator that a call runs; returns their names."""
+    with torch.no_grad():
+        generated(x)
+        with Calls() as recorder:
+            generated(x)
+    for operator, arguments in recorder.calls:
+        torch.library.opcheck(operator, tree_map_only(torch.Tensor, lambda a: a.detach().clone(), arguments))
+    return [str(operator) for operator, _ in recorder.calls]
 
 
 def agrees(

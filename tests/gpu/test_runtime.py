@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from tests.gpu.cases import COLLAPSED, FEW, ROWS, STRIDED, TAIL, WINDOWED, agrees, case
+from tests.gpu.cases import COLLAPSED, FEW, ROWS, STRIDED, TAIL, WINDOWED, Calls, agrees, case, opcheck
 from tests.test_machine_code import machine_code
 
 pytestmark = pytest.mark.gpu
@@ -120,36 +118,15 @@ def test_torch_export(name: str) -> None:
     agrees(reference, generated, x, y)
 
 
-class _Calls(TorchDispatchMode):
-    """Records the calls of fusegen's operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace.startswith("fusegen"):
-            self.calls.append((func, args))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", FEW)
 def test_opcheck(name: str) -> None:
     _, generated = case(name).pair()
-    recorder = _Calls()
-    with torch.no_grad():
-        generated(case(name).x())
-        with recorder:
-            generated(case(name).x())
-    assert recorder.calls
-    for operator, arguments in recorder.calls:
-        detached = tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
-        torch.library.opcheck(operator, detached)
+    assert opcheck(generated, case(name).x())
 
 
 def test_operators_refuse_what_they_were_not_compiled_for() -> None:
     _, generated = case(WINDOWED).pair()
-    recorder = _Calls()
+    recorder = Calls()
     with torch.no_grad():
         generated(case(WINDOWED).x())
         with recorder:
