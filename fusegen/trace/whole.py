@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn.functional import nll_loss, scaled_dot_product_attention
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
@@ -160,14 +161,19 @@ def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | N
 
 @contextmanager
 def kept_whole() -> Iterator[None]:
-    """Within it, recurrent networks are single nodes, and the sizes of attention's operands agree."""
-    asked = transformer._detect_is_causal_mask
+    """Within it, recurrent networks are single nodes, and the sizes of attention's operands agree.
+
+    Distributions do not look at the values of their arguments, which they do to raise; nor do they under torch.compile.
+    """
+    asked, validated = transformer._detect_is_causal_mask, Distribution._validate_args
     transformer._detect_is_causal_mask = _is_causal
+    Distribution.set_default_validate_args(False)
     try:
         with _KeptWhole():
             yield
     finally:
         transformer._detect_is_causal_mask = asked
+        Distribution.set_default_validate_args(validated)
 
 
 class _KeptWhole(TorchFunctionMode):

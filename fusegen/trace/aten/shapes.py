@@ -76,7 +76,7 @@ def _movedim(call: Call) -> Value | None:
 
 @register("expand.default", "expand_as.default", "broadcast_to.default")
 def _expand(call: Call) -> Value | None:
-    return call.build.add(ExpandOp(shape=call.result.shape), call["self"])
+    return call.build.add(ExpandOp(shape=call.result.shape), call.build.as_tensor(call["self"]))
 
 
 @register("copy.default", "fill.Tensor")
