@@ -39,6 +39,8 @@ def python_lines(graph: Graph, param: Callable[[str], str] = lambda path: f"para
         if isinstance(node.op, ir.PointwiseOp) and numbers.issuperset(node.inputs):  # torch's functions take tensors
             wide = "int64" if graph.node(node.inputs[-1]).type.dtype in ir.INTEGERS else "float64"
             operands = [f"torch.tensor({operand}, dtype=torch.{wide})" for operand in operands]
+        elif isinstance(node.op, ir.PointwiseOp) and node.op.fn in ("maximum", "minimum") and node.inputs[0] in numbers:
+            operands.reverse()  # torch bounds a tensor by a number, not the other way around
         match node.op:
             case ParamOp(path=path):
                 text = param(path)

@@ -13,6 +13,7 @@ import importlib
 import sys
 from collections.abc import Iterable, Iterator
 
+from fusegen.carry.changes import changes_of
 from fusegen.carry.clean import Cleaner, escape_words
 from fusegen.carry.description import attribute_path
 from fusegen.carry.model import PREFIX, REFERENCE, CarriedModel, ForwardParameter
@@ -37,7 +38,7 @@ RESERVED = frozenset(
             "reference",
             "found",
         ),
-        *("Attempt", "Recompute", "Mode", "Function"),
+        *("Attempt", "Recompute", "Mode", "Function", "named"),
     }
 )
 """Names (without the prefix) that the generated module's own code uses."""
@@ -46,6 +47,13 @@ _SHARED = frozenset(
     {"torch", "os", "sys", "contextlib", "warnings", "hashlib", "pathlib", "tempfile", "shutil", "queue"}
 )
 _REFUSED = (ast.Try, ast.TryStar)
+_NAMED = f"""def {PREFIX}named(name):
+
+    def named(thing):
+        thing.__name__ = name
+        return thing
+    return named"""
+"""What lets functions and classes keep their ``__name__``, where the module asks for any (registries do)."""
 
 
 class _Source:
@@ -67,6 +75,7 @@ class _Source:
             raise EmitError(f"no class {class_name} at module level", source=where)
         self.model = found[-1]
         self._resolve_star_imports()
+        self.changes = changes_of(self.statements)
 
     def error(self, message: str, node: ast.AST | int, hint: str | None = None) -> EmitError:
         line = node if isinstance(node, int) else getattr(node, "lineno", 0)
@@ -150,7 +159,7 @@ class _Source:
         for index, (statement, binds) in enumerate(zip(self.statements, self.binds, strict=True)):
             if statement is self.model:
                 continue
-            if name in binds or (not imported and _changed_object(statement) == name):
+            if name in binds or (not imported and name in self.changes[index]):
                 yield index
 
 
@@ -161,22 +170,6 @@ def _is_future(node: ast.stmt) -> bool:
 def _public_names(module: str) -> set[str]:
     loaded = importlib.import_module(module)
     return set(getattr(loaded, "__all__", [n for n in vars(loaded) if not n.startswith("_")]))
-
-
-def _changed_object(statement: ast.stmt) -> str | None:
-    """The name whose object a statement like ``TABLE[key] = 1`` or ``LIST.append(1)`` changes."""
-    match statement:
-        case ast.Assign(targets=[ast.Subscript() | ast.Attribute() as place]):
-            node: ast.AST = place
-        case ast.AugAssign(target=ast.Subscript() | ast.Attribute() as place):
-            node = place
-        case ast.Expr(value=ast.Call(func=ast.Attribute() as place)):
-            node = place
-        case _:
-            return None
-    while isinstance(node, (ast.Subscript, ast.Attribute)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
 
 
 def _new_names(source: _Source, indices: Iterable[int]) -> dict[str, str]:
@@ -263,12 +256,20 @@ def carry_model(
     names = _new_names(source, indices)
 
     prelude: list[str] = []
+    carried = [*(source.statements[i] for i in indices), source.model]
+    asked = any(isinstance(node, ast.Attribute) and node.attr == "__name__" for s in carried for node in ast.walk(s))
+    if asked:
+        prelude += ["", "", _NAMED, "", ""]
+        _check_subclasses(source, carried)
     for index in indices:
         statement = source.statements[index]
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             prelude += _import_lines(statement, names)
         else:
             renamed = _renamed(statement, names)
+            if asked and isinstance(renamed, (ast.FunctionDef, ast.ClassDef)):
+                own = ast.parse(f"{PREFIX}named({statement.name!r})", mode="eval").body  # type: ignore[attr-defined]
+                renamed.decorator_list.append(ast.fix_missing_locations(own))
             gap = ["", ""] if isinstance(renamed, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)) else []
             prelude += [*gap, escape_words(ast.unparse(renamed)), *gap]
 
@@ -295,6 +296,18 @@ def carry_model(
         held=held,
         names=names,
     )
+
+
+def _check_subclasses(source: _Source, carried: list[ast.stmt]) -> None:
+    """Refuses registries by names that classes have while they are made, when ``_NAMED`` has not changed them yet."""
+    nodes = [node for statement in carried for node in ast.walk(statement)]
+    for node in (n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "__init_subclass__"):
+        if any(isinstance(part, ast.Attribute) and part.attr == "__name__" for part in ast.walk(node)):
+            raise source.error(
+                "__init_subclass__ asks for __name__, which is another in the generated module",
+                node,
+                hint="give the subclasses a keyword of their own to be found by",
+            )
 
 
 def _hold(source: _Source, model: ast.ClassDef, held: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -25,7 +25,7 @@ from fusegen.interpret import is_random
 from fusegen.ir import Graph, ParamOp
 from fusegen.literals import hex_float
 from fusegen.plan.types import EagerStep, KernelPlan, Program
-from fusegen.trace.results import Constant, Size, is_named
+from fusegen.trace.results import Constant, Size, is_named, is_record
 
 
 def fake_results(plan: KernelPlan) -> str:
@@ -91,8 +91,11 @@ def environment() -> jinja2.Environment:
     return env
 
 
-def _structure(results: Any) -> str:
-    """``results`` as Python text, with results in place of their numbers."""
+def _structure(results: Any, names: Mapping[str, str]) -> str:
+    """``results`` as Python text, with results in place of their numbers. ``names``: of what the module carries.
+
+    Raises ``EmitError`` for a tuple whose class the module lacks.
+    """
     if isinstance(results, int):
         return f"_fusegen_results[{results}]"
     if isinstance(results, Constant):
@@ -100,10 +103,17 @@ def _structure(results: Any) -> str:
     if isinstance(results, Size):  # operands begin with the inputs
         return re.sub(r"\bx(\d+)_(\d+)\b", r"_fusegen_found[\1].shape[\2]", str(results.dim))
     if isinstance(results, dict):
-        return "{" + ", ".join(f"{key!r}: {_structure(value)}" for key, value in results.items()) + "}"
-    parts = ", ".join(map(_structure, results))
+        return "{" + ", ".join(f"{key!r}: {_structure(value, names)}" for key, value in results.items()) + "}"
+    parts = ", ".join(_structure(value, names) for value in results)
     if is_named(results):
         return f"_fusegen_torch.return_types.{type(results).__name__}(({parts},))"
+    if is_record(results):
+        kind = type(results).__name__
+        if kind not in names:
+            raise EmitError(
+                f"forward returns a {kind}, which is no class of the model's file", hint="return a plain tuple"
+            )
+        return f"{names[kind]}({parts})"
     if isinstance(results, list):
         return f"[{parts}]"
     return f"({parts},)" if len(results) == 1 else f"({parts})"
@@ -239,7 +249,7 @@ def render(
         paths=tuple(f"model.{o.path}" for o in params),
         differentiable=differentiable(operands),
         integer_outputs=any(graph.node(n).type.dtype.value not in FLOATS for n in graph.outputs),
-        structure="" if results is None else _structure(results),
+        structure="" if results is None else _structure(results, carried.names),
         many_outputs=graph.tuple_output or len(graph.outputs) > 1,
         mode_dependent=mode_dependent,
         random=random,

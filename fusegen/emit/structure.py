@@ -56,8 +56,10 @@ class ModuleSnapshot(Frozen):
 
 def _literal(value: object) -> str | None:
     """``value`` as Python text when it is built of plain values."""
-    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+    if isinstance(value, bool) or value is None:
         return repr(value)
+    if isinstance(value, (int, str)):  # members of enumerations, which are equal to their values, too
+        return int.__repr__(value) if isinstance(value, int) else str.__repr__(value)
     if isinstance(value, float):
         return python_float(value)
     if isinstance(value, (tuple, list)):

@@ -262,6 +262,8 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
             continue  # another view of an operand, resolved where it is read
         if first is None:
             raise NotFusable(f"{node.name} rearranges an operand")
+        if len(first) != operands[0].type.rank:
+            raise NotFusable(f"{operands[0].name} is spread along axes that the data does not have")
         match node.op:
             case ReduceOp(axes=reduced, keepdim=keepdim):
                 reduce_over(node, [first[axis] for axis in reduced])

@@ -37,6 +37,11 @@ def is_named(value: object) -> bool:
     return type(value).__module__ == "torch.return_types"
 
 
+def is_record(value: object) -> bool:
+    """Whether ``value`` is a tuple with names of the model's own: ``typing.NamedTuple``, ``collections.namedtuple``."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
 def _size(program: ExportedProgram, name: str) -> Dim:
     """The size, or arithmetic on sizes, that the node of this name is."""
     nodes = {node.name: node for node in program.graph.nodes}
@@ -95,7 +100,7 @@ def results(program: ExportedProgram, source: str | None = None) -> Any:
     def check(value: Any) -> None:
         if isinstance(value, (int, Size, Constant)):
             return
-        if type(value) not in (list, tuple, dict) and not is_named(value):
+        if type(value) not in (list, tuple, dict) and not is_named(value) and not is_record(value):
             raise TraceError(
                 f"forward returns a {type(value).__name__}",
                 source=source,

@@ -1,0 +1,154 @@
+"""Idioms of Python in model files: registries, enumerations, tuples with names."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.compiler import compile_file
+from fusegen.errors import EmitError
+from tests.emitted import reference_from, simulated
+
+MODELS = {
+    "a registry that a decorator fills": """
+        LOSSES = {}
+        def register(name=None):
+            def decorate(fn):
+                LOSSES[name or fn.__name__] = fn
+                return fn
+            return decorate
+        @register()
+        def square(x):
+            return (x * x).mean(1)
+        @register("other")
+        def absolute(x):
+            return x.abs().sum(1)
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weights = {name: 1.0 + i for i, name in enumerate(sorted(LOSSES))}
+                self.l = nn.Linear(8, 8)
+            def forward(self, x):
+                return torch.stack([self.weights[n] * f(self.l(x)) for n, f in sorted(LOSSES.items())])
+    """,
+    "a registry of classes, and one that a call fills": """
+        NORMS, SCALES = {}, []
+        class Base(nn.Module):
+            def __init_subclass__(cls, key, **options):
+                super().__init_subclass__(**options)
+                NORMS[key] = cls
+        class Centre(Base, key="centre"):
+            def forward(self, x):
+                return x - x.mean(1, keepdim=True)
+        class Scale(Base, key="scale"):
+            def forward(self, x):
+                return x / (x.abs().amax(1, keepdim=True) + 1)
+        def add(scale):
+            SCALES.append(scale)
+        add(2.0)
+        for factor in (3.0, 5.0):
+            SCALES.append(factor)
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norms = nn.ModuleDict({k: NORMS[k]() for k in sorted(NORMS)})
+            def forward(self, x):
+                for scale, norm in zip(SCALES, self.norms.values()):
+                    x = norm(x * scale).exp()
+                return x * sum(SCALES)
+    """,
+    "enumerations": """
+        from enum import Enum, IntEnum
+        class Kind(IntEnum):
+            ADD = 0
+            MUL = 1
+        class Name(str, Enum):
+            A = "a"
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.kinds, self.name = [Kind.MUL, Kind.ADD], Name.A
+            def forward(self, x):
+                for kind in self.kinds:
+                    x = x + 1 if kind is Kind.ADD else x * 3
+                return x.exp() if self.name == "a" else x
+    """,
+    "a tuple with names": """
+        from typing import NamedTuple
+        class Found(NamedTuple):
+            value: torch.Tensor
+            parts: list
+        class Model(nn.Module):
+            def forward(self, x):
+                return Found(x.exp(), [x.sum(1), x * 2])
+    """,
+    "a norm of what is the same for every sample": """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.queries, self.n = nn.Parameter(torch.rand(4, 8)), nn.LayerNorm(8)
+            def forward(self, x):
+                return self.n(self.queries.expand(x.shape[0], 4, 8)) @ x[:, :, None]
+    """,
+    "a number above a tensor": """
+        class Model(nn.Module):
+            def forward(self, x):
+                start = torch.full((x.shape[0], 8), -1.0, device=x.device)
+                return torch.maximum(start, x).exp() + torch.minimum(start, x)
+    """,
+}
+
+
+NAMED = """
+import torch
+TABLE = {}
+class Base(torch.nn.Module):
+    def __init_subclass__(cls):
+        TABLE[cls.__name__] = cls
+class Part(Base):
+    def forward(self, x):
+        return x.exp()
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = TABLE["Part"]()
+    def forward(self, x):
+        return self.part(x)
+def get_inputs():
+    return [torch.rand(4, 8)]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_names_of_classes_that_are_asked_as_they_are_made(tmp_path: Path) -> None:
+    """They are others in the generated module, so this is refused."""
+    path = tmp_path / "model.py"
+    path.write_text(NAMED)
+    with pytest.raises(EmitError, match="__init_subclass__ asks for __name__"):
+        compile_file(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_generated_module_is_the_model(name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    source = "import torch\nimport torch.nn as nn\n" + textwrap.dedent(MODELS[name])
+    source += "def get_inputs():\n    return [torch.rand(4, 8)]\ndef get_init_inputs():\n    return []\n"
+    path = tmp_path / "model.py"
+    path.write_text(source)
+    compiled = compile_file(path)
+    torch.manual_seed(0)
+    reference = reference_from(source).Model()
+    torch.manual_seed(0)
+    generated = simulated(compiled).ModelNew()
+    x = torch.rand(3, 8)
+    with torch.no_grad():
+        found, expected, own = generated(x), reference(x), generated._fusegen_reference(x)
+    assert not [warning for warning in recwarn if "runs its reference forward" in str(warning.message)]
+    assert type(found).__name__.removeprefix("_fusegen_") == type(expected).__name__
+    assert getattr(found, "_fields", None) == getattr(expected, "_fields", None)
+    for results in (found, own):
+        flat, wanted = (torch.utils._pytree.tree_leaves(values) for values in (results, expected))
+        torch.testing.assert_close(flat, wanted, rtol=1e-4, atol=1e-5)
