@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -44,7 +44,12 @@ def _running(statement: ast.stmt) -> Iterator[ast.AST]:
             yield from ast.walk(child)
 
 
-class Changes:
+def _called(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that are called."""
+    return {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+
+
+class _Changes:
     """What statements change, through the functions and classes of the module that they call as well."""
 
     def __init__(self, statements: list[ast.stmt]):
@@ -53,12 +58,8 @@ class Changes:
 
     def of(self, statement: ast.stmt) -> set[str]:
         """The names whose objects ``statement`` may change."""
-        found: set[str] = set()
-        called: set[str] = set()
-        for node in _running(statement):
-            found.update(_written(node))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                called.add(node.func.id)
+        nodes = list(_running(statement))
+        found, called = {root for node in nodes for root in _written(node)}, _called(nodes)
         if isinstance(statement, _DEFINITIONS):  # what decorates it is called with it, what it derives from is told
             roots = {root for decorator in statement.decorator_list if (root := _root(decorator))}
             found |= roots - self._defined.keys()
@@ -81,29 +82,16 @@ class Changes:
         if name in self._inside:
             return self._inside[name]
         self._inside[name] = set()
-        definition = self._defined[name]
-        own = {
-            argument.arg for node in ast.walk(definition) if isinstance(node, ast.arguments) for argument in _all(node)
-        }
-        found = {root for node in ast.walk(definition) for root in _written(node)} - own
-        found |= {global_ for node in ast.walk(definition) if isinstance(node, ast.Global) for global_ in node.names}
-        calls = (
-            node.func.id
-            for node in ast.walk(definition)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        )
-        for called in {*calls} & self._defined.keys():
+        nodes = list(ast.walk(self._defined[name]))
+        own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        found = {root for node in nodes for root in _written(node)} - own
+        found |= {global_ for node in nodes if isinstance(node, ast.Global) for global_ in node.names}
+        for called in _called(nodes) & self._defined.keys():
             found |= self._through(called)
         self._inside[name] = found
         return found
 
 
-def _all(arguments: ast.arguments) -> list[ast.arg]:
-    rest = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *rest]
-
-
-def changes_of(statements: list[ast.stmt]) -> Mapping[int, set[str]]:
-    """By index, what each of a module's statements changes."""
-    changes = Changes(statements)
-    return {index: changes.of(statement) for index, statement in enumerate(statements)}
+def changes_of(statements: list[ast.stmt]) -> list[set[str]]:
+    """What each of a module's statements changes."""
+    return list(map(_Changes(statements).of, statements))

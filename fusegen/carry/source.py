@@ -251,13 +251,13 @@ def carry_model(
     """
     source = _Source(source_text, class_name, where)
     indices = source.needed()
-    for statement in (*(source.statements[i] for i in indices), source.model):
+    carried = [*(source.statements[i] for i in indices), source.model]
+    for statement in carried:
         source.check(statement)
     names = _new_names(source, indices)
 
     prelude: list[str] = []
-    carried = [*(source.statements[i] for i in indices), source.model]
-    asked = any(isinstance(node, ast.Attribute) and node.attr == "__name__" for s in carried for node in ast.walk(s))
+    asked = any(map(_asks_for_name, carried))
     if asked:
         prelude += ["", "", _NAMED, "", ""]
         _check_subclasses(source, carried)
@@ -298,11 +298,15 @@ def carry_model(
     )
 
 
+def _asks_for_name(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr == "__name__" for part in ast.walk(node))
+
+
 def _check_subclasses(source: _Source, carried: list[ast.stmt]) -> None:
     """Refuses registries by names that classes have while they are made, when ``_NAMED`` has not changed them yet."""
     nodes = [node for statement in carried for node in ast.walk(statement)]
     for node in (n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "__init_subclass__"):
-        if any(isinstance(part, ast.Attribute) and part.attr == "__name__" for part in ast.walk(node)):
+        if _asks_for_name(node):
             raise source.error(
                 "__init_subclass__ asks for __name__, which is another in the generated module",
                 node,

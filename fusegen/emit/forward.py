@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ops
-from fusegen.carry import reword
 from fusegen.emit import names, operators
 from fusegen.emit.names import local
 from fusegen.emit.operators import Operator
@@ -79,9 +78,8 @@ def compiled_forward(program: Program, operands: Sequence[Operand]) -> Forward:
     device = f"{local(operands[0].node.name)}.device"
     for step in steps:
         if isinstance(step, EagerStep):
-            comment = " ".join(reword(step.comment).split())
             text = names.python(step.expr, variable, graph)
-            lines.append(_Line((variable[step.output],), text, comment))
+            lines.append(_Line((variable[step.output],), text, names.comment(step.comment)))
             continue
         if isinstance(step, Run):
             call = operators.call_of_run(step, f"steps{next(numbers)}", graph, variable, device)

@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Mapping
 
+from fusegen.carry import reword
 from fusegen.errors import EmitError
 from fusegen.ir import Graph
 
@@ -13,6 +14,11 @@ from fusegen.ir import Graph
 def local(name: str) -> str:
     """A node's name as a local variable of the compiled forward."""
     return f"v_{name}"
+
+
+def comment(text: str) -> str:
+    """A step's comment on one line, without the words that a generated module may not hold."""
+    return " ".join(reword(text).split())
 
 
 class _Renamed(ast.NodeTransformer):

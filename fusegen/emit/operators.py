@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import dims
-from fusegen.carry import reword
-from fusegen.emit.names import local, python
+from fusegen.emit.names import comment, local, python
 from fusegen.interpret import bound_sizes
 from fusegen.ir import Graph, TensorType
 from fusegen.plan import runs
@@ -189,7 +188,7 @@ class _Body:
         (target,), _ = self._begin(step)
         by_rows = step.output in self._read_by_kernels or step.output in self.run.results
         value = re.sub(r"\bv_(\w+)", lambda found: self.values[found[1]], step.native)
-        self.lines.append(f"// {' '.join(reword(step.comment).split())}")
+        self.lines.append(f"// {comment(step.comment)}")
         self.lines.append(_assigned((target,), f"row_major({value})" if by_rows else value))
         text = python(step.expr, self.values, self.graph)
         self.shapes.append(f"{target} = {text}{'.contiguous()' if by_rows else ''}")
@@ -197,8 +196,8 @@ class _Body:
     def release(self, step: Step) -> None:
         """Frees what no later step reads."""
         touched = dict.fromkeys((*step.inputs, *runs.outputs(step)))
-        gone = [self._made[n] for n in touched if n in self._made and self._last[n] is step]
-        gone = [value for value in gone if value not in {self.values[n] for n in self.run.results if n in self.values}]
+        kept = set(self.run.results)
+        gone = [self._made[n] for n in touched if n in self._made and n not in kept and self._last[n] is step]
         if gone and step is not self.run.steps[-1]:
             self.lines.append(f"release({', '.join(gone)});")
 

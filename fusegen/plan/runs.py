@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from fusegen import dims
@@ -34,14 +34,14 @@ def symbols(step: Step) -> list[str]:
     return list(dict.fromkeys(symbol for text in texts for symbol in _SYMBOL.findall(text)))
 
 
-def _may_join(step: Step, graph: Graph) -> bool:
-    """True for what the glue can do with sizes that the inputs show."""
+def _may_join(step: Step, graph: Graph, shown: Set[str]) -> bool:
+    """True for what the glue can do with the sizes ``shown`` by the inputs."""
     if isinstance(step, EagerStep) and not step.native:
         return False
     asked = symbols(step)
     if isinstance(step, KernelStep) and step.plan.tf32 == "conv":  # its precision is asked for by its operands' sizes
         asked += dims.symbols(size for name in step.inputs for size in graph.node(name).type.shape)
-    return bound_sizes(graph).keys() >= set(asked)
+    return shown >= set(asked)
 
 
 def grouped(program: Program, left_out: Iterable[str] = ()) -> list[Step | Run]:
@@ -50,9 +50,10 @@ def grouped(program: Program, left_out: Iterable[str] = ()) -> list[Step | Run]:
     A view that others need than the steps of its run ends the run: operators return memory of their own.
     """
     steps = [step for step in program.steps if not set(outputs(step)).intersection(left_out)]
-    joins = {i for i, step in enumerate(steps) if _may_join(step, program.after)}
+    shown = bound_sizes(program.after).keys()
+    joins = {i for i, step in enumerate(steps) if _may_join(step, program.after, shown)}
     while True:
-        spans = _spans(len(steps), joins)
+        spans = _spans(joins)
         escaping = {
             i
             for first, last in spans
@@ -78,7 +79,7 @@ def grouped(program: Program, left_out: Iterable[str] = ()) -> list[Step | Run]:
     return found + steps[done:]
 
 
-def _spans(count: int, joins: set[int]) -> list[tuple[int, int]]:
+def _spans(joins: set[int]) -> list[tuple[int, int]]:
     """[first, last) of every stretch of ``joins``."""
     spans: list[tuple[int, int]] = []
     for i in sorted(joins):
