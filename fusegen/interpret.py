@@ -103,6 +103,11 @@ def run(
     return tuple(r if torch.is_tensor(r) else torch.tensor(r, dtype=torch.float64) for r in results)  # of a constant
 
 
+def real_parts(values: torch.Tensor) -> torch.Tensor:
+    """Real and imaginary parts of complex ``values`` along one more axis; of others, themselves."""
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
 def of_numbers(op: ir.PointwiseOp, numbers: Sequence[float]) -> float:
     """The function of numbers, in float64."""
     names = [f"x{i}" for i in range(len(numbers))]

@@ -49,6 +49,7 @@ SPECTROGRAM = (
     "self.h = nn.Parameter(torch.hann_window(64))",
     (4, 1600),
 )
+TURNED = ("return torch.fft.fft(x * self.w).conj()", "self.w = nn.Parameter(torch.rand(8))", (4, 8))
 RESULT = (
     "return torch.complex(x.relu(), x * 2) * self.w",
     "self.w = nn.Parameter(torch.rand(8, dtype=torch.cfloat))",
@@ -56,7 +57,7 @@ RESULT = (
 )
 
 
-@pytest.mark.parametrize("model", [FNET, OPERATOR, POWER, ROTARY, SPECTROGRAM, RESULT])
+@pytest.mark.parametrize("model", [FNET, OPERATOR, POWER, ROTARY, SPECTROGRAM, TURNED, RESULT])
 def test_agrees_with_eager(model: tuple[str, str, tuple[int, ...]], tmp_path: Path) -> None:
     body, init, shape = model
     path = write(tmp_path, body, init, f"torch.rand{shape}")

@@ -141,7 +141,7 @@ def _difference(first: torch.Tensor, second: torch.Tensor) -> float:
     if first.shape != second.shape:
         return float("inf")
     if first.is_complex() and second.is_complex():
-        first, second = torch.view_as_real(first), torch.view_as_real(second)
+        first, second = interpret.real_parts(first), interpret.real_parts(second)
     a, b = first.double(), second.double()
     finite = torch.isfinite(a)
     if not torch.equal(finite, torch.isfinite(b)):

@@ -25,6 +25,7 @@ from torch import nn
 from fusegen.compiler import Compiled, compile_graph
 from fusegen.emit import write_atomic
 from fusegen.errors import MismatchError, ToolchainError
+from fusegen.interpret import real_parts
 from fusegen.ir import ConvOp, Frozen, Graph, RegionOp
 from fusegen.verdict.doubles import double, doubled, made_in_double
 from fusegen.verdict.subject import Subject, call, call_generated, open_subject, part_subject, strict
@@ -126,9 +127,8 @@ def compare(
         raise MismatchError(
             f"{name} is {y.dtype}{tuple(y.shape)}, the reference's is {e.dtype}{tuple(r.shape)}",
         )
-    if y.is_complex():
-        y, e, r = map(_real, (y, e, r))
-        tf32 = None if tf32 is None else _real(tf32)
+    y, e, r = map(real_parts, (y, e, r))
+    tf32 = None if tf32 is None else real_parts(tf32)
     wrong = 0
     zero = torch.zeros((), dtype=torch.float64, device=r.device)
     compared = {"y": y, "e": e} if tf32 is None else {"y": y, "e": e, "t": tf32}
@@ -168,11 +168,6 @@ def compare(
         wrong_specials=wrong,
         passed=wrong == 0 and top["y"] <= max_allowed and rms["y"] <= rms_allowed,
     )
-
-
-def _real(values: torch.Tensor) -> torch.Tensor:
-    """Real and imaginary parts along one more axis."""
-    return torch.view_as_real(values.resolve_conj())
 
 
 def copied(module: nn.Module) -> nn.Module:
