@@ -69,9 +69,9 @@
 #   return %add
 #
 # Steps:
-#   %conv2d: torch, 5.25 MB, 33.6 MFLOP (the library's convolution: with conv2d: a kernel is expected to take 10 us, and worth it up to 8 us; alone: a kernel is expected to take 10 us, and worth it up to 8 us)
-#   %conv2d_1: torch, 5.25 MB, 33.6 MFLOP (the library's convolution: with conv2d_1: a kernel is expected to take 10 us, and worth it up to 8 us; alone: a kernel is expected to take 10 us, and worth it up to 8 us)
-#   %conv2d_2: torch, 8.41 MB, 134 MFLOP (the library's convolution: with conv2d_2: a kernel is expected to take 11 us, and worth it up to 10 us; alone: a kernel is expected to take 11 us, and worth it up to 8 us)
+#   %conv2d: torch, 5.25 MB, 33.6 MFLOP (the library's convolution: with conv2d: a kernel is expected to take 10 us, and worth it up to 8 us; alone: a kernel is expected to take 10 us, and worth it up to 6 us)
+#   %conv2d_1: torch, 5.25 MB, 33.6 MFLOP (the library's convolution: with conv2d_1: a kernel is expected to take 10 us, and worth it up to 8 us; alone: a kernel is expected to take 10 us, and worth it up to 6 us)
+#   %conv2d_2: torch, 8.41 MB, 134 MFLOP (the library's convolution: with conv2d_2: a kernel is expected to take 11 us, and worth it up to 10 us; alone: a kernel is expected to take 11 us, and worth it up to 6 us)
 #   k0_attention: generated attention kernel, 14.7 MB, 2.82 GFLOP
 #
 # Memory traffic: 455 MB before, 33.6 MB after.

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +133,17 @@ def test_glue_compiles(compiled: Compiled, scratch: bool, tmp_path: Path) -> Non
         program = program.replace(steps=steps)
     plans = program.kernels
     operators = tuple(map(of_kernel, plans))
-    text = environment().get_template("glue.cpp.j2").render(plans=plans, operators=operators, namespace="fusegen_test")
+    text = (
+        environment()
+        .get_template("glue.cpp.j2")
+        .render(plans=plans, operators=operators, watched=True, namespace="fusegen_test")
+    )
     path = tmp_path / "glue.cpp"
     path.write_text(text)
-    include = Path(torch.__file__).parent / "include"
+    includes = (Path(torch.__file__).parent / "include", cuda_include(), sysconfig.get_path("include"))
     flags = ["-std=c++17", "-Wall", "-Werror", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
     done = subprocess.run(
-        ["g++", "-fsyntax-only", *flags, "-isystem", str(include), "-isystem", str(cuda_include()), str(path)],
+        ["g++", "-fsyntax-only", *flags, *(f"-isystem{folder}" for folder in includes), str(path)],
         capture_output=True,
         text=True,
     )

@@ -153,3 +153,28 @@ def test_the_glue_of_a_network_compiles(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+CHAIN = """
+for conv, norm in zip(self.convs, self.norms):
+    x = x + norm(conv(x)).relu()
+return x.amax((2, 3))
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "replayed"),
+    [(6, (2, 16, 12, 10), True), (2, (2, 16, 12, 10), False), (6, (64, 16, 256, 256), False)],
+)
+def test_many_short_launches_are_replayed(count: int, shape: tuple[int, ...], replayed: bool, tmp_path: Path) -> None:
+    layers = (
+        f"self.convs = nn.ModuleList([nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range({count})])\n"
+        f"self.norms = nn.ModuleList([nn.BatchNorm2d(16) for _ in range({count})])"
+    )
+    path = write(tmp_path, CHAIN, layers, f"torch.rand{shape}")
+    compiled = compile_file(path)
+    (run,) = (step for step in runs.grouped(compiled.program) if isinstance(step, Run))
+    assert run.replayed == replayed
+    assert ("_fusegen_Replayed(found[0], 2, (0,))" in compiled.source) == replayed
+    if replayed:
+        _agrees(compiled, path, torch.rand(3, 16, 7, 6))

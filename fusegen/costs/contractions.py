@@ -320,13 +320,11 @@ def _is_alone(body: Graph, node: Node) -> bool:
 def library_share(body: Graph, node: Node, machine: Machine, saves: bool = False) -> float:
     """What a kernel may take: the library's time, and that of a pass over its result for what follows.
 
-    Less where it is alone, and ``saves`` nothing elsewhere. No convolution is sooner done than the host has called it.
+    Less where it is alone, and ``saves`` nothing elsewhere.
     """
     seconds = library.seconds(body, node, machine)
     if node.name != body.outputs[0]:  # also a bias is a pass
         seconds += 2 * 4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth + machine.launch
-    if isinstance(node.op, ConvOp):
-        seconds = max(seconds, library.CALL)
     return seconds * (_CLEARLY if _is_alone(body, node) and not saves else 1.0)
 
 

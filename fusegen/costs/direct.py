@@ -34,6 +34,9 @@ JOINED = 1
 """Turns of the threads that share a group of a sample in whose time they join what they have found."""
 _ROUNDING = 1.5
 """Times over that it may take, for it rounds to TF32, where products take longer than memory."""
+_TURN = 2e-7
+"""Seconds at the least for a thread to add up the input channels that it reads at once (1x1 with 144 to
+576 input channels took 0.24 to 1.8 us, h200-graphs.json)."""
 _LOADED = 8
 """Operations that an element of a second tensor before the products stands for: it is loaded by itself."""
 _PREPARED = 8e-6
@@ -214,7 +217,8 @@ def _moved_seconds(body: Graph, conv: Node, machine: Machine) -> float:
 def _work_seconds(body: Graph, conv: Node, found: tuple[Tile, ...], machine: Machine) -> float:
     if found[0].shares and found[0].outputs == _work(body, conv).outputs:
         return _turn_seconds(body, conv, found, machine)
-    return ops.flops(body, conv) / (_FLOPS * machine.flops)
+    turns = ceil(_work(body, conv).inputs / found[0].ahead)
+    return max(ops.flops(body, conv) / (_FLOPS * machine.flops), turns * _TURN)
 
 
 def _waits_for_memory(body: Graph, conv: Node, machine: Machine) -> bool:

@@ -44,10 +44,6 @@ _LEAST_PLANE = (100, 1.6)
 """As ``_SMALL_PLANE``, of several taps in TF32: planes of 7x7, 32 samples, 256 and 512 channels to 512 (H100)."""
 _LAUNCHES = 8
 """Of its call, transposes of the operands included."""
-CALL = 10e-6
-"""What the host takes for a call of cuDNN's convolution, from C++, at the least: 34 to 64 us beside a slow Xeon, where
-our own kernels take 8 to 15, weights included. A kernel that takes as long is no later in a network of short ones.
-"""
 
 
 def allows_tf32(graph: Graph, node: Node) -> bool:

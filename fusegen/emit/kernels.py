@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Container
@@ -216,9 +217,12 @@ def _variants(plan: KernelPlan) -> list[KernelPlan]:
 
 
 def render_sources(
-    program: Program, environment: jinja2.Environment, operators: tuple[Operator, ...] = ()
+    program: Program, environment: jinja2.Environment, operators: tuple[Operator, ...] = (), watched: bool = False
 ) -> Sources | None:
-    """The CUDA and C++ of every kernel of the program and of the ``operators`` that call them; None without kernels."""
+    """The CUDA and C++ of every kernel of the program and of the ``operators`` that call them; None without kernels.
+
+    ``watched``: with what tells whether a module has changed.
+    """
     plans = program.kernels
     if not plans:
         return None
@@ -242,12 +246,12 @@ def render_sources(
             *(_HEADERS[d] for d in sorted(dtypes) if d in _HEADERS),
         ],
     )
-    glue = environment.get_template("glue.cpp.j2")
-    draft = glue.render(plans=plans, operators=operators, namespace="")
-    namespace = "fusegen_" + hashlib.sha256((cuda + draft).encode()).hexdigest()[:16]
-    return Sources(
-        cuda=cuda, glue=glue.render(plans=plans, operators=operators, namespace=namespace), namespace=namespace
+    glue = functools.partial(
+        environment.get_template("glue.cpp.j2").render, plans=plans, operators=operators, watched=watched
     )
+    draft = glue(namespace="")
+    namespace = "fusegen_" + hashlib.sha256((cuda + draft).encode()).hexdigest()[:16]
+    return Sources(cuda=cuda, glue=glue(namespace=namespace), namespace=namespace)
 
 
 def in_double(expr: str) -> str:

@@ -44,6 +44,8 @@ class Operator:
     returned: str
     shapes: tuple[str, ...] = ()
     """Of a run, Python statements over the same names that compute the results' shapes."""
+    replayed: bool = False
+    """True when it is called as a graph where it can be."""
 
     @property
     def calls_torch(self) -> bool:
@@ -59,6 +61,17 @@ class Operator:
             "integers": self.integers,
         }
         return {name: names for name, names in found.items() if names} if self.shapes else {}
+
+    @property
+    def tensor_lists(self) -> int:
+        """How many of the lists have tensors."""
+        return len(self.lists.keys() - {"integers"})
+
+    @property
+    def unknown(self) -> tuple[int, ...]:
+        """The positions, among the tensors of all lists, of those whose sizes calls may change."""
+        in_order = sorted(self.operands, key=lambda operand: operand.written)
+        return tuple(i for i, o in enumerate(in_order) if any(isinstance(size, str) for size in o.type.shape))
 
     @property
     def parameters(self) -> list[str]:
@@ -153,6 +166,7 @@ def call_of_run(run: Run, name: str, graph: Graph, variable: Mapping[str, str], 
         lines=tuple(body.lines),
         returned=results[0] if len(results) == 1 else f"{{{', '.join(results)}}}",
         shapes=(*body.shapes, f"return {', '.join(results)}"),
+        replayed=run.replayed,
     )
     return Call(operator, body.operands, {integer: text for text, integer in body.integers.items()}, run.results)
 

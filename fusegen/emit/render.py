@@ -17,7 +17,7 @@ from fusegen.emit import kernels, operators
 from fusegen.emit.forward import compiled_forward
 from fusegen.emit.header import header_lines
 from fusegen.emit.names import local
-from fusegen.emit.predicate import FLOATS, Operand, covered, differentiable, is_literal, parameter_operands
+from fusegen.emit.predicate import FLOATS, Operand, covered, differentiable, is_literal, is_watched, parameter_operands
 from fusegen.emit.rules import check_rules
 from fusegen.emit.structure import ModuleSnapshot
 from fusegen.errors import EmitError
@@ -26,6 +26,7 @@ from fusegen.ir import Graph, ParamOp
 from fusegen.literals import hex_float
 from fusegen.plan.types import EagerStep, KernelPlan, Program
 from fusegen.trace.results import Constant, Size, is_named, is_record
+from fusegen.trace.unseen import HOOKS
 
 
 def fake_results(plan: KernelPlan) -> str:
@@ -217,12 +218,14 @@ def render(
     kept = dict.fromkeys(updated, "data") | dict.fromkeys(reaching.intersection(updated), "clone()")
     saved = [f"{o.variable}.{kept[o.path]}" if o.path in kept else o.variable for o in operands]
     forward = compiled_forward(program, operands)
-    sources = kernels.render_sources(program, env, forward.operators)
+    watched = bool(plans) and is_watched(inputs, params, modules, graph, carried)
+    sources = kernels.render_sources(program, env, forward.operators, watched)
     if sources and any('"""' in text for text in (sources.cuda, sources.glue)):
         raise EmitError("kernel source contains a triple quote")
     body = forward.body
     called = {name for line in body for name in re.findall(r"\w+", line)}
     called |= {"_fusegen_tf32_conv"} if "_fusegen_rounds" in called else set()
+    replayed = any(operator.replayed for operator in forward.operators)
     text = env.get_template("module.py.j2").render(
         program=program,
         carried=carried,
@@ -230,6 +233,10 @@ def render(
         sources=sources,
         plans=plans,
         operators=forward.operators,
+        replayed=replayed,
+        watched=watched,
+        hooks=", ".join(f'"{name}"' for name in HOOKS),
+        calls="_fusegen_calls_of(module)" if replayed else "_fusegen_calls",
         only_hopper=any(plan.only_hopper for plan in plans),
         rounds="_fusegen_rounds" in called,
         uneven=any("around=(" in line for line in body),

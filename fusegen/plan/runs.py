@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from fusegen import dims
 from fusegen.interpret import bound_sizes
 from fusegen.ir import Graph
+from fusegen.machines import machine
+from fusegen.plan.cost import step_seconds
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
+
+_LAUNCH, _CALL = 6e-6, 30e-6
+"""Seconds of a host for a kernel and its result's memory, and for a call of a library (H200 beside a Xeon,
+h200-steps-as-one.json)."""
+_LEAST_LAUNCHES = 8
+"""Of a run that is worth a graph: to look for it and to copy its results takes 20 to 30 us."""
 
 _SYMBOL = re.compile(r"\bx\d+_\d+\b")
 
@@ -21,6 +29,8 @@ class Run:
     steps: tuple[Step, ...]
     results: tuple[str, ...]
     """What others need of them."""
+    replayed: bool
+    """True when a GPU waits for the host, unless it is handed all launches at once."""
 
 
 def outputs(step: Step) -> tuple[str, ...]:
@@ -74,9 +84,18 @@ def grouped(program: Program, left_out: Iterable[str] = ()) -> list[Step | Run]:
             continue
         needed = _needed(program, steps[last:])
         results = tuple(name for step in run for name in outputs(step) if name in needed)
-        found += [*steps[done:first], Run(tuple(run), results)]
+        found += [*steps[done:first], Run(tuple(run), results, _waits(program, launches, results))]
         done = last
     return found + steps[done:]
+
+
+def _waits(program: Program, launches: Sequence[Step], results: Sequence[str]) -> bool:
+    """Whether launches are expected to keep the host longer than the GPU, with copies of ``results``, as traced."""
+    graph, rates = program.after, machine(program.target)
+    host = sum(_LAUNCH if isinstance(step, KernelStep) else _CALL for step in launches)
+    types = (graph.node(name).type for name in results)
+    copied = sum(2 * dims.numel(type_.shape, graph.sizes) * type_.dtype.bytes / rates.bandwidth for type_ in types)
+    return len(launches) >= _LEAST_LAUNCHES and host > copied + sum(step_seconds(program, step) for step in launches)
 
 
 def _spans(joins: set[int]) -> list[tuple[int, int]]:

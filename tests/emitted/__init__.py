@@ -180,7 +180,7 @@ def simulated(
     for plan, kernel in zip(compiled.program.kernels, run, strict=True):  # an operator of many steps calls them by name
         module.__dict__[f"_fusegen_fake_{plan.name}"] = counted(kernel)
     ops = tuple(module.__dict__[f"_fusegen_fake_{name}"] for name in module.__dict__.get("_fusegen_fakes", ()))
-    module.__dict__.update(_fusegen_ops=ops, _fusegen_calls=ops)
+    module.__dict__.update(_fusegen_ops=ops, _fusegen_calls=ops, _fusegen_replays=False)
     module.__dict__["_fusegen_devices"] = frozenset({-1})
     module.__dict__["_fusegen_problem"] = ""  # loaded: nothing to build
     module.__dict__["_fusegen_rounds"] = lambda *_, **__: 0  # there is no cuDNN to ask how it rounds
