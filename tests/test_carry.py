@@ -321,7 +321,9 @@ def test_refusals_name_the_line(message: str) -> None:
         ("import numpy as np\n", "imports numpy"),
         ("from math import *\n", "name what you import"),
         ("np = Model\n", "uses Model cannot be carried"),
-        ("try:\n    np = 1\nexcept ImportError:\n    np = 2\n", "try blocks"),
+        ("half = torch\ntry:\n    np = half\nexcept ImportError:\n    np = 2\n", "try blocks"),
+        ("try:\n    import nothing\nexcept ImportError as np:\n    np = torch\n", "try blocks"),
+        ("try:\n    import nothing\nexcept ValueError:\n    np = torch\n", "try blocks"),
     ],
 )
 def test_module_level_refusals(head: str, message: str) -> None:
@@ -330,6 +332,26 @@ def test_module_level_refusals(head: str, message: str) -> None:
         source = source.replace("np.abs", "sqrt")
     with pytest.raises(EmitError, match=message):
         carry_model(source, "Model", "model.py")
+
+
+@pytest.mark.parametrize(
+    ("head", "carried"),
+    [
+        ("try:\n    import nothing as np\nexcept ImportError:\n    import torch as np\n", "import torch as np"),
+        ("try:\n    import torch as np\nexcept ImportError:\n    import nothing as np\n", "import torch as np"),
+        ("try:\n    from torch import nothing\nexcept Exception:\n    np = torch\n", "np = torch"),
+        (
+            "try:\n    import nothing\nexcept:\n    old = True\nelse:\n    old = False\nfinally:\n    np = torch\n",
+            "np = torch",
+        ),
+        ("try:\n    f = torch.abs\nexcept ValueError:\n    f = 1\nelse:\n    class np:\n        abs = f\n", "abs = "),
+    ],
+)
+def test_tries_at_module_level_are_what_they_did(head: str, carried: str) -> None:
+    source = f"import torch\n{head}class Model(torch.nn.Module):\n    def forward(self, x):\n        return np.abs(x)\n"
+    found = carry_model(source, "Model", "model.py").prelude
+    assert carried in re.sub(r"\b_fusegen_", "", found)
+    assert "nothing" not in found
 
 
 def test_missing_class_and_forward() -> None:

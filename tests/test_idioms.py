@@ -93,6 +93,55 @@ MODELS = {
             def forward(self, x):
                 return self.n(self.queries.expand(x.shape[0], 4, 8)) @ x[:, :, None]
     """,
+    "what forward leaves for its next step": """
+        class Model(nn.Module):
+            shape, positions = None, None
+            def keep(self, x):
+                self.kept = x.exp()
+            def forward(self, x):
+                if self.shape != x.shape:
+                    self.positions, self.shape = torch.arange(x.shape[0] * 2, device=x.device)[::2], x.shape
+                self.keep(x)
+                return self.kept * 2 + self.positions[:, None]
+    """,
+    "a mask that several layers hold": """
+        class Layer(nn.Module):
+            def __init__(self, mask):
+                super().__init__()
+                self.l, self.mask = nn.Linear(8, 8), mask
+            def forward(self, x):
+                return self.l(x) + self.mask.to(x.device)
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                mask = torch.arange(8.0)
+                self.layers = nn.Sequential(*(Layer(mask) for _ in range(3)))
+            def forward(self, x):
+                return self.layers(x)
+    """,
+    "autocast that an option says": """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.l, self.mixed = nn.Linear(8, 8), False
+            def forward(self, x):
+                with torch.autocast(x.device.type, enabled=self.mixed):
+                    return self.l(x)
+    """,
+    "imports that fall back": """
+        try:
+            from torch.nn.functional import newest as act
+        except ImportError:
+            from torch.nn.functional import silu as act
+        class Model(nn.Module):
+            def forward(self, x):
+                return act(x)
+    """,
+    "an imaginary number": """
+        class Model(nn.Module):
+            def forward(self, x):
+                return torch.view_as_real(torch.exp(1j * x) * (2 - 3j)).sum(-1)
+    """,
     "a number above a tensor": """
         class Model(nn.Module):
             def forward(self, x):

@@ -503,6 +503,21 @@ def test_autocast_that_is_off_is_no_obstacle(tmp_path: Path) -> None:
     assert kinds(traced(write(tmp_path, body)).graph) == ["mul"]
 
 
+@pytest.mark.parametrize("kind", ["torch.autocast", "torch.amp.autocast"])
+def test_autocast_that_an_option_switches_on(kind: str, tmp_path: Path) -> None:
+    body = f"with {kind}(x.device.type, enabled=self.mixed):\n    return x * 2"
+    assert kinds(traced(write(tmp_path, body, "self.mixed = False")).graph) == ["mul"]
+    with pytest.raises(TraceError, match=r"autocast") as raised:
+        traced(write(tmp_path, body, "self.mixed = True"))
+    assert str(raised.value.source).startswith("model.py:")
+
+
+def test_a_tensor_that_several_modules_hold_is_not_written(tmp_path: Path) -> None:
+    layers = "self.a, self.b, mask = nn.ReLU(), nn.ReLU(), torch.ones(5)\nself.a.mask = self.b.mask = mask"
+    with pytest.raises(TraceError, match=r"writes to a\.mask, which other modules hold"):
+        traced(write(tmp_path, "self.a.mask += 1\nreturn x * self.b.mask", layers))
+
+
 @pytest.mark.parametrize(
     "hook",
     ["forward_hook(lambda module, given, out: out * 2)", "forward_pre_hook(lambda module, given: (given[0] * 2,))"],

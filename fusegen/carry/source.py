@@ -13,6 +13,7 @@ import importlib
 import sys
 from collections.abc import Iterable, Iterator
 
+from fusegen.carry.attempts import resolved
 from fusegen.carry.changes import changes_of
 from fusegen.carry.clean import Cleaner, escape_words
 from fusegen.carry.description import attribute_path
@@ -65,6 +66,7 @@ class _Source:
             self.tree = ast.parse(text)
         except SyntaxError as error:
             raise EmitError(f"syntax error: {error.msg}", source=f"{where}:{error.lineno}") from error
+        self.tree.body = list(resolved(self.tree.body))
         self.postponed = any(isinstance(s, ast.ImportFrom) and s.module == "__future__" for s in self.tree.body)
         plain = [s for s in self.tree.body if not isinstance(s, (ast.If, *_REFUSED))]
         self.tree = Cleaner(self.postponed, BUILTINS | bound_names(plain)[0]).visit(self.tree)

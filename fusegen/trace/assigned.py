@@ -36,19 +36,39 @@ def plain_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def hold(model: nn.Module, chosen: Container[str] | None = None) -> tuple[str, ...]:
     """Make buffers of the tensors that modules hold as plain attributes, so that a graph can read and write them.
 
-    Returns their dotted names. Numbers stay, tensors that have another name besides, and those not ``chosen``.
+    Returns their dotted names. Numbers stay, parameters and buffers that have another name besides, and those not
+    ``chosen``. A tensor that several modules hold is one for each.
     """
     plain = plain_tensors(model)
-    named = [*model.parameters(), *model.buffers(), *plain.values()]
+    named = [*model.parameters(), *model.buffers()]
     held = []
     for path, value in plain.items():
-        if (chosen is None or path in chosen) and value.dim() > 0 and sum(value is other for other in named) == 1:
+        if (chosen is None or path in chosen) and value.dim() > 0 and not any(value is other for other in named):
             owner, _, name = path.rpartition(".")
             module = model.get_submodule(owner)
             delattr(module, name)
-            module.register_buffer(name, value, persistent=False)
+            shared = sum(value is other for other in plain.values()) > 1
+            module.register_buffer(name, value.clone() if shared else value, persistent=False)
             held.append(path)
     return tuple(held)
+
+
+def shared_tensors(model: nn.Module) -> frozenset[str]:
+    """The dotted names of plain attributes that several modules hold: to write to one is to write to all."""
+    plain = plain_tensors(model)
+    return frozenset(p for p, value in plain.items() if sum(value is other for other in plain.values()) > 1)
+
+
+@contextmanager
+def added_removed(model: nn.Module) -> Iterator[None]:
+    """What the block adds to modules of ``model`` as plain attributes is gone after it: a fresh instance has none."""
+    before = [(module.__dict__, set(module.__dict__)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for own, names in before:
+            for name in own.keys() - names:
+                del own[name]
 
 
 def _line(path: Path) -> str | None:

@@ -42,7 +42,7 @@ from fusegen.ir import (
 from fusegen.trace import unseen
 from fusegen.trace.aliases import under_one_name
 from fusegen.trace.asked import SizeArithmeticError
-from fusegen.trace.assigned import Assigned, hold, plain_tensors, watched
+from fusegen.trace.assigned import Assigned, added_removed, hold, plain_tensors, shared_tensors, watched
 from fusegen.trace.decompositions import decompositions
 from fusegen.trace.from_export import convert, known
 from fusegen.trace.in_place import without_writes
@@ -101,7 +101,10 @@ def _export(
         symbol_guard_limit_before_specialize=_MOST_QUESTIONS
     )
     # torch.export prints the graph so far when it fails; our error says what matters.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log(), kept_whole(), questions:
+    with contextlib.ExitStack() as stack:
+        quiet = (warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log())
+        for context in (*quiet, kept_whole(), questions, unseen.no_autocast(), added_removed(model)):
+            stack.enter_context(context)
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)
         program = under_one_name(program)
@@ -299,6 +302,8 @@ def _first_export(
     with watched(model, path) as assigned:
         try:
             program = _export(model, inputs, dynamic=True)
+        except TraceError:
+            raise
         except Exception as dynamic_error:
             fixed = _all_sizes(inputs)
             for which, dynamic in _FIXED:
@@ -337,6 +342,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
                 hint="make it a constructor argument or a tensor",
             )
     noted = unseen.check(model)
+    shared = shared_tensors(model)
     held = hold(model)
     program, fixed, notes, assigned = _first_export(model, inputs, path)
     returned = results(program, forward_line(model, path))
@@ -349,6 +355,10 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         graph = convert(_export(model, _renewed(inputs), dynamic=True, fixed=fixed | more), model, path)
     if graph.sizes:
         graph = _settled(model, inputs, graph, returned, path)
+    for path_ in shared.intersection(path_ for path_, _ in graph.updates):
+        raise TraceError(
+            f"forward writes to {path_}, which other modules hold, too", hint="register it as a buffer of one module"
+        )
     read = {node.op.path for node in graph.params if isinstance(node.op, ParamOp)}
     made = [name for name in held if name in assigned.buffers and name not in read]
     graph = graph.replace(updates=tuple(update for update in graph.updates if update[0] not in made)).prune()

@@ -227,6 +227,8 @@ class _Converter:
                     return str(value)
                 case float():
                     return python_float(value)
+                case complex():
+                    return f"complex({python_float(value.real)}, {python_float(value.imag)})"
                 case None | bool() | int() | str():
                     return repr(value).replace("{", "{{").replace("}", "}}")
             raise UnsupportedOpError(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
+import torch
 from torch import nn
 
 from fusegen.errors import TraceError
@@ -40,11 +44,33 @@ def _methods(kind: type) -> Iterator[FunctionType]:
         yield function
 
 
-def _is_off(call: ast.AST) -> bool:
-    """``autocast(..., enabled=False)``."""
+def _may_be_off(call: ast.AST) -> bool:
+    """``autocast(..., enabled=...)``, but for a literal True: ``no_autocast`` sees what that is."""
     return isinstance(call, ast.Call) and any(
-        k.arg == "enabled" and isinstance(k.value, ast.Constant) and not k.value.value for k in call.keywords
+        k.arg == "enabled" and not (isinstance(k.value, ast.Constant) and k.value.value) for k in call.keywords
     )
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Within it, autocast that is enabled is a ``TraceError``."""
+    begin = torch.autocast.__init__
+
+    def checked(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if inspect.signature(begin).bind(self, device_type, *args, **kwargs).arguments.get("enabled", True):
+            frame = sys._getframe(1)
+            raise TraceError(
+                f"forward {_ASKED['autocast']} (autocast)",
+                source=f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}",
+                hint="convert the tensors instead",
+            )
+        begin(self, device_type, *args, **kwargs)
+
+    setattr(torch.autocast, "__init__", checked)  # noqa: B010 - its declared type is a method's
+    try:
+        yield
+    finally:
+        setattr(torch.autocast, "__init__", begin)  # noqa: B010
 
 
 def _reason(node: ast.AST) -> tuple[str, str] | None:
@@ -79,7 +105,7 @@ def check(model: nn.Module) -> tuple[str, ...]:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
         except (OSError, TypeError, SyntaxError):
             continue
-        off = {id(call.func) for call in ast.walk(tree) if isinstance(call, ast.Call) and _is_off(call)}
+        off = {id(call.func) for call in ast.walk(tree) if isinstance(call, ast.Call) and _may_be_off(call)}
         for node in ast.walk(tree):
             line = function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
             source = f"{Path(function.__code__.co_filename).name}:{line}"
