@@ -3,7 +3,8 @@
 Every model is compiled in a process of its own, by fusegen and by torch; times are taken one model after the other.
 Whole networks: ``benchmarks/networks/*.py``, as people write them. A tuning file beside a model holds. A model that
 takes longer than ``PATIENCE`` to compile is left out, and it is said what it was doing for how long.
-The error is that of the file's inputs, held to the tolerance of ``fusegen check``.
+The error is that of the file's inputs, held to the tolerance of ``fusegen check``. ``waited_microseconds``: of a call
+on an idle GPU, from its beginning on the host.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fusegen.tuning import pins_path  # noqa: E402
 from fusegen.verdict.check import run_set  # noqa: E402
 from fusegen.verdict.probes import Probe  # noqa: E402
 from fusegen.verdict.subject import call, model_subject  # noqa: E402
-from fusegen.verdict.timing import interleaved  # noqa: E402
+from fusegen.verdict.timing import interleaved, waited_microseconds  # noqa: E402
 
 ROUNDS = 21
 AT_ONCE = 20
@@ -108,6 +109,7 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
         found = run_set("the file's inputs", (reference, generated), inputs)
         contestants: dict[str, Callable[[], Any]] = {name: partial(run, *inputs) for name, run in runs.items()}
         read = [*inputs, *reference.parameters()]
+        waited = waited_microseconds(contestants, ROUNDS)
         contestants["probe"] = Probe(sum(value.nbytes for value in read if isinstance(value, torch.Tensor)), written)
         timed = interleaved(contestants, ROUNDS)
     medians = {name: round(timing.median * 1e3, 1) for name, timing in timed.items()}
@@ -117,6 +119,7 @@ def measure(model: Path, turn: Path) -> dict[str, Any]:
         "lines": len(compiled.source.splitlines()),
         "phase_seconds": {name: s for name, s in seconds_of(phases.path).items() if s >= 0.1 and name != "ready"},
         "microseconds": medians,
+        "waited_microseconds": {name: round(value, 1) for name, value in waited.items()},
         "share_of_probe": round(medians["probe"] / medians["generated"], 2),
         "x_eager": round(medians["eager"] / medians["generated"], 2),
         "x_compile": round(medians["torch.compile"] / medians["generated"], 2),
@@ -167,6 +170,7 @@ def run(models: Mapping[str, str], out: Path, tuned: Mapping[str, str] | None = 
                 entry = entries[name] = {"model": models[name], **json.loads(found)}
                 verdict = "ok" if entry["passed"] else "INACCURATE"
                 print(name, verdict, entry["microseconds"], entry["share_of_probe"], entry["x_compile"], flush=True)
+                print("   ", entry["waited_microseconds"], "with the host", flush=True)
                 print("   ", entry["lines"], "lines;", entry["phase_seconds"], flush=True)
                 facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": entries}
                 out.write_text(json.dumps(facts, indent=1) + "\n")

@@ -12,7 +12,7 @@ import torch
 
 from fusegen import ops
 from fusegen.compiler import Compiled, compile_file
-from fusegen.ir import CatOp, ConvOp, MatmulOp, Op, PermuteOp, ReshapeOp, SliceOp
+from fusegen.ir import AttentionOp, CatOp, ConvOp, MatmulOp, Op, PermuteOp, ReshapeOp, SliceOp
 from fusegen.plan import native, runs
 from fusegen.plan.runs import Run
 from fusegen.plan.types import EagerStep
@@ -90,13 +90,15 @@ def _in_python(text: str) -> str:
     text = re.sub(r"std::optional<Tensor>\(\)", "None", text)
     text = re.sub(r"std::optional<\w+>", "", text)
     text = re.sub(r"(?:Ints|Tensors)\{([^}]*)\}", r"[\1]", text)
-    text = re.sub(r"int64_t\{([^}]*)\}", r"\1", text)
+    text = re.sub(r"(?:int64_t|double)\{([^}]*)\}", r"\1", text)
     return re.sub(r"\b(true|false)\b", lambda found: found[0].title(), text)
 
 
 def _aten(name: str, overload: str, *arguments: object) -> torch.Tensor:
     operator = getattr(getattr(torch.ops.aten, name.removeprefix("aten::")), overload or "default")
-    result: torch.Tensor = operator(*arguments)
+    named = [a.name for a in operator._schema.arguments if a.kwarg_only]
+    first = len(arguments) - len(named)
+    result: torch.Tensor = operator(*arguments[:first], **dict(zip(named, arguments[first:], strict=True)))
     return result
 
 
@@ -114,6 +116,9 @@ TURNED = ConvOp(transposed=True, stride=(2,), padding=(1,), dilation=(1,), outpu
         (MatmulOp(left_transposed=True), [(2, 4, 5), (2, 4, 3)]),
         (MatmulOp(transposed=True, biased=True), [(2, 5, 4), (3, 4), (3,)]),
         (MatmulOp(biased=True), [(5, 4), (4, 3), (3,)]),
+        (AttentionOp(scale=0.3), [(2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 7)]),
+        (AttentionOp(scale=0.25, causal=True), [(2, 3, 5, 4)] * 3),
+        (AttentionOp(scale=0.3), [(2, 5, 4), (2, 6, 4), (2, 6, 7), (5, 6)]),
         (CatOp(axis=1), [(2, 3), (2, 1), (2, 4)]),
         (ReshapeOp(shape=(3, 2, 2)), [(4, 3)]),
         (PermuteOp(order=(2, 0, 1)), [(4, 3, 2)]),

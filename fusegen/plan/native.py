@@ -7,7 +7,8 @@ from typing import Any
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import ConvOp, MatmulOp, Op, PermuteOp, ReshapeOp, SliceOp
+from fusegen.ir import AttentionOp, ConvOp, MatmulOp, Op, PermuteOp, ReshapeOp, SliceOp
+from fusegen.literals import python_float
 
 _NONE = "std::optional<Tensor>()"
 
@@ -51,6 +52,12 @@ def _matmul(op: MatmulOp, args: Sequence[str]) -> str:
     return _aten("matmul", a, _transposed(args[1]) if op.transposed else args[1])
 
 
+def _attention(op: AttentionOp, args: Sequence[str]) -> str:
+    mask = f"std::optional<Tensor>({args[3]})" if len(args) > 3 else _NONE
+    scale = f"std::optional<double>({python_float(op.scale)})"
+    return _aten("scaled_dot_product_attention", *args[:3], mask, "double{0.0}", _bool(op.causal), scale, _bool(False))
+
+
 def _slice(op: SliceOp, args: Sequence[str]) -> str:
     stop = dims.add(op.start, dims.mul(op.length, op.step))
     ends = (f"std::optional<int64_t>({dims.cpp(end)})" for end in (op.start, stop))
@@ -60,6 +67,7 @@ def _slice(op: SliceOp, args: Sequence[str]) -> str:
 _ROWS: dict[str, Callable[[Any, Sequence[str]], str]] = {
     "conv": _conv,
     "matmul": _matmul,
+    "attention": _attention,
     "cat": lambda op, args: _aten("cat", f"Tensors{{{', '.join(args)}}}", _int(op.axis)),
     "reshape": lambda op, args: _aten("reshape", args[0], _ints(op.shape)),
     "permute": lambda op, args: _aten("permute", args[0], _ints(op.order)),

@@ -90,6 +90,19 @@ def interleaved(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> di
     return {name: summarise(values) for name, values in samples.items()}
 
 
+def waited_microseconds(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median time from the call of each contestant to its end on an idle GPU: what the host takes is part of it."""
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            run()
+            torch.cuda.synchronize()
+            samples[name].append((time.perf_counter_ns() - start) / 1e3)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
 def choose_rounds(contestants: Mapping[str, Callable[[], Any]], seconds: float) -> int:
     """Rounds that fit in about ``seconds``, between 20 and 200; calls each contestant three times first."""
     total = 0.0
