@@ -10,6 +10,7 @@ import torch
 
 from fusegen.compiler import compile_file
 from fusegen.errors import MismatchError
+from fusegen.ir import DType, ParamOp
 from fusegen.verdict.check import compare
 from fusegen.verdict.doubles import doubled
 from tests.emitted import reference_from, simulated
@@ -76,6 +77,52 @@ def test_agrees_with_eager(model: tuple[str, str, tuple[int, ...]], tmp_path: Pa
         grads.append([x.grad, *(parameter.grad for parameter in module.parameters())])
     torch.testing.assert_close(generated(x), reference(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-3, atol=1e-4)
+
+
+PARTS = {
+    "rotary": (
+        "z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))\n"
+        "return torch.view_as_real(z * self.f[None, : x.shape[1]]).flatten(2).exp()",
+        "self.register_buffer('f', torch.polar(torch.ones(16, 4), torch.rand(16, 4)))",
+    ),
+    "numbers": (
+        "z = torch.complex(x, x * 3)\nz = (2 * z - 1j * z).conj() + (3 - 2j)\nreturn (-z).real, (z - x).imag",
+        "",
+    ),
+    "shapes": (
+        "z = torch.polar(x.abs(), x).transpose(1, 2)[:, 1:, None].expand(-1, -1, 2, -1)\n"
+        "z = z.reshape(x.shape[0], -1, x.shape[1]) * self.w[:, None]\nreturn torch.view_as_real(z.contiguous())",
+        "self.w = nn.Parameter(torch.rand(14, dtype=torch.cfloat))",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_begins_and_ends_in_real_tensors_is_real_arithmetic(name: str, tmp_path: Path) -> None:
+    """Infinities too: where a product with a zero imaginary part is NaN in torch, it is here."""
+    path = write(tmp_path, *PARTS[name], "torch.rand(2, 16, 8)")
+    compiled = compile_file(path)
+    complexes = {node.type.dtype for node in compiled.program.after.nodes if not isinstance(node.op, ParamOp)}
+    assert DType.COMPLEX64 not in complexes
+    torch.manual_seed(0)
+    reference = reference_from(path.read_text()).Model()
+    torch.manual_seed(0)
+    generated = simulated(compiled).ModelNew()
+    x = torch.randn(3, 11 if name == "rotary" else 16, 8)
+    torch.testing.assert_close(generated(x), reference(x), rtol=1e-5, atol=1e-5)
+    x[0, 2, 3], x[1, 4, 6], x[2, 1, 1] = torch.inf, torch.nan, -torch.inf
+    found, expected = (torch.utils._pytree.tree_leaves(module(x)) for module in (generated, reference))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_what_torch_transforms_is_made_by_torch(tmp_path: Path) -> None:
+    """Of a value that is a Fourier transform's operand and read in parts, too, both are there."""
+    body = "z = torch.complex(x, x * 2) * 1j\nreturn torch.fft.fft(z).abs(), z.real.exp()"
+    path = write(tmp_path, body, "", "torch.rand(4, 8)")
+    compiled = compile_file(path)
+    x = torch.rand(3, 8)
+    torch.testing.assert_close(simulated(compiled).ModelNew()(x), reference_from(path.read_text()).Model()(x))
+    assert "fft_fft" in compiled.source
 
 
 def test_slices_of_all_and_writes_over_all_are_left_out(tmp_path: Path) -> None:

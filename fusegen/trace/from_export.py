@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import itertools
 import operator
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-from fusegen import dims, ops
 from fusegen.dims import Dim
 from fusegen.errors import GraphError, TraceError, UnsupportedOpError
 from fusegen.ir import (
-    INTEGERS,
-    WIDE_INTEGERS,
     CatOp,
     ConstOp,
     DType,
     EagerOp,
-    FillOp,
     GetItemOp,
     Graph,
     InputOp,
-    Node,
     Op,
     ParamOp,
     ReshapeOp,
@@ -39,9 +32,10 @@ from fusegen.ir import (
 from fusegen.literals import python_float
 from fusegen.pointwise import BY_ATEN
 from fusegen.trace import complexes
-from fusegen.trace.asked import Pairs, SizeArithmeticError, alike, conditions, name_sizes, unsaid
+from fusegen.trace.asked import Pairs, alike, conditions, name_sizes
 from fusegen.trace.aten import IMPORTERS, Call, Imported, Value, pointwise
 from fusegen.trace.counts import kept_as_floats
+from fusegen.trace.draft import Draft
 from fusegen.trace.whole import aten_name
 from fusegen.verify import verify
 
@@ -62,121 +56,20 @@ def _size(dim: Dim) -> int | _Size:
     return dim if isinstance(dim, int) else _Size(dim)
 
 
-class _Converter:
+class _Converter(Draft):
     """Walks the fx graph once; ``env`` maps fx nodes to values."""
 
     def __init__(self, program: ExportedProgram, model: nn.Module, path: Path, equal: Pairs = ()):
-        self.program, self.path, self.name, self.equal = program, path, type(model).__name__, equal
-        self.nodes: dict[str, Node] = {}
+        super().__init__(path)
+        self.program, self.name, self.equal = program, type(model).__name__, equal
         self.env: dict[fx.Node, Value] = {}
         self.results: dict[fx.Node, tuple[Value | None, ...]] = {}
-        self.updates: dict[str, str] = {}
-        self.renames: dict[sympy.Symbol, sympy.Expr] = {}
-        self.sizes: dict[str, int] = {}
-        self.inputs: list[Value] = []
-        self.conditions: dict[str, None] = {}
         self.counts = kept_as_floats(program.graph)
-        self.current: fx.Node | None = None
-        self.fresh = 0
-
-    # --- sizes --------------------------------------------------------------------------------
-
-    def dim(self, size: Any) -> Dim:
-        if isinstance(size, int) and not isinstance(size, bool):
-            return size
-        expr = size.node.expr.xreplace(self.renames)
-        if not {symbol.name for symbol in expr.free_symbols} <= set(self.sizes):
-            raise TraceError(
-                "the size of a result depends on tensor values",
-                node=self.current.name if self.current else None,
-                source=self.source(),
-                hint="use torch.where or a mask instead of selecting elements",
-            )
-        try:
-            dim = dims.canonical(expr)
-        except ValueError as error:
-            raise self.unsaid(expr) from error
-        if any(dims.evaluate(part, self.sizes) < 0 for part in dims.numerators(dim)):
-            raise self.unsaid(expr)
-        return dim
-
-    def at_least(self, size: Dim, bound: Dim) -> bool:
-        holds = dims.evaluate(size, self.sizes) >= dims.evaluate(bound, self.sizes)
-        difference = dims.parse(dims.sub(size, bound))
-        if not (difference.is_nonnegative if holds else difference.is_negative):  # else it holds at all sizes
-            self.conditions[f"{size} {'>=' if holds else '<'} {bound}"] = None
-        return holds
-
-    def not_empty(self, size: Dim) -> None:
-        if not isinstance(size, int):
-            self.conditions[f"{size} >= 1"] = None
-
-    def unsaid(self, expr: sympy.Basic) -> SizeArithmeticError:
-        return unsaid(expr, self.current.name if self.current else None, self.source())
-
-    def type_of(self, value: torch.Tensor, where: str) -> TensorType:
-        name = str(value.dtype).removeprefix("torch.")
-        try:
-            dtype = DType(name)
-        except ValueError as error:
-            raise UnsupportedOpError(
-                f"element type {name} is not supported", node=where, source=self.source()
-            ) from error
-        return TensorType(dtype=dtype, shape=tuple(self.dim(size) for size in value.shape))
 
     def result(self, value: torch.Tensor, node: fx.Node) -> TensorType:
         """The type of a result of ``node``; counts that end in floats are floats."""
         found = self.type_of(value, node.name)
         return found.replace(dtype=DType.FLOAT32) if node in self.counts else found
-
-    # --- nodes --------------------------------------------------------------------------------
-
-    def source(self) -> str | None:
-        """The line of the model file, else of the innermost library frame, that made the current op."""
-        trace = self.current.meta.get("stack_trace") if self.current is not None else None
-        frames = re.findall(r'File "([^"]+)", line (\d+)', trace or "")
-        mine = [frame for frame in frames if frame[0] == str(self.path)]
-        chosen = (mine or frames)[-1:] if frames else []
-        return f"{Path(chosen[0][0]).name}:{chosen[0][1]}" if chosen else None
-
-    def unique(self, stem: str) -> str:
-        name = re.sub(r"\W", "_", stem)
-        while name in self.nodes:
-            self.fresh += 1
-            name = f"{stem}_{self.fresh}"
-        return name
-
-    def emit(self, stem: str, op: Op, operands: tuple[Value, ...], declared: TensorType) -> Value:
-        inferred = ops.infer(op, tuple(v.type for v in operands), declared)
-        name = self.unique(stem)
-        self.nodes[name] = Node(
-            name=name, op=op, inputs=tuple(v.name for v in operands), type=inferred, source=self.source()
-        )
-        return Value(name, inferred)
-
-    def add(self, op: Op, *operands: Value) -> Value:
-        assert self.current is not None
-        return self.emit(self.current.name, op, operands, operands[0].type)
-
-    def several(self, op: Op, results: tuple[TensorType, ...], *operands: Value) -> tuple[Value, ...]:
-        source = self.add(op, *operands)
-        return tuple(self.emit(source.name, GetItemOp(index=i), (source,), type_) for i, type_ in enumerate(results))
-
-    def scalar(self, value: float | Dim, like: Value) -> Value:
-        stored: int | float | str = value if isinstance(value, str) else float(value)
-        if like.type.dtype in INTEGERS and not isinstance(value, str):
-            bits = 8 * like.type.dtype.bytes - 1
-            if like.type.dtype not in WIDE_INTEGERS or value != int(value) or not -(2**bits) <= value < 2**bits:
-                raise GraphError(f"{value} among {like.type.dtype.value} is left to torch")
-            stored = int(value)
-        return self.emit("scalar", ConstOp(value=stored), (), like.type.replace(shape=()))
-
-    def update(self, buffer: Value, value: Value) -> None:
-        op = self.nodes[buffer.name].op
-        assert isinstance(op, ParamOp)
-        self.updates[op.path] = value.name
-
-    # --- conversion ---------------------------------------------------------------------------
 
     def argument(self, value: Any) -> Any:
         """An fx argument with values for nodes and ``Dim`` for symbolic integers."""
@@ -265,11 +158,33 @@ class _Converter:
             return  # size arithmetic and assertions on it: users read the size expression itself
         if not isinstance(node.target, torch._ops.OpOverload):
             raise UnsupportedOpError(f"{node.target} is not an ATen op", node=node.name, source=self.source())
+        if complexes.is_complex(node):
+            self.env[node] = self.of_complexes(node)
+            return
         value = self.imported(node)
         if isinstance(value, tuple):
             self.results[node] = value
         else:
             self.env[node] = value if value is not None else self.eager(node)
+
+    def of_complexes(self, node: fx.Node) -> Value:
+        """A call of complex numbers. What is torch's is there beside the parts, and goes where nothing reads it."""
+        overload, named = aten_name(str(node.target)).removeprefix("aten."), self.arguments(node)
+        if same := complexes.unchanged(overload, named):
+            return same
+        before = dict(self.nodes), dict(self.conditions)
+        found = None
+        if isinstance(node.meta["val"], torch.Tensor):
+            try:
+                found = complexes.in_parts(self, overload, named, self.result(node.meta["val"], node))
+            except GraphError:
+                self.nodes, self.conditions = before
+        if isinstance(found, Value):
+            return found
+        value = self.eager(node)
+        if found is not None:
+            self.parts[value.name] = found
+        return value
 
     def imported(self, node: fx.Node) -> Imported:
         """The IR form of an ATen call, or None: this op, or these arguments, are left to torch.
@@ -278,8 +193,6 @@ class _Converter:
         """
         overload = aten_name(str(node.target)).removeprefix("aten.")
         found = node.meta["val"]
-        if complexes.is_complex(node):
-            return complexes.unchanged(overload, self.arguments(node))
         many = isinstance(found, (list, tuple))
         if many and overload not in IMPORTERS:
             return None
@@ -309,13 +222,6 @@ class _Converter:
             return None
         return value
 
-    def made_by(self, value: Value) -> tuple[Op, tuple[Value, ...]]:
-        node = self.nodes[value.name]
-        return node.op, tuple(Value(name, self.nodes[name].type) for name in node.inputs)
-
-    def first_input(self, dtype: DType | None) -> Value | None:
-        return next((value for value in self.inputs if dtype in (value.type.dtype, None)), None)
-
     def constant(self, node: fx.Node, path: str) -> Value:
         """A tensor that forward makes of numbers, of its own element type: one number, or runs of a few, joined."""
         self.current = next(iter(node.users), node)  # the line that makes it
@@ -335,33 +241,6 @@ class _Converter:
         parts = [self.full(node.name, number, type_.replace(shape=(count,))) for number, count in runs]
         row = self.emit(node.name, CatOp(axis=0), tuple(parts), type_)
         return row if tensor.dim() == 1 else self.emit(node.name, ReshapeOp(shape=type_.shape), (row,), type_)
-
-    def refused(self, path: str, hint: str = "register it as a buffer") -> UnsupportedOpError:
-        return UnsupportedOpError(
-            f"forward creates a constant tensor ({path})",
-            node=self.current.name if self.current else None,
-            source=self.source(),
-            hint=hint,
-        )
-
-    def full(self, stem: str, number: float, type_: TensorType) -> Value:
-        """A tensor of one number, where the inputs are; by torch where none of them has its element type."""
-        like = self.first_input(type_.dtype)
-        if like is not None and isinstance(number, float):
-            return self.emit(stem, FillOp(value=number, shape=type_.shape), (like,), type_)
-        if not self.inputs:
-            raise self.refused(stem)
-        value = python_float(number) if isinstance(number, float) else repr(number)
-        shape = ", ".join(map(str, type_.shape))
-        arguments = f"[{shape}], {value}, dtype=torch.{type_.dtype.value}, device={{0}}.device"
-        op = EagerOp(target="aten.full.default", arguments=arguments, results=(type_,), tuple_result=False)
-        return self.emit(stem, op, (self.inputs[0],), type_)
-
-    def as_tensor(self, value: Value) -> Value:
-        """``value``, or the tensor of a number that is none yet."""
-        held = self.nodes[value.name].op
-        number = held.value if isinstance(held, ConstOp) and self.inputs else None
-        return self.full("fill", number, value.type) if isinstance(number, float) else value
 
     def placeholder(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         spec = next(s for s in self.program.graph_signature.input_specs if s.arg.name == node.name)
