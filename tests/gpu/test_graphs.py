@@ -112,7 +112,7 @@ def test_other_memory(pair: tuple[nn.Module, nn.Module]) -> None:
         for height in (20, 10, 40, 20):  # other sizes at one address
             _same(pair, flat[: 2 * 16 * height * 12].view(2, 16, height, 12))
         run = _runs(generated)[0]
-        run.allowed = 8  # what a thousand replays would earn
+        run.captures = 8  # what a thousand replays would earn
         for _ in range(4):
             for x in inputs:
                 _same(pair, x)
