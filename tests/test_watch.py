@@ -25,7 +25,7 @@ INIT = """
 self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(6)])
 self.norms = nn.ModuleList([nn.LayerNorm(4) for _ in range(6)])
 self.register_buffer("scale", torch.ones(4))
-self.sizes = [1, 2]
+self.sizes, self._own = [1, 2], [3]
 self.config = {"steps": 6, "of": {"deep": [3]}}
 """
 BODY = """
@@ -48,6 +48,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a hook before": lambda m: m.norms[5].register_forward_pre_hook(lambda *_: None),
     "a list": lambda m: m.sizes.append(3),
     "an element": lambda m: m.sizes.__setitem__(0, 7),
+    "a private list": lambda m: m._own.append(4),
     "a dictionary": lambda m: m.config.update(steps=7),
     "a list in dictionaries": lambda m: m.config["of"]["deep"].append(3),
     "a class": lambda m: setattr(m.layers[0], "__class__", nn.Identity),
