@@ -41,3 +41,13 @@ def test_agrees_with_eager(name: str, tmp_path: Path) -> None:
     x = torch.rand(5, 16)
     with torch.no_grad():
         torch.testing.assert_close(generated(x), reference(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variance", ["x[:, 2]", "x[:, 2, :1]", "x[:, 2].mean(1)"])
+@pytest.mark.parametrize("options", ["", ", full=True, reduction='sum'", ", eps=0.5, reduction='none'"])
+def test_losses_of_variances_do_not_look_at_them(variance: str, options: str, tmp_path: Path) -> None:
+    body = f"return F.gaussian_nll_loss(x[:, 0], x[:, 1], {variance}.exp(){options})"
+    path = write(tmp_path, body, "", "torch.rand(6, 3, 8)")
+    x = torch.randn(5, 3, 8)
+    found = simulated(compile_file(path)).ModelNew()(x)
+    torch.testing.assert_close(found, reference_from(path.read_text()).Model()(x), rtol=1e-5, atol=1e-5)

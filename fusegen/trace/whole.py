@@ -3,11 +3,13 @@
 A recurrent network is one node whose shapes are known at once: torch's own shape function for it runs every time
 step. That of a loss of class numbers is wrong. Attention computes nonsense where its operands' sizes disagree, and its
 shape function does not ask. Nor does that of ``gather``, which leaves out what numbers have no axis for: whether they
-have is a question, so that axes of one size are one size. Covariances look at a number only to warn.
+have is a question, so that axes of one size are one size. Covariances look at a number only to warn, losses of
+variances at these only to raise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.nn.functional import nll_loss, scaled_dot_product_attention
+from torch.nn.functional import gaussian_nll_loss, nll_loss, scaled_dot_product_attention
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
@@ -142,11 +144,27 @@ def _corrcoef(input: Tensor) -> Tensor:
     return (centred @ centred.mT / lengths[:, None] / lengths).clamp(-1, 1)
 
 
+def _gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """``gaussian_nll_loss``, which looks at variances to raise for negative ones."""
+    if not isinstance(var, Tensor) or reduction not in ("none", "mean", "sum"):
+        return gaussian_nll_loss(input, target, var, full, eps, reduction)
+    if var.shape != input.shape and input.shape[:-1] == var.shape:
+        var = var.unsqueeze(-1)
+    if var.dim() != input.dim() or sum(int(a != b) for a, b in zip(input.shape, var.shape, strict=True)) > 1:
+        raise ValueError("var is of incorrect size")
+    spread = var.clamp(min=eps)
+    loss = 0.5 * (torch.log(spread) + (input - target) ** 2 / spread) + (0.5 * math.log(2 * math.pi) if full else 0.0)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
 _COMPARED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.cov: _cov,
     Tensor.cov: _cov,
     torch.corrcoef: _corrcoef,
     Tensor.corrcoef: _corrcoef,
+    gaussian_nll_loss: _gaussian_nll_loss,
     torch.gather: _gather,
     Tensor.gather: _gather,
     torch.take_along_dim: _take_along_dim,
