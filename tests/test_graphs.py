@@ -109,7 +109,7 @@ def device(generated: Any, monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def _run(generated: Any, device: Device) -> Any:
-    return generated._fusegen_Replayed(device.operator, 1, (0,))
+    return generated._fusegen_Replayed(device.operator, 1, (0,), 4)
 
 
 def test_the_third_call_with_the_same_memory_is_replayed(generated: Any, device: Device) -> None:
@@ -140,6 +140,16 @@ def test_other_sizes_numbers_and_settings_are_other_graphs(
 
 def test_settings_of_libraries_count_where_these_are_called(tmp_path: Path) -> None:
     assert "_fusegen_library_settings" not in _generated(tmp_path, 16, False).__dict__
+
+
+def test_much_larger_calls_launch_kernel_by_kernel(generated: Any, device: Device) -> None:
+    """They would keep as much memory, for a GPU that waits for nobody."""
+    run = _run(generated, device)
+    for length, replays in ((16, 2), (17, 2)):
+        x = torch.rand(length)
+        for _ in range(4):
+            run([x], [3])
+        assert device.replays == replays
 
 
 @pytest.mark.parametrize("why", ["stream", "layout", "mode"])

@@ -46,6 +46,8 @@ class Operator:
     """Of a run, Python statements over the same names that compute the results' shapes."""
     replayed: bool = False
     """True when it is called as a graph where it can be."""
+    elements: int = 0
+    """Of the tensors whose sizes calls may change, as traced."""
 
     @property
     def calls_torch(self) -> bool:
@@ -71,7 +73,7 @@ class Operator:
     def unknown(self) -> tuple[int, ...]:
         """The positions, among the tensors of all lists, of those whose sizes calls may change."""
         in_order = sorted(self.operands, key=lambda operand: operand.written)
-        return tuple(i for i, o in enumerate(in_order) if any(isinstance(size, str) for size in o.type.shape))
+        return tuple(i for i, operand in enumerate(in_order) if _varies(operand.type))
 
     @property
     def parameters(self) -> list[str]:
@@ -112,6 +114,10 @@ class Call:
     nodes: dict[str, str]
     integers: dict[str, str]
     results: tuple[str, ...]
+
+
+def _varies(type_: TensorType) -> bool:
+    return any(isinstance(size, str) for size in type_.shape)
 
 
 def tensors(count: int) -> str:
@@ -167,6 +173,7 @@ def call_of_run(run: Run, name: str, graph: Graph, variable: Mapping[str, str], 
         returned=results[0] if len(results) == 1 else f"{{{', '.join(results)}}}",
         shapes=(*body.shapes, f"return {', '.join(results)}"),
         replayed=run.replayed,
+        elements=sum(dims.numel(o.type.shape, graph.sizes) for o in operands if _varies(o.type)),
     )
     return Call(operator, body.operands, {integer: text for text, integer in body.integers.items()}, run.results)
 
