@@ -512,6 +512,13 @@ def test_autocast_that_an_option_switches_on(kind: str, tmp_path: Path) -> None:
     assert str(raised.value.source).startswith("model.py:")
 
 
+def test_tensors_in_lists_are_to_be_buffers(tmp_path: Path) -> None:
+    layers = "self.own = {'anchors': [torch.rand(5), torch.rand(5)]}"
+    with pytest.raises(TraceError, match="neither parameters nor buffers") as raised:
+        compile_file(write(tmp_path, "return x * (torch.arange(5.0) + self.own['anchors'][0])", layers))
+    assert str(raised.value.hint).endswith(": own")
+
+
 def test_a_tensor_that_several_modules_hold_is_not_written(tmp_path: Path) -> None:
     layers = "self.a, self.b, mask = nn.ReLU(), nn.ReLU(), torch.ones(5)\nself.a.mask = self.b.mask = mask"
     with pytest.raises(TraceError, match=r"writes to a\.mask, which other modules hold"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 
 @dataclass
@@ -31,6 +32,19 @@ def plain_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         for name, value in vars(module).items()
         if isinstance(value, torch.Tensor)
     }
+
+
+def tensors_in_containers(model: nn.Module) -> tuple[str, ...]:
+    """The dotted names of lists and the like in which modules hold tensors beside parameters and buffers."""
+    own = {id(value) for value in (*model.parameters(), *model.buffers())}
+    torchs = vars(nn.Module()).keys()
+    return tuple(
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in torchs and isinstance(value, (list, tuple, dict))
+        if any(isinstance(leaf, torch.Tensor) and id(leaf) not in own for leaf in tree_leaves(value))
+    )
 
 
 def hold(model: nn.Module, chosen: Container[str] | None = None) -> tuple[str, ...]:

@@ -42,11 +42,18 @@ from fusegen.ir import (
 from fusegen.trace import unseen
 from fusegen.trace.aliases import under_one_name
 from fusegen.trace.asked import SizeArithmeticError
-from fusegen.trace.assigned import Assigned, added_removed, hold, plain_tensors, shared_tensors, watched
+from fusegen.trace.assigned import (
+    Assigned,
+    added_removed,
+    hold,
+    shared_tensors,
+    watched,
+)
 from fusegen.trace.decompositions import decompositions
+from fusegen.trace.failures import trace_error
 from fusegen.trace.from_export import convert, known
 from fusegen.trace.in_place import without_writes
-from fusegen.trace.model_file import first_line, forward_line, location
+from fusegen.trace.model_file import first_line, forward_line
 from fusegen.trace.results import form, results
 from fusegen.trace.whole import kept_whole
 
@@ -320,7 +327,7 @@ def _first_export(
             hint="register it as a buffer, or pass it in and out of forward",
         ) from failed
     if failed is not None:
-        raise _trace_error(failed, path, model) from failed
+        raise trace_error(failed, path, model) from failed
     return program, fixed, (*notes, *map(_NOT_SET.format, assigned.added)), assigned
 
 
@@ -386,23 +393,3 @@ def _behaves_by_mode(module: nn.Module) -> bool:
         return module.dropout > 0
     functions = [type(module).forward, *(type(hook).__call__ for hook in unseen.torchs_hooks(module))]
     return any("training" in function.__code__.co_names for function in functions if hasattr(function, "__code__"))
-
-
-def _trace_error(error: BaseException, path: Path, model: nn.Module) -> TraceError:
-    where = location(error, path)
-    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
-        return TraceError(
-            "control flow depends on tensor values",
-            source=where or _mentioned_line(str(error), path),
-            hint="use torch.where, or move the branch out of forward",
-        )
-    plain = ", ".join(plain_tensors(model))
-    hint = f"register as buffers the tensors that are neither parameters nor buffers: {plain}" if plain else None
-    return TraceError(f"cannot trace: {type(error).__name__}: {first_line(error)}", source=where, hint=hint)
-
-
-def _mentioned_line(text: str, path: Path) -> str | None:
-    marker = f'File "{path}", line '
-    if marker not in text:
-        return None
-    return f"{path.name}:{text.rsplit(marker, 1)[1].split(',')[0]}"
