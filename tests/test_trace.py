@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fusegen import dims, guards, interpret
 from fusegen.compiler import compile_file
@@ -516,8 +517,8 @@ def test_autocast_that_an_option_switches_on(kind: str, tmp_path: Path) -> None:
 def test_tensors_in_lists_are_to_be_buffers(tmp_path: Path) -> None:
     """They belong to the mode in which the model was made, which torch says in its own words."""
     model = nn.Sequential(nn.ReLU())
-    model[0].own = {"anchors": [torch.rand(5)]}
-    model[0].sizes = [5]
+    vars(model[0])["own"] = {"anchors": [torch.rand(5)]}
+    vars(model[0])["sizes"] = [5]
     found = trace_error(AssertionError("fake mode (1) from fake tensor input 0 doesn't match"), tmp_path, model)
     assert "neither parameters nor buffers" in str(found)
     assert str(found.hint).endswith(": 0.own")
