@@ -84,10 +84,20 @@ def _known(module: Any, model: Any) -> Any:
     return module._fusegen_known(model, -1)
 
 
+def _passed(module: Any) -> tuple[Any, torch.Tensor]:
+    """A model that has passed the checks, and its input."""
+    model, x = module.ModelNew(), torch.rand(2, 4)
+    for _ in range(2):
+        module._fusegen_operands(model, x)
+    assert _known(module, model) is not None
+    return model, x
+
+
 def test_what_has_passed_is_known(module: Any) -> None:
     model, x = module.ModelNew(), torch.rand(2, 4)
-    assert _known(module, model) is None
     first = module._fusegen_operands(model, x)
+    assert _known(module, model) is None  # a copy may be called once
+    module._fusegen_operands(model, x)
     known = _known(module, model)
     assert known is not None
     assert all(a is b for a, b in zip(first[1:], known, strict=True))
@@ -102,16 +112,13 @@ def test_what_has_passed_is_known(module: Any) -> None:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_changes_are_seen(module: Any, what: str) -> None:
-    model, x = module.ModelNew(), torch.rand(2, 4)
-    module._fusegen_operands(model, x)
-    assert _known(module, model) is not None
+    model, _ = _passed(module)
     CHANGES[what](model)
     assert _known(module, model) is None
 
 
 def test_values_may_change(module: Any) -> None:
-    model, x = module.ModelNew(), torch.rand(2, 4)
-    module._fusegen_operands(model, x)
+    model, x = _passed(module)
     with torch.no_grad():
         model.layers[0].weight.mul_(2)
         model.layers[1].weight.data = torch.rand(4, 4)
@@ -127,12 +134,11 @@ def test_what_keeps_changing_is_seldom_kept(module: Any) -> None:
         model.count = count
         assert module._fusegen_operands(model, x).__class__ is tuple
         kept.append(_known(module, model) is not None)
-    assert kept == [True, True, False, True, False, False, False, True, False]
+    assert kept == [False, True, False, True, False, False, False, True, False]
 
 
 def test_nothing_holds_the_module(module: Any) -> None:
-    model, x = module.ModelNew(), torch.rand(2, 4)
-    module._fusegen_operands(model, x)
+    model, _ = _passed(module)
     known = weakref.ref(model)
     assert module._fusegen_passed[model].parameters
     del model
@@ -144,7 +150,8 @@ def test_nothing_holds_the_module(module: Any) -> None:
 def test_what_holds_its_module_is_checked(module: Any, owner: Callable[[Any], object]) -> None:
     model, x = module.ModelNew(), torch.rand(2, 4)
     model.layers[0].__dict__["owner"] = owner(model)
-    assert module._fusegen_operands(model, x).__class__ is tuple
+    for _ in range(4):
+        assert module._fusegen_operands(model, x).__class__ is tuple
     assert _known(module, model) is None
     known = weakref.ref(model)
     del model
