@@ -10,7 +10,7 @@ import torch
 
 from fusegen.compiler import compile_file
 from fusegen.errors import MismatchError
-from fusegen.ir import DType, ParamOp
+from fusegen.ir import DType, MatmulOp, ParamOp, PermuteOp, RegionOp
 from fusegen.verdict.check import compare
 from fusegen.verdict.doubles import doubled
 from tests.emitted import reference_from, simulated
@@ -113,6 +113,34 @@ def test_what_begins_and_ends_in_real_tensors_is_real_arithmetic(name: str, tmp_
     x[0, 2, 3], x[1, 4, 6], x[2, 1, 1] = torch.inf, torch.nan, -torch.inf
     found, expected = (torch.utils._pytree.tree_leaves(module(x)) for module in (generated, reference))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_what_torch_lays_out_in_another_order_is_read_as_it_lies(tmp_path: Path) -> None:
+    """A spectrogram has its frames one after the other: neither kernels nor products copy it."""
+    body = (
+        "z = torch.stft(x, 64, 16, window=self.h, return_complex=True)\nreturn self.l(z.abs().pow(2).transpose(1, 2))"
+    )
+    init = "self.register_buffer('h', torch.hann_window(64))\nself.l = nn.Linear(33, 8)"
+    path = write(tmp_path, body, init, "torch.rand(4, 1600)")
+    compiled = compile_file(path)
+    bodies = [node.op.body for node in compiled.program.after.nodes if isinstance(node.op, RegionOp)]
+    ops = [node.op for graph in (compiled.program.after, *bodies) for node in graph.nodes]
+    assert [op.left_transposed for op in ops if isinstance(op, MatmulOp)] == [False]
+    assert not any(isinstance(op, PermuteOp) for op in ops)
+    torch.manual_seed(0)
+    reference = reference_from(path.read_text()).Model()
+    torch.manual_seed(0)
+    generated = simulated(compiled).ModelNew()
+    x = torch.randn(3, 1700)
+    torch.testing.assert_close(generated(x), reference(x), rtol=1e-4, atol=1e-4)
+
+
+def test_strides_of_such_a_result_are_torchs(tmp_path: Path) -> None:
+    path = write(tmp_path, "return torch.stft(x, 64, 16, return_complex=True).abs()", "", "torch.rand(4, 1600)")
+    x = torch.randn(4, 1600)
+    found, expected = simulated(compile_file(path)).ModelNew()(x), reference_from(path.read_text()).Model()(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
 
 
 def test_what_torch_transforms_is_made_by_torch(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fusegen.ir import (
     InputOp,
     Op,
     ParamOp,
+    PermuteOp,
     ReshapeOp,
     TensorType,
 )
@@ -54,6 +55,22 @@ def _has_size(values: Iterable[Any]) -> bool:
 
 def _size(dim: Dim) -> int | _Size:
     return dim if isinstance(dim, int) else _Size(dim)
+
+
+def _laid_out(value: torch.Tensor) -> list[int] | None:
+    """The order of axes in which a dense tensor's elements follow each other; None where that is row by row."""
+
+    def number(size: Any) -> int:
+        return size if isinstance(size, int) else int(size.node.hint or 0)
+
+    shape, strides = [[number(n) for n in values] for values in (value.shape, value.stride())]
+    order = sorted(range(len(shape)), key=lambda axis: strides[axis], reverse=True)
+    step = 1
+    for axis in reversed(order):
+        if strides[axis] != step or shape[axis] < 2:
+            return None
+        step *= shape[axis]
+    return None if order == sorted(order) else order
 
 
 class _Converter(Draft):
@@ -135,7 +152,17 @@ class _Converter(Draft):
         results = tuple(self.result(v, node) for v in (found if many else [found]) if v is not None)
         target = aten_name(str(node.target))
         op = EagerOp(target=target, arguments=", ".join(parts), results=results, tuple_result=many)
-        return self.emit(node.name, op, tuple(operands), results[0])
+        value = self.emit(node.name, op, tuple(operands), results[0])
+        order = None if many else _laid_out(found)
+        if order is None or not results[0].dtype.value.startswith("float"):
+            return value
+        # What torch lays out in another order of axes is read as it lies.
+        rows = results[0].replace(shape=tuple(results[0].shape[axis] for axis in order))
+        turned = EagerOp(
+            target="aten.permute.default", arguments=f"{{0}}, {order}", results=(rows,), tuple_result=False
+        )
+        lying = self.emit(f"{node.name}_lying", turned, (value,), rows)
+        return self.add(PermuteOp(order=tuple(order.index(axis) for axis in range(len(order)))), lying)
 
     def call(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
