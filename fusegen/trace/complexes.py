@@ -105,10 +105,8 @@ def _moved(draft: Draft, overload: str, named: Mapping[str, Any], result: Tensor
     return value
 
 
-def _filled(draft: Draft, part: Number, result: TensorType) -> Value | None:
-    """A part as a tensor of the result's shape, where it has that; None for a number."""
-    if not isinstance(part, Value):
-        return None
+def _filled(draft: Draft, part: Value, result: TensorType) -> Value:
+    """A part with the result's shape."""
     return part if part.type.shape == result.shape else _moved(draft, "expand.default", {"self": part}, result)
 
 
@@ -167,17 +165,16 @@ def in_parts(draft: Draft, overload: str, named: Mapping[str, Any], result: Tens
         found = _parts(draft, named["self"])
         if found is None or overload == "resolve_conj.default":
             return found
-        shape = own.replace(shape=own.shape[:-1]) if overload == "view_as_real.default" else own
-        real, imaginary = (_filled(draft, part, shape) for part in found)
+        tensors = [part if isinstance(part, Value) else None for part in found]
         if overload != "view_as_real.default":
-            return real if overload == "real.default" else imaginary
-        if real is None or imaginary is None:
+            return tensors[0] if overload == "real.default" else tensors[1]
+        if None in tensors:
             return None
-        return _moved(draft, "stack.default", {"tensors": [real, imaginary], "dim": -1}, own)
+        return _moved(draft, "stack.default", {"tensors": tensors, "dim": -1}, own)
     if overload not in _ROWS or result.dtype is not DType.COMPLEX64:
         return None
     parts = _ROWS[overload](draft, overload, named, own)
-    if parts is None:
+    if parts is None or not any(isinstance(part, Value) for part in parts):
         return None
-    shapes = {part.type.shape for part in parts if isinstance(part, Value)}
-    return parts if len(shapes) == 2 or own.shape in shapes else None
+    whole = [_filled(draft, part, own) if isinstance(part, Value) else part for part in parts]
+    return whole[0], whole[1]

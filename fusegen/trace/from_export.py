@@ -199,13 +199,13 @@ class _Converter(Draft):
         overload, named = aten_name(str(node.target)).removeprefix("aten."), self.arguments(node)
         if same := complexes.unchanged(overload, named):
             return same
-        before = dict(self.nodes), dict(self.conditions)
+        before = dict(self.nodes), dict(self.conditions), dict(self.parts)
         found = None
         if isinstance(node.meta["val"], torch.Tensor):
             try:
                 found = complexes.in_parts(self, overload, named, self.result(node.meta["val"], node))
             except GraphError:
-                self.nodes, self.conditions = before
+                self.nodes, self.conditions, self.parts = before
         if isinstance(found, Value):
             return found
         value = self.eager(node)
