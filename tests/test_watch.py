@@ -165,3 +165,12 @@ def test_small_models_are_checked(tmp_path: Path) -> None:
     )
     assert "_fusegen_known" not in compiled.source
     assert "Python.h" not in compiled.source
+
+
+def test_models_without_kernels_are_checked(tmp_path: Path) -> None:
+    layers = "self.l = nn.Sequential(*(nn.Identity() for _ in range(16)))\nself.w = nn.Parameter(torch.eye(4) * 2)"
+    compiled = compile_file(write(tmp_path, "return torch.linalg.inv(self.l(self.w)), x", layers, "torch.rand(3, 4)"))
+    assert not compiled.program.kernels
+    model = simulated(compiled).ModelNew()
+    for _ in range(3):
+        torch.testing.assert_close(model(torch.ones(2, 4))[0], torch.eye(4) / 2)

@@ -18,12 +18,11 @@ def resolved(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """
     known: dict[str, Any] = {"__name__": "model"}
     for statement in statements:
-        found = list(_taken(statement, known)) if isinstance(statement, ast.Try) else None
-        yield from [statement] if found is None else found
-        for done in [statement] if found is None else found:
-            if isinstance(done, (ast.Import, ast.ImportFrom)):
+        for taken in _taken(statement, known) if isinstance(statement, ast.Try) else [statement]:
+            yield taken
+            if isinstance(taken, (ast.Import, ast.ImportFrom)):
                 with suppress(Exception):
-                    _run([done], known)
+                    _run([taken], known)
 
 
 def _run(statements: Sequence[ast.stmt], known: dict[str, Any]) -> None:

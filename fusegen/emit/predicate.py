@@ -319,8 +319,12 @@ def covered(
     carried: CarriedModel,
     mode_dependent: bool,
     random: bool = False,
+    watched: bool = False,
 ) -> list[Check]:
-    """Every check of a call, cheapest and most telling first. ``random``: the program draws random numbers."""
+    """Every check of a call, cheapest and most telling first. ``random``: the program draws random numbers.
+
+    ``watched``: modules that have passed are looked at for changes (``is_watched``).
+    """
     if not inputs and not params:
         raise EmitError("forward reads neither an input nor a parameter", hint="there is nothing to compile in it")
     owners = {(p.path or "").rpartition(".")[0] for p in params}
@@ -345,7 +349,7 @@ def covered(
         *dense,
         *_argument_checks(extra),
         *_environment_checks(),
-        *([passed] if is_watched(inputs, params, modules, graph, carried) else []),
+        *([passed] if watched else []),
         *module_checks,
         *_parameter_checks(params, variables, bool(inputs)),
         *_compiled_gradients([*inputs, *params]),

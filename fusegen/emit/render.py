@@ -210,7 +210,8 @@ def render(
     names, others = _split_parameters(carried, len(inputs))
     extra = [(f"a{i}", p) for i, p in enumerate(others)]
     random = any(is_random(node.op) for node in program.before.nodes)
-    checks = covered(graph, inputs, params, names, extra, modules, carried, mode_dependent, random)
+    watched = bool(plans) and is_watched(inputs, params, modules, graph, carried)
+    checks = covered(graph, inputs, params, names, extra, modules, carried, mode_dependent, random, watched)
     named = {name for step in program.steps for name in step.inputs} | set(graph.results)
     read = {getattr(n.op, "path", None) for n in graph.params if n.name in named} | set(updated)
     fused = [o for o in operands if o.path is None or o.path in read]
@@ -218,7 +219,6 @@ def render(
     kept = dict.fromkeys(updated, "data") | dict.fromkeys(reaching.intersection(updated), "clone()")
     saved = [f"{o.variable}.{kept[o.path]}" if o.path in kept else o.variable for o in operands]
     forward = compiled_forward(program, operands)
-    watched = bool(plans) and is_watched(inputs, params, modules, graph, carried)
     sources = kernels.render_sources(program, env, forward.operators, watched)
     if sources and any('"""' in text for text in (sources.cuda, sources.glue)):
         raise EmitError("kernel source contains a triple quote")

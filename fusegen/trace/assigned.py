@@ -53,7 +53,7 @@ def hold(model: nn.Module, chosen: Container[str] | None = None) -> tuple[str, .
     Returns their dotted names. Numbers stay, parameters and buffers that have another name besides, and those not
     ``chosen``. A tensor that several modules hold is one for each.
     """
-    plain = plain_tensors(model)
+    plain, shared = plain_tensors(model), shared_tensors(model)
     named = [*model.parameters(), *model.buffers()]
     held = []
     for path, value in plain.items():
@@ -61,8 +61,7 @@ def hold(model: nn.Module, chosen: Container[str] | None = None) -> tuple[str, .
             owner, _, name = path.rpartition(".")
             module = model.get_submodule(owner)
             delattr(module, name)
-            shared = sum(value is other for other in plain.values()) > 1
-            module.register_buffer(name, value.clone() if shared else value, persistent=False)
+            module.register_buffer(name, value.clone() if path in shared else value, persistent=False)
             held.append(path)
     return tuple(held)
 
