@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.ir import ConvOp, MatmulOp
+from fusegen.ir import ConvOp, MatmulOp, PointwiseOp
 from fusegen.plan.types import KernelStep, Program
 from tests.emitted import bodies
 from tests.test_fuse import program, templates
@@ -120,3 +120,10 @@ def test_parts_of_normalised_data_are_computed_where_they_are_read(tmp_path: Pat
 def test_functions_of_the_same_data_are_reduced_before_they_are_joined(tmp_path: Path) -> None:
     body = "return torch.cat([x.tanh(), x.exp() * 2, x.relu()], 1).mean((2, 3), keepdim=True)"
     assert templates(program(tmp_path, body, inputs="torch.rand(16, 32, 90, 90)")) == ["row_stream"]
+
+
+def test_what_lies_between_two_products_is_the_first_one_s(tmp_path: Path) -> None:
+    init = "self.a, self.b = nn.Linear(256, 768), nn.Linear(768, 256)"
+    found = program(tmp_path, "return x + self.b(F.gelu(self.a(x)))", init, "torch.rand(8, 196, 256)")
+    functions = [[n.op.fn for n in body.nodes if isinstance(n.op, PointwiseOp)] for body in bodies(found)]
+    assert functions == [["add", "gelu"], ["add", "add"]]

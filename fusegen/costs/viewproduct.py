@@ -69,7 +69,7 @@ def _timed(body: Graph, found: ViewProduct, machine: Machine) -> list[tuple[floa
         clocks += terms * tile.width * right / _LANES
         clocks += tile.height * tile.width * _RESULT / _LANES
         blocks = matrices * ceil(rows / tile.height) * ceil(outputs / tile.width)
-        return max(blocks / machine.multiprocessors * clocks / _CLOCK, terms / chunk * _WAIT)
+        return max(ceil(blocks / machine.multiprocessors) * clocks / _CLOCK, terms / chunk * _WAIT)
 
     candidates = [ViewTile(rows=rows, columns=columns, chunk=chunk) for rows, columns in _TILES]
     return sorted(((seconds(tile), tile) for tile in candidates), key=lambda timed: timed[0])

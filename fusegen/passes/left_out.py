@@ -115,10 +115,20 @@ def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], 
     if not shared:
         body, _ = grouping.body(group)
         space = poolrows.rows(body) if template_of(body) == "row_stream" else None
-        if space is None or space.on_chip or not any(space.is_element(name) for name in body.outputs):
+        streamed = space and not space.on_chip and any(space.is_element(name) for name in body.outputs)
+        if not streamed and not _is_between_products(grouping, group, node, head, machine):
             return None
     taken = refusal(grouping, Group(frozenset(chain | {head})), machine) is None
     return f"the kernel of {head} computes it once" if taken else None
+
+
+def _is_between_products(grouping: Grouping, group: Group, node: Node, first: str, machine: Machine) -> bool:
+    """Whether ``node`` comes before the product of ``group`` and after another that has a kernel."""
+    products = [name for name in group.members if isinstance(grouping.by_name[name].op, MatmulOp)]
+    if len(products) != 1 or node.name not in grouping.graph.needed(products[0]):
+        return False
+    own = isinstance(grouping.by_name[first].op, MatmulOp)
+    return own and refusal(grouping, Group(frozenset({first})), machine) is None
 
 
 _SPREAD, _WORTH = 4, 1 << 18
