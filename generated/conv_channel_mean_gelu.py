@@ -356,8 +356,8 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 8 : 2;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 32 : 128;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 16 : 8;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 16 : 32;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
     static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
@@ -951,16 +951,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_22505adcfb0289f1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4a83672a81fd1f5e, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_22505adcfb0289f1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_4a83672a81fd1f5e, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_22505adcfb0289f1"
+_fusegen_NAMESPACE = "fusegen_4a83672a81fd1f5e"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

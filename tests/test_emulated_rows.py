@@ -26,6 +26,11 @@ MODELS = {
     "statistics": ("(x - x.mean(2, True)) / x.var(2, keepdim=True).add(1e-5).sqrt()", [(11, 20, 7, 20), (3, 4, 6, 9)]),
     "whole_planes": ("x.flatten(2).softmax(-1).view_as(x) * x", [(2, 2, 96, 96), (1, 2, 100, 93), (40, 10, 3, 5)]),
     "one_channel": ("F.batch_norm(x, None, None, training=True)", [(8, 1, 7, 139), (3, 1, 5, 20)]),
+    "odd_runs": (
+        "(lambda z: z - z.pow(3).mean((1, 3), True))"
+        "((x - x.mean((1, 3), True)) / (x.var((1, 3), keepdim=True) + 1).sqrt())",
+        [(3, 20, 15, 37), (1, 5, 3, 7), (9, 60, 3, 65), (2, 300, 2, 37), (40, 9, 16, 5), (3, 20, 15, 36)],
+    ),
     "norm": ("F.instance_norm(x)", [(2, 2, 90, 52), (1, 3, 71, 73), (30, 20, 6, 6)]),
     "maxima_of_short_rows": ("x.amax(-1).tanh()", [(20, 20, 4, 14), (20, 20, 4, 16), (40, 20, 4, 35)]),
     "norms_of_small_planes": ("F.instance_norm(x)", [(40, 20, 7, 7), (40, 20, 8, 8), (20, 30, 5, 9), (60, 20, 9, 9)]),

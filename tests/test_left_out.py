@@ -127,3 +127,9 @@ def test_what_lies_between_two_products_is_the_first_one_s(tmp_path: Path) -> No
     found = program(tmp_path, "return x + self.b(F.gelu(self.a(x)))", init, "torch.rand(8, 196, 256)")
     functions = [[n.op.fn for n in body.nodes if isinstance(n.op, PointwiseOp)] for body in bodies(found)]
     assert functions == [["add", "gelu"], ["add", "add"]]
+
+
+def test_what_lies_in_another_order_than_what_it_is_added_to_is_turned_before_rows_are_read(tmp_path: Path) -> None:
+    body = "x = x + y.transpose(1, 2)\nreturn x, F.layer_norm(x, (256,))"
+    found = program(tmp_path, body, inputs="torch.rand(8, 160, 256), torch.rand(8, 256, 160)", arguments="x, y")
+    assert templates(found) == ["pointwise", "row_reduce"]

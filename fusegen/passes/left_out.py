@@ -253,7 +253,17 @@ def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[s
     viewed = {name for name in set(node.inputs) & free - group.members if _is_viewed(grouping, name, node)}
     if viewed and refusal(grouping, group.plus(viewed, copied=True), machine) is not None:
         return f"{min(viewed)} is no data of its own, and would be written"
+    across = {name for name in viewed if _is_turned(grouping.by_name[name])}
+    shape = node.type.shape
+    others = {name for name in set(node.inputs) - viewed if grouping.by_name[name].type.shape == shape}
+    if across and others and any(grouping.by_name[name].type.shape == shape for name in grouping.outputs(group)):
+        return f"neighbours in {min(others)} are none in {min(across)}: a kernel of tiles reads both in lines"
     return None
+
+
+def _is_turned(view: Node) -> bool:
+    """Whether neighbours along the last axis lie apart."""
+    return isinstance(view.op, PermuteOp) and view.op.order[-1] != len(view.op.order) - 1
 
 
 def _is_viewed(grouping: Grouping, name: str, reader: Node) -> bool:

@@ -52,6 +52,10 @@ _MANY = 1 << 21
 """Elements that fill the GPU's threads with 16 of them each."""
 _FEW_ELEMENTS = 1 << 14
 """Elements of all rows that are no work for the GPU: a kernel of them takes as long as its text."""
+_FILLED = 128
+"""Blocks that leave no multiprocessor without one, about."""
+_BESIDE = 352
+"""Threads of a block, of which a multiprocessor has two, with the registers for 64 values each."""
 _ABSENT_AXIS = WindowAxis(
     kernel=1, step=1, windows=(WindowBounds(start=0, stop=1),), tap_window=(0,), full=True, size=1, least=1
 )
@@ -129,10 +133,12 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1, mo
 
     Strided rows: up to 64 values in a thread's registers (64 of one row, or 16 of four neighbouring
     rows) and 512 threads with 128 registers each; fewer rows side by side, or more threads with fewer
-    registers, were slower on sm_90. Contiguous rows: 8 to 15 values a thread, 8 where they are read one by one;
+    registers, were slower on sm_90; of rows of more than 256, whole lines and two smaller blocks of a multiprocessor
+    are faster. Contiguous rows: 8 to 15 values a thread, 8 where they are read one by one;
     16 to 32 of rows that take a block, of which two share a multiprocessor (4,096 rows of 16,384 elements over their
     norms: 135 us with 512 threads, 153 with 1,024). Threads with fewer cost more than they hide, unless they would not
     fill the GPU.
+    Strided rows that leave most multiprocessors without a block are shared by more threads, one line side by side.
     Of few elements altogether a thread has one or two: text for more is fetched from memory, and nothing hides that.
     """
     many = rows * length >= _MANY
@@ -144,7 +150,12 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1, mo
         least = -(-length // 4) if many else length
         held = most // 4 if wide else min(most, max(16, _HELD // taken))
         parts = min(128, max(-(-length // held), min(8, least)) if wide else -(-length // held))
-        return parts, max(8, min(max(32, 128 // parts) if wide else 128, 512 // parts))
+        lanes = max(8, min(max(32, 128 // parts) if wide else 128, 512 // parts))
+        if wide and lanes < 32:  # whole lines, and two blocks
+            lanes = 16 if parts * 16 <= _BESIDE else 8
+        while rows < _FILLED * lanes * (4 if wide else 1) and lanes > (8 if wide else 32) and 8 * parts <= length:
+            parts, lanes = 2 * parts, lanes // 2
+        return parts, lanes
     if taken > 1 or not many or (length <= 1024 and not wide):
         values = 8
     elif length <= 1024:
@@ -157,6 +168,13 @@ def _split(length: int, rows: int, strided: bool, wide: bool, taken: int = 1, mo
     while few and parts < 128 and length > 2 * parts:
         parts *= 2
     return parts, max(1, 128 // parts)
+
+
+def _resident(parts: int, lanes: int) -> int:
+    """Threads of a multiprocessor, to leave registers for, where blocks of strided rows have so many: two blocks, one
+    of which waits for memory while the other computes (softmax of 700, 16,384 rows at a time: 72 us; 92 with one).
+    """
+    return max(512, 2 * parts * lanes) if lanes < 32 and parts * lanes <= _BESIDE else 512
 
 
 _FEW_SUMMED = 1 << 12
@@ -237,7 +255,7 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
         strided=strided,
         parts=(splits[0][0], splits[1][0]),
         lanes=(splits[0][1], splits[1][1]),
-        resident=512,
+        resident=_resident(*splits[1]) if strided else 512,
         turned=strided and not double and _is_stored_turned(region, lowered),
         double=double,
         rows=lowered,
