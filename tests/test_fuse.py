@@ -611,6 +611,18 @@ def test_sizes_of_a_kernel_follow_from_its_operands() -> None:
         sizes.local("x0_3")
 
 
+def test_sizes_of_a_kernel_are_multiples_of_those_of_its_operands() -> None:
+    tokens = "(x0_2 // 4)*(x0_3 // 4) + 1"
+    arg = TensorArg(
+        name="x0", node="x", type=TensorType.model_validate({"dtype": "float32", "shape": ["x0_0", tokens, 192]})
+    )
+    sizes = Sizes((arg,))
+    assert sizes.local(dims.mul(tokens, 192)) == "192*channels"
+    assert sizes.local(dims.mul(dims.mul(tokens, tokens), "x0_0")) == "batch*channels*channels"
+    with pytest.raises(UnboundSize):
+        sizes.local(dims.mul(tokens, "x0_2"))
+
+
 def test_sizes_that_are_rounded_divide_each_other() -> None:
     assert dims.exact_quotient("8*(x0_2 // 2)*(x0_3 // 2)", "2*(x0_2 // 2)") == "4*(x0_3 // 2)"
     assert dims.exact_quotient("2*(x0_2 // 2)", "x0_2") is None

@@ -133,3 +133,14 @@ def test_what_lies_in_another_order_than_what_it_is_added_to_is_turned_before_ro
     body = "x = x + y.transpose(1, 2)\nreturn x, F.layer_norm(x, (256,))"
     found = program(tmp_path, body, inputs="torch.rand(8, 160, 256), torch.rand(8, 256, 160)", arguments="x, y")
     assert templates(found) == ["pointwise", "row_reduce"]
+
+
+def test_attention_reads_rows_in_the_order_that_they_lie(tmp_path: Path) -> None:
+    init = "self.l = nn.TransformerEncoderLayer(256, 4, 768, 0.0, 'gelu', batch_first=True, norm_first=True)"
+    product, attention = ["row_reduce", "contraction"], ["attention", "contraction"]
+    whole = [*product, *attention, *product, "contraction"]
+    found = program(tmp_path, "return self.l(x)", init, "torch.rand(8, 196, 256)")
+    assert (templates(found), [step for step in found.steps if step.kind != "kernel"]) == (whole, [])
+    tokens = "x = torch.cat((x.flatten(2).transpose(1, 2), x[:, :, :1, 0].mT), 1)\nreturn self.l(x)"
+    planes = program(tmp_path, tokens, init, "torch.rand(8, 256, 14, 14)")
+    assert templates(planes)[-len(whole) :] == whole

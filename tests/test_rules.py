@@ -58,6 +58,7 @@ from fusegen.passes import (
     moments,
     parts,
     positions,
+    row_order,
     rows,
     simplify,
     statistics,
@@ -480,6 +481,31 @@ def _biased_matmul(draw: Draw, bias: bool = False, swap: bool = False, left: boo
     a, b = draw.leaf(*batch, *kept), draw.leaf(*([] if shared else batch), *stored)
     a, b = _swapped(draw, a) if left else a, _swapped(draw, b) if swap else b
     return draw.add(op, a, b, *([draw.leaf(columns)] if bias else []))
+
+
+def _product_of_permuted_rows(draw: Draw) -> Node:
+    lead, length, columns = draw.shape(least=2, most=3), draw.rng.randint(1, 4), draw.rng.randint(1, 4)
+    order = draw.rng.sample(range(len(lead)), len(lead))
+    x = draw.add(PermuteOp(order=(*order, len(lead))), draw.leaf(*lead, length))
+    op = MatmulOp(transposed=draw.rng.random() < 0.5)
+    w = draw.leaf(*((columns, length) if op.transposed else (length, columns)), parameter=True)
+    return draw.add(op, x, w, *([draw.leaf(columns)] if draw.rng.random() < 0.5 else []))
+
+
+def _product_of_rows_put_back(draw: Draw) -> Node:
+    """Of rows of several axes in another order, among those that are joined to features."""
+    count, more, columns = draw.rng.randint(2, 3), draw.rng.randint(1, 2), draw.rng.randint(1, 4)
+    axes = draw.rng.sample(range(count + more), count + more)
+    rows, features = axes[:count], sorted(axes[count:])
+    if rows == sorted(rows):
+        rows.reverse()
+    x = draw.add(PermuteOp(order=(*rows, *features)), draw.leaf(*(draw.rng.randint(2, 4) for _ in axes)))
+    lead, length = x.type.shape[:count], math.prod(map(int, x.type.shape[count:]))
+    merged = draw.rng.random() < 0.5
+    x = draw.add(ReshapeOp(shape=(*((math.prod(map(int, lead)),) if merged else lead), length)), x)
+    y = draw.add(MatmulOp(transposed=True), x, draw.leaf(columns, length, parameter=True), draw.leaf(columns))
+    y = draw.add(ReshapeOp(shape=(*lead, columns)), y) if merged else y
+    return draw.add(PermuteOp(order=(*(rows.index(axis) for axis in sorted(rows)), count)), y)
 
 
 def _left_transposed(draw: Draw) -> Node:
@@ -1381,6 +1407,10 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
         _scan_of_less
     ),
     "conv(x, w, b) = conv(x, w) + b": _biased,
+    "matmul(permute(x), w) = permute(matmul(x, w)),  rows permuted,  before attention": _product_of_permuted_rows,
+    "matmul(reshape(permute(x)), w) = reshape(permute(matmul(reshape(x), w))),  rows that are put back": (
+        _product_of_rows_put_back
+    ),
     "matmul(x, w, b) = matmul(x, w) + b": lambda d: _biased_matmul(d, bias=True),
     "matmul(x, w) with x's axes swapped = matmul(transpose(x), w)": _left_transposed,
     "matmul(a, transpose(w)) = matmul(a, w) with w's axes swapped": lambda d: _biased_matmul(d, swap=True),
@@ -1653,6 +1683,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 0)
     monkeypatch.setattr(direct, "is_narrow", lambda *_: False)
     monkeypatch.setattr(positions, "_WORTH", -1)
+    monkeypatch.setattr(row_order, "_goes_to_attention", lambda graph, name: True)
     for name, size in (("ENOUGH", 4), ("WORTH", 0), ("LEFT", 2)):
         monkeypatch.setattr(columns, name, size)
     if BUILDERS[identity] is _conv_over_an_axis:

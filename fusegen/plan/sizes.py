@@ -75,6 +75,12 @@ class Sizes:
 
     def local(self, size: Dim) -> Dim:
         """``size`` over binding names. Raises ``UnboundSize``."""
+        found = self._found(size)
+        if found is None:
+            raise UnboundSize(f"no operand of the kernel has a size that gives {size}")
+        return found
+
+    def _found(self, size: Dim) -> Dim | None:
         if isinstance(size, int):
             return size
         if size in self._defined:
@@ -82,9 +88,16 @@ class Sizes:
         if size in self._names:
             return self._names[size]
         found = dims.solve(size, self._solved)
-        if found is None:
-            raise UnboundSize(f"no operand of the kernel has a size that gives {size}")
-        return found
+        return self._multiple(size) if found is None else found
+
+    def _multiple(self, size: str) -> Dim | None:
+        """``size`` as a multiple of one that has a name and follows from no others: the elements of as many rows."""
+        for known, name in self._names.items():
+            times = dims.exact_quotient(size, known) if dims.linear(known) is None else None
+            factor = None if times is None else self._found(times)
+            if factor is not None:
+                return dims.mul(factor, name)
+        return None
 
     def product(self, sizes: Iterable[Dim]) -> Dim:
         """The product of ``sizes``, each taken over binding names first: a product hides which axis is which."""
