@@ -4054,13 +4054,13 @@ struct Slot {
 };
 
 // Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 0: single elements, one by one. VEC = 1: if strided or in runs, single elements; else rows may begin and end anywhere:
+// VEC = 4: 16-byte accesses. VEC = 0: single elements, one by one. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
 // accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
 template <int VEC, int PARTS>
 struct Place {
-    static constexpr bool RAGGED = !STRIDED && !TWO_LEVEL && VEC == 1;
+    static constexpr bool RAGGED = !STRIDED && VEC == 1;
     static constexpr bool COMPACT = VEC == 0;
-    static constexpr int WIDTH = COMPACT ? 1 : STRIDED || TWO_LEVEL ? VEC : WIDE;   // elements of a slot
+    static constexpr int WIDTH = COMPACT ? 1 : STRIDED ? VEC : WIDE;   // elements of a slot
     static constexpr int ROWS = STRIDED && !COMPACT ? VEC : 1;
     static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
     static constexpr int LANES = THREADS / PARTS;
@@ -4773,16 +4773,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_57943ad05a4e8085, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_63ed9222ea87916d, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_57943ad05a4e8085, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_63ed9222ea87916d, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_57943ad05a4e8085"
+_fusegen_NAMESPACE = "fusegen_63ed9222ea87916d"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

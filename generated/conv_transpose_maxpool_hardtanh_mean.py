@@ -3367,13 +3367,13 @@ struct Slot {
 };
 
 // Where a thread works: `part` of a row (of ROWS neighbouring rows, if strided) that PARTS threads share.
-// VEC = 4: 16-byte accesses. VEC = 0: single elements, one by one. VEC = 1: if strided or in runs, single elements; else rows may begin and end anywhere:
+// VEC = 4: 16-byte accesses. VEC = 0: single elements, one by one. VEC = 1: if strided, single elements; else runs of neighbours may begin and end anywhere:
 // accesses are those of 16 bytes that touch them, of which the row's elements alone are used.
 template <int VEC, int PARTS>
 struct Place {
-    static constexpr bool RAGGED = !STRIDED && !TWO_LEVEL && VEC == 1;
+    static constexpr bool RAGGED = !STRIDED && VEC == 1;
     static constexpr bool COMPACT = VEC == 0;
-    static constexpr int WIDTH = COMPACT ? 1 : STRIDED || TWO_LEVEL ? VEC : WIDE;   // elements of a slot
+    static constexpr int WIDTH = COMPACT ? 1 : STRIDED ? VEC : WIDE;   // elements of a slot
     static constexpr int ROWS = STRIDED && !COMPACT ? VEC : 1;
     static constexpr int STEP = STRIDED ? 1 : WIDTH;     // elements of a row in a slot
     static constexpr int LANES = THREADS / PARTS;
@@ -4027,16 +4027,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9514f1532e173955, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1bd9be806969b368, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9514f1532e173955, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1bd9be806969b368, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9514f1532e173955"
+_fusegen_NAMESPACE = "fusegen_1bd9be806969b368"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

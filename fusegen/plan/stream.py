@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import HeldRows, RowStreamPlan
@@ -30,6 +31,8 @@ _MOST = 32
 """Elements that a thread holds, in accesses of several, of all operands."""
 _SUMMED = 8
 """Those that are on their way where a row is read once; of two rows at least."""
+_RUN = 2048
+"""Elements of a run, as traced, below which single ones are less work than accesses of 16 bytes that its ends cut."""
 _MANY_ROWS = 512
 """Fewer rows are given a block each, or a cluster."""
 
@@ -290,6 +293,7 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
     split = 0 if middle == 1 else space.middle_axes[0]  # an only channel leaves runs of a row side by side
     before = tuple(axis for axis in space.row_axes if axis < split)
     run = tuple(axis for axis in space.row_axes if axis >= split)
+    lengths = tuple(space.shape[axis] for axis in run)
     inner = region.product(space.inner_axes)
     first, *later = (phase.loads for phase in rows.phases if phase.loads)
     again = {name for loads in later for name in loads}.intersection(first)  # the first sweep fills shared memory
@@ -307,6 +311,7 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
         strided=inner != 1,
         kept=kept,
         unroll=(8, 4),
+        alone=middle != 1 and inner == 1 and dims.numel(lengths, region.body.sizes) < _RUN,
         apart=tuple(size for size in apart if not isinstance(size, int) or size % 4),
         held=_held(*space.traced(region.body.sizes), len(runs), bool(kept), stored, apart) if contiguous else None,
         double=double,

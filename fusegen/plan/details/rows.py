@@ -269,6 +269,8 @@ class RowStreamPlan(Frozen):
     kept: tuple[str, ...]
     unroll: tuple[int, int]
     """Accesses in flight per thread, scalar and of 16 bytes."""
+    alone: bool
+    """Runs of rows that are no whole accesses are taken element by element, for they are short."""
     apart: tuple[Dim, ...]
     """Over binding names: what is whole accesses if these are to be of 16 bytes, but for numbers that are."""
     held: HeldRows | None
