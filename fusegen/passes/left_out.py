@@ -42,6 +42,11 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
             return f"the kernel of {head} takes all of it"
     elif not viewspace.takes(body):
         return None
+
+    def elements(name: str) -> int:
+        return dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes)
+
+    results = max(map(elements, unit))
     pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
     while pending:
         for name in grouping.by_name[pending.pop()].inputs:
@@ -50,6 +55,8 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
             if isinstance(grouping.by_name[name].op, ConvOp) and ConvOp in heads:
                 if refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
                     return f"the kernel of {name} takes it"
+            elif isinstance(grouping.by_name[name].op, (ScanOp, SoftmaxOp)) and results > elements(name):
+                continue  # pairs of elements, say
             elif isinstance(grouping.by_name[name].op, heads) and not grouping.is_spread(name):
                 product = isinstance(grouping.by_name[name].op, MatmulOp)
                 if product and refusal(grouping, group.plus({name} | seen), machine) is None:
