@@ -28,6 +28,11 @@ from fusegen.pointwise import POINTWISE
 from fusegen.spaces import poolrows, viewspace
 
 
+def _elements(grouping: Grouping, name: str) -> int:
+    """Of a value, as traced."""
+    return dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes)
+
+
 def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine) -> str | None:
     """Why elementwise work before a view or a pooling stays out of its kernel, or None: its data's kernel takes it.
 
@@ -42,11 +47,7 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
             return f"the kernel of {head} takes all of it"
     elif not viewspace.takes(body):
         return None
-
-    def elements(name: str) -> int:
-        return dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes)
-
-    results = max(map(elements, unit))
+    results = max(_elements(grouping, name) for name in unit)
     pending, seen = [name for name in unit if isinstance(grouping.by_name[name].op, PointwiseOp)], set(unit)
     while pending:
         for name in grouping.by_name[pending.pop()].inputs:
@@ -55,7 +56,7 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
             if isinstance(grouping.by_name[name].op, ConvOp) and ConvOp in heads:
                 if refusal(grouping, Group(frozenset({name} | seen)), machine) is None:
                     return f"the kernel of {name} takes it"
-            elif isinstance(grouping.by_name[name].op, (ScanOp, SoftmaxOp)) and results > elements(name):
+            elif isinstance(grouping.by_name[name].op, (ScanOp, SoftmaxOp)) and results > _elements(grouping, name):
                 continue  # pairs of elements, say
             elif isinstance(grouping.by_name[name].op, heads) and not grouping.is_spread(name):
                 product = isinstance(grouping.by_name[name].op, MatmulOp)
@@ -70,19 +71,15 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
 
 def _one_head(grouping: Grouping, unit: set[str], free: set[str]) -> str | None:
     """The convolution that several whole operands of ``unit`` are functions of, whose kernel has one result instead."""
-
-    def elements(name: str) -> int:
-        return dims.numel(grouping.by_name[name].type.shape, grouping.graph.sizes)
-
     outside = {name for own in unit for name in grouping.by_name[own].inputs} - unit
-    size = max(map(elements, unit))
-    whole = [name for name in outside if elements(name) == size]
+    size = max(_elements(grouping, name) for name in unit)
+    whole = [name for name in outside if _elements(grouping, name) == size]
     if len(whole) < 2 or not all(isinstance(grouping.by_name[name].op, PointwiseOp) for name in whole):
         return None
     heads, pending, seen = set[str](), list(whole), set[str]()
     while pending:
         name = pending.pop()
-        if name in seen or elements(name) < size:
+        if name in seen or _elements(grouping, name) < size:
             continue
         seen.add(name)
         node = grouping.by_name[name]
@@ -96,8 +93,9 @@ def _one_head(grouping: Grouping, unit: set[str], free: set[str]) -> str | None:
 
 
 def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
-    """Why elementwise work stays out of a kernel beside which others need it too, or whose rows are read several
-    times, or None: the kernel of the product before it computes it once, and knows a channel without dividing.
+    """Why elementwise work stays out of a kernel beside which others need it too, whose rows are read several times, or
+    that is a product of it, or None: the kernel of the product before it computes it once, and knows a channel without
+    dividing.
 
     Further data of every element is read where it is needed: by the product's kernel what others need the sum with.
     """
@@ -150,12 +148,11 @@ def spread_over_results(grouping: Grouping, group: Group) -> str | None:
     heads = [node for node in members if isinstance(node.op, MatmulOp)]
     if len(heads) != 1:
         return None
-    sizes = grouping.graph.sizes
-    before, results = grouping.graph.needed(heads[0].name), dims.numel(heads[0].type.shape, sizes)
+    before, results = grouping.graph.needed(heads[0].name), _elements(grouping, heads[0].name)
     for node in members:
         costly = isinstance(node.op, PointwiseOp) and (node.op.fn == "div" or POINTWISE[node.op.fn].flops > 1)
         if costly and node.name not in before:
-            own = dims.numel(node.type.shape, sizes)
+            own = _elements(grouping, node.name)
             if own >= _WORTH and _SPREAD * own <= results:
                 return f"{node.name} would be computed again for every {results // own} results"
     return None
@@ -199,13 +196,12 @@ def numbered_apart(grouping: Grouping, group: Group, node: Node, free: set[str])
     """
     if not isinstance(node.op, PointwiseOp) or not _are_numbers(grouping, node):
         return None
-    sizes, pending = grouping.graph.sizes, list(group.owned)
-    most = dims.numel(node.type.shape, sizes) * _SPREAD
+    pending, most = list(group.owned), _elements(grouping, node.name) * _SPREAD
     while pending:
         for source in map(grouping.by_name.__getitem__, grouping.by_name[pending.pop()].inputs):
             if source.name in group.owned or source.name not in free:
                 continue
-            if isinstance(source.op, SoftmaxOp) and most <= dims.numel(source.type.shape, sizes):
+            if isinstance(source.op, SoftmaxOp) and most <= _elements(grouping, source.name):
                 return f"{source.name} and what is weighed are one kernel, which reads numbers and makes none"
             if isinstance(source.op, PointwiseOp):
                 pending.append(source.name)
@@ -231,9 +227,9 @@ def computed_for_all(grouping: Grouping, node: Node, group: Group, machine: Mach
     """Whether several kernels read ``node``, a function, for many elements each: one of few results computes it sooner
     than all of them again.
     """
-    sizes, readers = grouping.graph.sizes, len(_readers(grouping, node.name))
-    results = max(dims.numel(grouping.by_name[name].type.shape, sizes) for name in group.members)
-    if readers < 2 or _SPREAD * dims.numel(node.type.shape, sizes) > results:
+    readers = len(_readers(grouping, node.name))
+    results = max(_elements(grouping, name) for name in group.members)
+    if readers < 2 or _SPREAD * _elements(grouping, node.name) > results:
         return False
     return 2 * work(node) * results * readers > machine.launch * machine.flops
 
@@ -251,7 +247,7 @@ def beside(grouping: Grouping, node: Node, group: Group, free: set[str]) -> set[
 
 def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
     """Why elementwise work of cut-out or turned data stays out of a kernel of rows, or None: that kernel would need
-    copies of it, which take as long as the work itself where the data lies.
+    copies of it, which take as long as the work itself where the data lies, or read some of it across its lines.
     """
     if not isinstance(node.op, PointwiseOp) or not template_of(grouping.body(group)[0]).startswith("row"):
         return None
