@@ -144,3 +144,7 @@ def test_attention_reads_rows_in_the_order_that_they_lie(tmp_path: Path) -> None
     tokens = "x = torch.cat((x.flatten(2).transpose(1, 2), x[:, :, :1, 0].mT), 1)\nreturn self.l(x)"
     planes = program(tmp_path, tokens, init, "torch.rand(8, 256, 14, 14)")
     assert templates(planes)[-len(whole) :] == whole
+    init = "self.a, self.n = nn.MultiheadAttention(256, 8, batch_first=True), nn.LayerNorm(256)"
+    found = program(tmp_path, "return self.n(x + self.a(x, x, x)[0])", init, "torch.rand(8, 128, 256)")
+    written = ["contraction", "attention", "contraction", "row_reduce"]
+    assert (templates(found), len(found.steps)) == (written, len(written))

@@ -493,16 +493,22 @@ def _product_of_permuted_rows(draw: Draw) -> Node:
 
 
 def _product_of_rows_put_back(draw: Draw) -> Node:
-    """Of rows of several axes in another order, among those that are joined to features."""
+    """Of rows of several axes in another order, among those that are joined to features; heads may share an axis."""
     count, more, columns = draw.rng.randint(2, 3), draw.rng.randint(1, 2), draw.rng.randint(1, 4)
     axes = draw.rng.sample(range(count + more), count + more)
     rows, features = axes[:count], sorted(axes[count:])
     if rows == sorted(rows):
         rows.reverse()
-    x = draw.add(PermuteOp(order=(*rows, *features)), draw.leaf(*(draw.rng.randint(2, 4) for _ in axes)))
-    lead, length = x.type.shape[:count], math.prod(map(int, x.type.shape[count:]))
+    sizes = [draw.rng.randint(2, 4) for _ in axes]
+    lead, length = [sizes[axis] for axis in rows], math.prod(sizes[axis] for axis in features)
+    if features[0] == rows[-1] + 1:  # batch and heads as one
+        order = [axis - (axis > rows[-1]) for axis in (*rows, *features[1:])]
+        shape = [*sizes[: rows[-1]], sizes[rows[-1]] * sizes[features[0]], *sizes[features[0] + 1 :]]
+    else:
+        order, shape = [*rows, *features], sizes
+    x = draw.add(PermuteOp(order=tuple(order)), draw.leaf(*shape))
     merged = draw.rng.random() < 0.5
-    x = draw.add(ReshapeOp(shape=(*((math.prod(map(int, lead)),) if merged else lead), length)), x)
+    x = draw.add(ReshapeOp(shape=(*((math.prod(lead),) if merged else lead), length)), x)
     y = draw.add(MatmulOp(transposed=True), x, draw.leaf(columns, length, parameter=True), draw.leaf(columns))
     y = draw.add(ReshapeOp(shape=(*lead, columns)), y) if merged else y
     return draw.add(PermuteOp(order=(*(rows.index(axis) for axis in sorted(rows)), count)), y)

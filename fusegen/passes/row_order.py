@@ -8,25 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen import dims
-from fusegen.dims import Dim
+from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     AttentionOp,
+    ConstOp,
     ExpandOp,
     Graph,
     MatmulOp,
     Node,
     PermuteOp,
+    PointwiseOp,
     ReshapeOp,
     SliceOp,
 )
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
 
 _VIEWS = (ReshapeOp, PermuteOp, SliceOp, ExpandOp)
-
-
-def _order(view: Node) -> tuple[int, ...]:
-    assert isinstance(view.op, PermuteOp)
-    return view.op.order
 
 
 def _left(m: Match) -> Node:
@@ -48,16 +45,17 @@ def _product(m: Match, rows: Node) -> Node:
 
 
 def _goes_to_attention(graph: Graph, name: str) -> bool:
-    """Whether attention alone reads a value, through views."""
+    """Whether attention alone reads a value, torch's or products of tensors, through views and scales."""
     readers = [graph.node(user) for user in graph.users[name]]
-    return (
-        bool(readers)
-        and name not in graph.results
-        and all(
-            isinstance(node.op, AttentionOp) or (isinstance(node.op, _VIEWS) and _goes_to_attention(graph, node.name))
-            for node in readers
-        )
-    )
+    return bool(readers) and name not in graph.results and all(_is_attention(graph, node) for node in readers)
+
+
+def _is_attention(graph: Graph, node: Node) -> bool:
+    if isinstance(node.op, MatmulOp):
+        return all(graph.node(name).type.rank > 2 for name in node.inputs)
+    data = [name for name in node.inputs if not isinstance(graph.node(name).op, ConstOp)]
+    passed = isinstance(node.op, _VIEWS) or (isinstance(node.op, PointwiseOp) and len(data) == 1)
+    return isinstance(node.op, AttentionOp) or (passed and _goes_to_attention(graph, node.name))
 
 
 def _moves_rows(m: Match) -> str | None:
@@ -74,17 +72,44 @@ def _permuted_after(m: Match) -> Node:
 
 @dataclass(frozen=True)
 class _Joined:
-    """Data whose axes are permuted: ``count`` of these are those of rows, and all others are joined to features."""
+    """Data of this ``shape`` whose axes are permuted: ``count`` of them are those of rows, all others are features."""
 
-    view: Node
+    data: Node
+    shape: Dims
+    order: tuple[int, ...]
     count: int
-    features: Dim
+
+    @property
+    def rows(self) -> Dims:
+        """The axes of rows as eager has them."""
+        return tuple(self.shape[axis] for axis in self.order[: self.count])
 
     @property
     def back(self) -> tuple[int, ...]:
         """The order that eager has of the axes of a result whose rows are as the data lie."""
-        rows = _order(self.view)[: self.count]
-        return (*(sorted(rows).index(axis) for axis in rows), self.count)
+        own = self.order[: self.count]
+        return (*(sorted(own).index(axis) for axis in own), self.count)
+
+
+def _split(shape: Dims, order: tuple[int, ...], rows: Dim) -> tuple[Dims, tuple[int, ...], int] | None:
+    """``shape`` and ``order`` with the axis split that has both ``rows`` and features, heads say, and the axes of rows.
+
+    (8 b, t, d) in the order (1, 0, 2), of t b rows  ->  (b, 8, t, d) in the order (2, 0, 1, 3), two.
+    """
+    left = rows
+    for count, axis in enumerate(order):
+        if left == 1:
+            return shape, order, count
+        rest = dims.exact_quotient(left, shape[axis])
+        if rest is None:
+            more = dims.exact_quotient(shape[axis], left)
+            if more is None:
+                return None
+            moved = [own + (own > axis) for own in order]
+            apart = (*shape[:axis], left, more, *shape[axis + 1 :])
+            return apart, (*moved[: count + 1], axis + 1, *moved[count + 1 :]), count + 1
+        left = rest
+    return None
 
 
 def _joined(m: Match) -> _Joined | None:
@@ -92,21 +117,22 @@ def _joined(m: Match) -> _Joined | None:
     if not isinstance(reshaped.op, ReshapeOp) or not _is_of_rows(m):
         return None
     view = _source(m, reshaped)
-    groups = dims.regrouped(view.type.shape, reshaped.type.shape)
-    if not isinstance(view.op, PermuteOp) or not groups:
+    if not isinstance(view.op, PermuteOp):
         return None
-    own, features = groups[-1]
-    kept = list(view.op.order[own.start :])
-    found = _Joined(view, own.start, reshaped.type.shape[-1])
-    moved = found.back != tuple(range(found.count + 1))
-    return found if len(features) == 1 and kept == sorted(kept) and moved else None
+    data = _source(m, view)
+    split = _split(data.type.shape, view.op.order, dims.product(reshaped.type.shape[:-1]))
+    if split is None:
+        return None
+    found = _Joined(data, *split)
+    kept = list(found.order[found.count :])
+    return found if kept == sorted(kept) and found.back != tuple(range(found.count + 1)) else None
 
 
 def _is_put_back(m: Match) -> str | None:
     found = _joined(m)
     if found is None:
         return ""
-    shape = (*found.view.type.shape[: found.count], m.root.type.shape[-1])
+    shape = (*found.rows, m.root.type.shape[-1])
     undone = tuple(found.back.index(axis) for axis in range(found.count + 1))
     pending = [m.root]
     while pending:
@@ -125,10 +151,10 @@ def _is_put_back(m: Match) -> str | None:
 def _as_they_lie(m: Match) -> Node:
     found = _joined(m)
     assert found is not None
-    order = _order(found.view)
-    kept = PermuteOp(order=(*sorted(order[: found.count]), *order[found.count :]))
-    rows = m.add(kept, _source(m, found.view))
-    joined = m.add(ReshapeOp(shape=(*rows.type.shape[: found.count], found.features)), rows)
+    own = sorted(found.order[: found.count])
+    data = m.add(ReshapeOp(shape=found.shape), found.data)
+    rows = m.add(PermuteOp(order=(*own, *found.order[found.count :])), data)
+    joined = m.add(ReshapeOp(shape=(*rows.type.shape[: found.count], _left(m).type.shape[-1])), rows)
     return m.add(ReshapeOp(shape=m.root.type.shape), m.add(PermuteOp(order=found.back), _product(m, joined)))
 
 
