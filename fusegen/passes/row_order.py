@@ -54,7 +54,8 @@ def _is_attention(graph: Graph, node: Node) -> bool:
     if isinstance(node.op, MatmulOp):
         return all(graph.node(name).type.rank > 2 for name in node.inputs)
     data = [name for name in node.inputs if not isinstance(graph.node(name).op, ConstOp)]
-    passed = isinstance(node.op, _VIEWS) or (isinstance(node.op, PointwiseOp) and len(data) == 1)
+    scaled = isinstance(node.op, PointwiseOp) and node.op.fn in ("mul", "div") and len(data) == 1
+    passed = scaled or isinstance(node.op, _VIEWS)
     return isinstance(node.op, AttentionOp) or (passed and _goes_to_attention(graph, node.name))
 
 
