@@ -154,10 +154,10 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
 
 def _behind_views(grouping: Grouping, group: Group, free: set[str]) -> Group | None:
     """``group`` with the views around the factors of its product, behind which a kernel may read, if it has any."""
-    products = [name for name in group.members if isinstance(grouping.by_name[name].op, MatmulOp)]
-    if len(products) != 1:
+    product = grouping.product(group)
+    if product is None:
         return None
-    views, pending = set[str](), list(products)
+    views, pending = set[str](), [product.name]
     while pending:
         for name in grouping.by_name[pending.pop()].inputs:
             view = isinstance(grouping.by_name[name].op, viewspace.VIEWS)

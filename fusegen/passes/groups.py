@@ -16,6 +16,7 @@ from fusegen.ir import (
     GatherOp,
     Graph,
     InputOp,
+    MatmulOp,
     Node,
     ParamOp,
     PermuteOp,
@@ -97,6 +98,11 @@ class Grouping:
     def outputs(self, group: Group) -> tuple[str, ...]:
         """What the group's kernel writes, in execution order."""
         return tuple(node.name for node in self.in_order(group.owned) if self.is_read(node.name, group))
+
+    def product(self, group: Group) -> Node | None:
+        """The matrix product of the group, if it has one and no other."""
+        found = [self.by_name[name] for name in group.members if isinstance(self.by_name[name].op, MatmulOp)]
+        return found[0] if len(found) == 1 else None
 
     def body(self, group: Group) -> tuple[Graph, tuple[str, ...]]:
         """The group as a graph of its own, and its operands in order."""

@@ -129,11 +129,11 @@ def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], 
 
 def _is_between_products(grouping: Grouping, group: Group, node: Node, first: str, machine: Machine) -> bool:
     """Whether ``node`` comes before the product of ``group`` and after another that has a kernel."""
-    products = [name for name in group.members if isinstance(grouping.by_name[name].op, MatmulOp)]
-    if len(products) != 1 or node.name not in grouping.graph.needed(products[0]):
+    second = grouping.product(group)
+    if second is None or not isinstance(grouping.by_name[first].op, MatmulOp):
         return False
-    own = isinstance(grouping.by_name[first].op, MatmulOp)
-    return own and refusal(grouping, Group(frozenset({first})), machine) is None
+    before = node.name in grouping.graph.needed(second.name)
+    return before and refusal(grouping, Group(frozenset({first})), machine) is None
 
 
 _SPREAD, _WORTH = 4, 1 << 18
@@ -145,10 +145,10 @@ def spread_over_results(grouping: Grouping, group: Group) -> str | None:
     for every result.
     """
     members = [grouping.by_name[name] for name in sorted(group.members)]
-    heads = [node for node in members if isinstance(node.op, MatmulOp)]
-    if len(heads) != 1:
+    head = grouping.product(group)
+    if head is None:
         return None
-    before, results = grouping.graph.needed(heads[0].name), _elements(grouping, heads[0].name)
+    before, results = grouping.graph.needed(head.name), _elements(grouping, head.name)
     for node in members:
         costly = isinstance(node.op, PointwiseOp) and (node.op.fn == "div" or POINTWISE[node.op.fn].flops > 1)
         if costly and node.name not in before:

@@ -12,18 +12,15 @@ from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     AttentionOp,
     ConstOp,
-    ExpandOp,
     Graph,
     MatmulOp,
     Node,
     PermuteOp,
     PointwiseOp,
     ReshapeOp,
-    SliceOp,
 )
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
-
-_VIEWS = (ReshapeOp, PermuteOp, SliceOp, ExpandOp)
+from fusegen.passes.simplify import VIEWS
 
 
 def _left(m: Match) -> Node:
@@ -55,7 +52,7 @@ def _is_attention(graph: Graph, node: Node) -> bool:
         return all(graph.node(name).type.rank > 2 for name in node.inputs)
     data = [name for name in node.inputs if not isinstance(graph.node(name).op, ConstOp)]
     scaled = isinstance(node.op, PointwiseOp) and node.op.fn in ("mul", "div") and len(data) == 1
-    passed = scaled or isinstance(node.op, _VIEWS)
+    passed = scaled or isinstance(node.op, VIEWS)
     return isinstance(node.op, AttentionOp) or (passed and _goes_to_attention(graph, node.name))
 
 
@@ -90,6 +87,12 @@ class _Joined:
         """The order that eager has of the axes of a result whose rows are as the data lie."""
         own = self.order[: self.count]
         return (*(sorted(own).index(axis) for axis in own), self.count)
+
+    @property
+    def undone(self) -> tuple[int, ...]:
+        """The order in which eager puts them back as the data lie."""
+        own = self.order[: self.count]
+        return (*(own.index(axis) for axis in sorted(own)), self.count)
 
 
 def _split(shape: Dims, order: tuple[int, ...], rows: Dim) -> tuple[Dims, tuple[int, ...], int] | None:
@@ -134,7 +137,6 @@ def _is_put_back(m: Match) -> str | None:
     if found is None:
         return ""
     shape = (*found.rows, m.root.type.shape[-1])
-    undone = tuple(found.back.index(axis) for axis in range(found.count + 1))
     pending = [m.root]
     while pending:
         node = pending.pop()
@@ -144,7 +146,7 @@ def _is_put_back(m: Match) -> str | None:
         for reader in readers:
             if isinstance(reader.op, ReshapeOp) and reader.type.shape == shape:
                 pending.append(reader)
-            elif node.type.shape != shape or not isinstance(reader.op, PermuteOp) or reader.op.order != undone:
+            elif node.type.shape != shape or not isinstance(reader.op, PermuteOp) or reader.op.order != found.undone:
                 return ""
     return None
 

@@ -27,7 +27,7 @@ from fusegen.ir import (
 )
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 
-_VIEWS = (ExpandOp, PermuteOp, ReshapeOp, SliceOp)
+VIEWS = (ExpandOp, PermuteOp, ReshapeOp, SliceOp)
 
 
 def _same_type(m: Match) -> str | None:
@@ -236,7 +236,7 @@ def is_only_read(m: Match) -> str | None:
         name = pending.pop()
         if name in m.graph.results:
             return "a result of the model is no operand of it"
-        pending += [user for user in users[name] if isinstance(by_name[user].op, _VIEWS)]
+        pending += [user for user in users[name] if isinstance(by_name[user].op, VIEWS)]
     return None
 
 
