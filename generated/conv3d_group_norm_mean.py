@@ -1223,9 +1223,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
             if (live(j)) r0[i] += v[i][j];
         }
     }
@@ -1240,9 +1240,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r6[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
             const double t2 = v[i][j] - t1[i];   // distance from the mean
             const double t5 = t2 * t2;   // its square
             if (live(j)) r3[i] += t2;
@@ -1415,9 +1415,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
             if (live(j)) r0[i] += v[i][j];
         }
     }
@@ -1581,14 +1581,16 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     double r3[S::ROWS];   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r6, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r3[i] = 0.0f;
+    float v_x2_at[VEC] = {};   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1]
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        float v_x2_at[S::ELEMENT] = {};   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1]
+    for (int j = 0; j < S::VALUES; ++j) {
+        const int l = position(j);
+        if (j % S::ELEMENT == 0 && in && live(j)) {
+            load_once<VEC>(v_x2_at, args.x2 + outer * 8 + l);
+        }
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_x2_at, args.x2 + outer * 8 + l);
-            const double v_x2 = v_x2_at[j % S::ELEMENT];
+        for (int i = 0; i < S::ROWS; ++i) {
+            const double v_x2 = v_x2_at[STRIDED ? i : j % S::ELEMENT];
             const double t0 = v_x2;   // %mean_r1_r3: float32[x0_0, 4, 8, 1, 1, 1] = input(2)
             const double t1 = v[i][j] - v_x1[i];   // %mean_r1_r5: float32[x0_0, 4, 8, 1, 1, 1] = sub(%mean_r1_r1, %mean_r1_r4)
             const double t2 = t1 + t0;   // %mean_r1_r6: float32[x0_0, 4, 8, 1, 1, 1] = add(%mean_r1_r5, %mean_r1_r3)
@@ -1772,17 +1774,21 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     double r7[S::ROWS];   // %mean_r1_r20: float32[x0_0, 1, 1, 1, 1, 1] = reduce.mean(%mean_r1_r19, axes=(1, 2), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r7[i] = 0.0f;
+    float v_p0_at[VEC] = {};   // %group_norm_1: float32[4, 8, 1, 1, 1]
+    float v_p1_at[VEC] = {};   // %group_norm_2: float32[4, 8, 1, 1, 1]
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        float v_p0_at[S::ELEMENT] = {};   // %group_norm_1: float32[4, 8, 1, 1, 1]
-        float v_p1_at[S::ELEMENT] = {};   // %group_norm_2: float32[4, 8, 1, 1, 1]
+    for (int j = 0; j < S::VALUES; ++j) {
+        const int l = position(j);
+        if (j % S::ELEMENT == 0 && in && live(j)) {
+            load_once<VEC>(v_p0_at, args.p0 + l);
+        }
+        if (j % S::ELEMENT == 0 && in && live(j)) {
+            load_once<VEC>(v_p1_at, args.p1 + l);
+        }
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p0_at, args.p0 + l);
-            const double v_p0 = v_p0_at[j % S::ELEMENT];
-            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p1_at, args.p1 + l);
-            const double v_p1 = v_p1_at[j % S::ELEMENT];
+        for (int i = 0; i < S::ROWS; ++i) {
+            const double v_p0 = v_p0_at[STRIDED ? i : j % S::ELEMENT];
+            const double v_p1 = v_p1_at[STRIDED ? i : j % S::ELEMENT];
             const double v_x1 = in && live(j) ? __ldg(args.x1 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r7: float32[x0_0, 4, 1, 1, 1, 1]
             const double v_x2 = in && live(j) ? __ldg(args.x2 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1]
             const double v_x3 = in && live(j) ? __ldg(args.x3 + outer * 4 + (l / 8)) : 0.0f;   // %mean_r1_r11: float32[x0_0, 4, 1, 1, 1, 1]
@@ -2090,16 +2096,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b1f54108a2b37034, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1b25235dd4520557, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b1f54108a2b37034, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1b25235dd4520557, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b1f54108a2b37034"
+_fusegen_NAMESPACE = "fusegen_1b25235dd4520557"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1407,10 +1407,10 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = first_inner + i;
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
+            [[maybe_unused]] const int64_t inner = first_inner + i;
             if (live(j)) r0[i] += v[i][j];
         }
     }
@@ -1622,16 +1622,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ad7a53acf836b6a6, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d350901b531e0480, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ad7a53acf836b6a6, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d350901b531e0480, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ad7a53acf836b6a6"
+_fusegen_NAMESPACE = "fusegen_d350901b531e0480"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1518,14 +1518,16 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     float r1[S::ROWS];   // %layer_norm_r1: float32[x0_0, 1] = reduce.mean(%linear, axes=(1,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r1[i] = 0.0f;
+    float v_p0_at[VEC] = {};   // %p_linear_bias: float32[1024]
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        float v_p0_at[S::ELEMENT] = {};   // %p_linear_bias: float32[1024]
+    for (int j = 0; j < S::VALUES; ++j) {
+        const int l = position(j);
+        if (j % S::ELEMENT == 0 && in && live(j)) {
+            load_once<VEC>(v_p0_at, args.p0 + l);
+        }
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p0_at, args.p0 + l);
-            const float v_p0 = v_p0_at[j % S::ELEMENT];
+        for (int i = 0; i < S::ROWS; ++i) {
+            const float v_p0 = v_p0_at[STRIDED ? i : j % S::ELEMENT];
             t0[i][j] = v[i][j] + v_p0;   // %linear: float32[x0_0, 1024] = add(%linear_r1, %p_linear_bias)
             if (live(j)) r1[i] += t0[i][j];
         }
@@ -1542,9 +1544,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r7[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
             t3[i][j] = t0[i][j] - t2[i];   // %layer_norm_r2: float32[x0_0, 1024] = sub(%linear, %layer_norm_r1)
             const float t5 = t0[i][j] - t4[i];   // distance from the mean
             const float t6 = t5 * t5;   // its square
@@ -1565,17 +1567,21 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     float r17[S::ROWS];   // sum for the mean
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r17[i] = 0.0f;
+    float v_p1_at[VEC] = {};   // %p_norm_weight: float32[1024]
+    float v_p2_at[VEC] = {};   // %p_norm_bias: float32[1024]
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        float v_p1_at[S::ELEMENT] = {};   // %p_norm_weight: float32[1024]
-        float v_p2_at[S::ELEMENT] = {};   // %p_norm_bias: float32[1024]
+    for (int j = 0; j < S::VALUES; ++j) {
+        const int l = position(j);
+        if (j % S::ELEMENT == 0 && in && live(j)) {
+            load_once<VEC>(v_p1_at, args.p1 + l);
+        }
+        if (j % S::ELEMENT == 0 && in && live(j)) {
+            load_once<VEC>(v_p2_at, args.p2 + l);
+        }
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p1_at, args.p1 + l);
-            const float v_p1 = v_p1_at[j % S::ELEMENT];
-            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_p2_at, args.p2 + l);
-            const float v_p2 = v_p2_at[j % S::ELEMENT];
+        for (int i = 0; i < S::ROWS; ++i) {
+            const float v_p1 = v_p1_at[STRIDED ? i : j % S::ELEMENT];
+            const float v_p2 = v_p2_at[STRIDED ? i : j % S::ELEMENT];
             const float t11 = t3[i][j] * t10[i];   // %layer_norm_r7: float32[x0_0, 1024] = mul(%layer_norm_r2, %layer_norm_r6)
             const float t12 = t11 * v_p1;   // %layer_norm_r8: float32[x0_0, 1024] = mul(%layer_norm_r7, %p_norm_weight)
             const float t13 = t12 + v_p2;   // %layer_norm: float32[x0_0, 1024] = add(%layer_norm_r8, %p_norm_bias)
@@ -1593,9 +1599,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r21[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
             const float t19 = t16[i][j] - t18[i];   // distance from the mean
             const float t20 = t19 * t19;   // its square
             if (live(j)) r21[i] += t20;
@@ -1612,9 +1618,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t24[i] = sqrtf(t23[i]);
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
             const float t25 = t16[i][j] - t24[i];   // %sub: float32[x0_0, 1024] = sub(%div, %std_5)
             v[i][j] = t25;
         }
@@ -1856,16 +1862,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f270232d8782195d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_89f664a0d540e69c, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f270232d8782195d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_89f664a0d540e69c, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f270232d8782195d"
+_fusegen_NAMESPACE = "fusegen_89f664a0d540e69c"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -345,9 +345,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r0[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
             if (live(j)) r0[i] += v[i][j];
         }
     }
@@ -1028,14 +1028,16 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     float r1[S::ROWS];   // %sum_1_r2_r2: float32[x0_0, 1] = reduce.sum(%sum_1_r2_r2_r2, axes=(1,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r1[i] = 0.0f;
+    float v_x0_at[VEC] = {};   // %sum_1_r2_r2_r1: float32[8192]
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        float v_x0_at[S::ELEMENT] = {};   // %sum_1_r2_r2_r1: float32[8192]
+    for (int j = 0; j < S::VALUES; ++j) {
+        const int l = position(j);
+        if (j % S::ELEMENT == 0 && in && live(j)) {
+            load_once<VEC>(v_x0_at, args.x0 + l);
+        }
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
-            if (j % S::ELEMENT == 0 && in && live(j)) load_once<VEC>(v_x0_at, args.x0 + l);
-            const float v_x0 = v_x0_at[j % S::ELEMENT];
+        for (int i = 0; i < S::ROWS; ++i) {
+            const float v_x0 = v_x0_at[STRIDED ? i : j % S::ELEMENT];
             const float t0 = v[i][j] * v_x0;   // %sum_1_r2_r2_r2: float32[x0_0, 8192] = mul(%x, %sum_1_r2_r2_r1)
             if (live(j)) r1[i] += t0;
         }
@@ -1234,16 +1236,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c317cb41cc294fe2, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e70ee82e8a125939, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_c317cb41cc294fe2, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e70ee82e8a125939, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_c317cb41cc294fe2"
+_fusegen_NAMESPACE = "fusegen_e70ee82e8a125939"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -304,9 +304,9 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r1[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
+    for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
+        for (int i = 0; i < S::ROWS; ++i) {
             const float t0 = v[i][j] * v[i][j];   // %pow_1: float32[x0_0, 64, x0_2, x0_3] = square(%x)
             if (live(j)) r1[i] += t0;
         }
@@ -322,11 +322,11 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t4[i] = sqrtf(t3[i]);
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) {
-        [[maybe_unused]] const int64_t inner = first_inner + i;
+    for (int j = 0; j < S::VALUES; ++j) {
+        const int l = position(j);
 #pragma unroll
-        for (int j = 0; j < S::VALUES; ++j) {
-            const int l = position(j);
+        for (int i = 0; i < S::ROWS; ++i) {
+            [[maybe_unused]] const int64_t inner = first_inner + i;
             const float v_p0 = live(j) ? v_p0_row[l] : 0.0f;
             const float t5 = v[i][j] / t4[i];   // %div: float32[x0_0, 64, x0_2, x0_3] = div(%x, %sqrt)
             const float t6 = t5 * v_p0;   // %mul: float32[x0_0, 64, x0_2, x0_3] = mul(%div, %p_gain)
@@ -479,16 +479,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_89f98aa951227d6d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b6f6843e66e405bc, m) {
     m.def("k0_row_reduce(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_89f98aa951227d6d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b6f6843e66e405bc, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_89f98aa951227d6d"
+_fusegen_NAMESPACE = "fusegen_b6f6843e66e405bc"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

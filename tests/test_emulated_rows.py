@@ -165,6 +165,38 @@ def test_strided_rows_are_stored_as_rows(channels: int, tmp_path: Path) -> None:
         assert torch.allclose(y.double(), r, rtol=0, atol=1e-5), shape
 
 
+BESIDE = {
+    "data": ("(x * F.silu(y)).softmax(1)", (20, 6, 10), 1),
+    "parameter": ("(x + self.q).softmax(1).sum(1)", None, 1),
+    "part": ("(x + y[:, 20:40]).softmax(1) * y[:, :20]", (40, 6, 10), 2),
+    "other_columns": ("(x + y).softmax(1)", (20, 6, 1), 0),
+}
+"""By name: what the forward returns, the shape of ``y`` behind its samples, and how many operands are read so."""
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_strided_rows_of_several_tensors(name: str, tmp_path: Path) -> None:
+    """Whole accesses read what has the columns of the rows, wherever their number allows."""
+    body, own, vectors = BESIDE[name]
+    init = "self.q = nn.Parameter(torch.randn(20, 1, 1) + torch.randn(20, 6, 10))"
+    arguments = "x" if own is None else "x, y"
+    inputs = "torch.rand(300, 20, 6, 10)" + ("" if own is None else f", torch.rand{(300, *own)}")
+    compiled = compile_file(write(tmp_path, f"return {body}", init, inputs, arguments))
+    (plan,) = steps(compiled, RowReducePlan)
+    assert isinstance(plan.detail, RowReducePlan)
+    assert len(plan.detail.vectors) == vectors
+    kernel = Kernel(compiled, plan, tmp_path)
+    q = torch.randn(20, 6, 10)
+    for samples, width in ((300, 10), (2, 10), (3, 9), (1, 1)):
+        if own is None and width != 10:
+            continue
+        x = torch.randn(samples, 20, 6, width)
+        y = torch.randn(samples, *(own or (1, 1, 1)))[..., :width]
+        operands = [{"x": x, "y": y}.get(arg.node, q).contiguous() for arg in plan.args]
+        (z,), (r,) = kernel(operands), interpret.run(kernel.body, [v.double() for v in operands], {})
+        assert torch.allclose(z.double(), r, rtol=0, atol=1e-6), (samples, width)
+
+
 def test_angles_of_any_size(tmp_path: Path) -> None:
     """Sines and cosines of small, large and huge angles, to two units in the last place, and of no number."""
     compiled = compile_file(write(tmp_path, "return x.sin(), x.cos()", "", "torch.rand(64, 1000)"))

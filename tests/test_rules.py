@@ -48,6 +48,7 @@ from fusegen.ir import (
     TensorType,
     UnfoldOp,
 )
+from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes import (
     algebra,
     columns,
@@ -55,6 +56,7 @@ from fusegen.passes import (
     joins,
     layouts,
     losses,
+    mixing,
     moments,
     parts,
     positions,
@@ -288,6 +290,55 @@ def _rows_of_rows(draw: Draw) -> Node:
     total = draw.reduce(y, tuple(range(draw.rng.randint(0, len(shape) - 2), len(shape))))
     ends = [draw.reduce(end, tuple(range(end.type.rank))) if end.type.rank else end for end in (rows, total)]
     return draw.add(PointwiseOp(fn="add"), *ends)
+
+
+def _mixed_channels(draw: Draw) -> Node:
+    """A product along an axis that others follow, which is put last or first, and put back; sometimes with a bias."""
+    rank, first = draw.rng.randint(3, 6), draw.rng.random() < 0.4
+    shape = [draw.rng.randint(1, 3) for _ in range(rank)]
+    axis, features = draw.rng.randint(1, rank - 2), draw.rng.randint(1, 4)
+    shape[axis] = channels = draw.rng.randint(2, 4)
+    others = [own for own in range(rank) if own != axis]
+    order = [axis, *others] if first else [*others, axis]
+    rows = math.prod(shape[own] for own in others)
+    x, turned, alone = draw.add(PermuteOp(order=tuple(order)), draw.leaf(*shape)), draw.rng.random() < 0.5, False
+    if first or draw.rng.random() < 0.5:
+        alone = first or draw.rng.random() < 0.5
+        joined = (channels, rows) if first else (rows, channels)
+        x = draw.add(ReshapeOp(shape=(1, *joined) if alone else joined), x)
+    w = draw.leaf(*((features, channels) if turned or first else (channels, features)), parameter=True)
+    if first or (not turned and draw.rng.random() < 0.5):  # from a matrix that is stored the other way round
+        w = draw.leaf(*reversed(w.type.shape), parameter=True) if draw.rng.random() < 0.5 else w
+        right = (features, channels) if first else (channels, features)
+        w = w if w.type.shape == right else draw.add(PermuteOp(order=(1, 0)), w)
+    w = draw.add(ReshapeOp(shape=(1, *w.type.shape)), w) if alone else w
+    bias = [draw.leaf(features)] if not first and draw.rng.random() < 0.3 else []
+    operands = [w, x] if first else [x, w]
+    y = draw.add(MatmulOp(transposed=turned and not first), *operands, *bias)
+    result = [features if own == axis else shape[own] for own in order]
+    y = draw.add(ReshapeOp(shape=tuple(result)), y) if y.type.shape != tuple(result) else y
+    return draw.add(PermuteOp(order=tuple(order.index(own) for own in range(rank))), y)
+
+
+def _kernel_of_one(draw: Draw, joined: bool) -> Node:
+    """A convolution of every position by itself, of positions that are ``joined`` to one axis, or in full float32."""
+    spatial = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(2, 3) if joined else draw.rng.randint(1, 3))]
+    samples, channels, features = (draw.rng.randint(1, 4) for _ in range(3))
+    transposed, x = draw.rng.random() < 0.5, draw.leaf(samples, channels, *spatial)
+    if joined:
+        spatial = [math.prod(spatial)]
+        x = draw.add(ReshapeOp(shape=(samples, channels, *spatial)), x)
+    ones = (1,) * len(spatial)
+    w = draw.leaf(*((channels, features) if transposed else (features, channels)), *ones)
+    conv = ConvOp(
+        transposed=transposed,
+        stride=ones,
+        padding=(0,) * len(ones),
+        dilation=ones,
+        output_padding=(0,) * len(ones),
+        precise=not joined,
+    )
+    return draw.add(conv, x, w)
 
 
 def _product_of_one_position(draw: Draw) -> Node:
@@ -1413,6 +1464,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
         _scan_of_less
     ),
     "conv(x, w, b) = conv(x, w) + b": _biased,
+    "matmul(permute(x), w) = permute(conv(x, w)),  channels that are put back": _mixed_channels,
+    "conv(reshape(x), w) = reshape(conv(x, w)),  a kernel of one, positions joined": lambda d: _kernel_of_one(d, True),
+    "conv(x, w) = matmul(w, x),  a kernel of one in full float32": lambda d: _kernel_of_one(d, False),
     "matmul(permute(x), w) = permute(matmul(x, w)),  rows permuted,  before attention": _product_of_permuted_rows,
     "matmul(reshape(permute(x)), w) = reshape(permute(matmul(reshape(x), w))),  rows that are put back": (
         _product_of_rows_put_back
@@ -1654,6 +1708,7 @@ RULES: dict[str, Rule] = {
         *rows.RULES,
         *columns.RULES,
         *layouts.RULES,
+        mixing.product_rule(machine(DEFAULT_TARGET)),
     )
 }
 
@@ -1690,6 +1745,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(direct, "is_narrow", lambda *_: False)
     monkeypatch.setattr(positions, "_WORTH", -1)
     monkeypatch.setattr(row_order, "_goes_to_attention", lambda graph, name: True)
+    monkeypatch.setattr(mixing, "_product_seconds", lambda match, rates: 0.0)
     for name, size in (("ENOUGH", 4), ("WORTH", 0), ("LEFT", 2)):
         monkeypatch.setattr(columns, name, size)
     if BUILDERS[identity] is _conv_over_an_axis:

@@ -43,6 +43,8 @@ LOAD_SECONDS = 2e-6
 _VOLUME = {False: 1.2, True: 2.2}
 """Times over that a convolution along three axes takes in full fp32: the least where its stride is 1 (1.2 to 4.0 of
 four), and strided (1.2, 2.5 and 3.8 of three)."""
+_ONE_TAP = 1.35
+"""The same of a kernel of one (1.1 to 1.6 of seven, of 32 to 256 channels)."""
 _IN_TURNS = 0.8
 """Share of its expected time that a kernel takes whose blocks compute box after box from a load of x, along three axes
 as along two (20 convolutions of few channels took 0.5 to 1.3 of that without it, H100)."""
@@ -138,8 +140,11 @@ def portable_seconds(
     seconds = waves * (block_flops * slots / rate + block_seconds) + moved / machine.bandwidth
     if in_turns:
         seconds *= _IN_TURNS
-    elif split and isinstance(node.op, ConvOp) and node.op.rank == 3:
-        seconds *= _VOLUME[not node.op.transposed and max(node.op.stride) > 1]
+    elif split and isinstance(node.op, ConvOp):
+        if node.op.rank == 3:
+            seconds *= _VOLUME[not node.op.transposed and max(node.op.stride) > 1]
+        elif prod(inference.kernel_size(body.node(node.inputs[1]).type)) == 1:
+            seconds *= _ONE_TAP
     return seconds + loaded * _WORD_FLOPS / machine.flops
 
 

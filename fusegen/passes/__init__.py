@@ -14,6 +14,7 @@ from fusegen.passes import (
     fuse,
     layouts,
     library,
+    mixing,
     recurrent,
     simplify,
     statistics,
@@ -57,6 +58,8 @@ PIPELINE: tuple[Pass, ...] = (
     # After every rule that counts on a product's rows being an axis in place; before fusion, which weighs kernels by
     # what they read.
     Pass("layouts", _any_target(layouts.run), Numerics.EXACT),
+    # After the algebra, which knows sums and means of convolutions; before fusion, which finishes products.
+    Pass("mixing", mixing.run, Numerics.EXACT),
     # After the algebra, which takes most sums of products inward.
     Pass("truncation", _any_target(truncation.run), Numerics.EXACT),
     # Groups what is left into kernels and changes no op.

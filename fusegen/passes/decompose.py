@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen.ir import ConvOp, Graph, MatmulOp, Node, PointwiseOp, ReshapeOp
-from fusegen.passes import row_order
+from fusegen.passes import mixing, row_order
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 from fusegen.passes.simplify import transpose
 
@@ -27,7 +27,8 @@ def _transpose_left(m: Match) -> Node:
 
 
 RULES = (
-    *row_order.RULES,  # while a bias is part of the product
+    *mixing.RULES,  # while a bias is part of the product
+    *row_order.RULES,
     Rule(
         "conv(x, w, b) = conv(x, w) + b",
         op(ConvOp, anything("x"), anything("w"), anything("b")),

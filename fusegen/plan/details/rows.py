@@ -220,6 +220,8 @@ class RowReducePlan(Frozen):
     is one of a part that is cut out of an operand."""
     wide: bool
     """Accesses of 16 bytes are used where lengths and addresses allow."""
+    vectors: tuple[str, ...]
+    """Operands, by name, that are read by them as well: their elements lie as those of the source do."""
     apart: tuple[Dim, ...]
     """Over binding names: what has to be whole accesses then, too."""
     outer: Dim
