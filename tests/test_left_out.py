@@ -148,3 +148,9 @@ def test_attention_reads_rows_in_the_order_that_they_lie(tmp_path: Path) -> None
     found = program(tmp_path, "return self.n(x + self.a(x, x, x)[0])", init, "torch.rand(8, 128, 256)")
     written = ["contraction", "attention", "contraction", "row_reduce"]
     assert (templates(found), len(found.steps)) == (written, len(written))
+
+
+def test_rows_that_would_be_written_across_their_result_are_turned_first(tmp_path: Path) -> None:
+    body = "x = F.gelu(F.layer_norm(x.flatten(2).transpose(1, 2), (64,)))\nreturn x - x.mean(1, True)"
+    found = program(tmp_path, body, inputs="torch.rand(64, 64, 64, 64)")
+    assert templates(found) == ["row_reduce", "pointwise", "row_stream"]

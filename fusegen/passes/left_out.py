@@ -259,9 +259,29 @@ def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[s
     across = {name for name in viewed if _is_turned(grouping.by_name[name])}
     shape = node.type.shape
     others = {name for name in set(node.inputs) - viewed if grouping.by_name[name].type.shape == shape}
-    if across and others and any(grouping.by_name[name].type.shape == shape for name in grouping.outputs(group)):
-        return f"neighbours in {min(others)} are none in {min(across)}: a kernel of tiles reads both in lines"
+    if across and any(grouping.by_name[name].type.shape == shape for name in grouping.outputs(group)):
+        if others:
+            return f"neighbours in {min(others)} are none in {min(across)}: a kernel of tiles reads both in lines"
+        if any(_is_reduced_in_lines(grouping, group, grouping.by_name[name]) for name in across):
+            return f"rows are lines of {min(across)} alone, and would be written across those of the result"
     return None
+
+
+def _is_reduced_in_lines(grouping: Grouping, group: Group, view: Node) -> bool:
+    """Whether rows of ``group`` run along the last axis of what is turned to ``view``."""
+    assert isinstance(view.op, PermuteOp)
+    axis = view.op.order.index(view.type.rank - 1)
+    for node in map(grouping.by_name.__getitem__, group.members):
+        match node.op:
+            case ReduceOp(axes=axes):
+                reduced = axes
+            case SoftmaxOp(axis=own):
+                reduced = (own,)
+            case _:
+                continue
+        if axis in reduced and grouping.by_name[node.inputs[0]].type.shape == view.type.shape:
+            return True
+    return False
 
 
 def _is_turned(view: Node) -> bool:
