@@ -221,7 +221,8 @@ def _product_of_samples(m: Match) -> Node:
     conv, x, w = m.root.op, m["x"], m["w"]
     assert isinstance(conv, ConvOp)
     samples, channels, *positions = x.type.shape
-    matrix = _shaped(m, w, w.type.shape[:2])
+    stored = m.graph.node(w.inputs[0]) if isinstance(w.op, ReshapeOp) else w  # most often the matrix itself
+    matrix = stored if stored.type.shape == w.type.shape[:2] else _shaped(m, w, w.type.shape[:2])
     of_each = m.add(ExpandOp(shape=(samples, *matrix.type.shape)), matrix)
     joined = _shaped(m, x, (samples, channels, dims.product(positions)))
     product = MatmulOp(left_transposed=conv.transposed, precise=True)
@@ -232,8 +233,10 @@ def _product_seconds(m: Match, rates: Machine) -> float:
     trial = Match(m.graph, m.root, m.captures)
     _product_of_samples(trial)
     product = next(node for node in trial.built if isinstance(node.op, MatmulOp))
-    operands = [m[name].replace(op=InputOp(position=i), inputs=()) for i, name in enumerate("xw")]
     upto = trial.built[: trial.built.index(product) + 1]
+    read = dict.fromkeys(name for node in upto for name in node.inputs)
+    given = [name for name in read if name not in {node.name for node in upto}]
+    operands = [m.graph.node(name).replace(op=InputOp(position=i), inputs=()) for i, name in enumerate(given)]
     alone = m.graph.replace(nodes=(*operands, *upto), outputs=(product.name,), updates=())
     views = viewproduct.seconds(alone, check(alone), rates)
     copied = 2 * viewproduct.bytes_of(alone, alone.node(product.inputs[0])) / rates.bandwidth + rates.launch
