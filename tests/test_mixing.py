@@ -70,3 +70,39 @@ def test_channels_that_stay_last_are_a_product(tmp_path: Path) -> None:
     body = "return F.relu(x.permute(0, 2, 3, 1) @ self.w)"
     compiled = compile_file(write(tmp_path, body, OF_INPUTS, "torch.randn(24, 64, 112, 112)"))
     assert not any("conv(" in event.identity for stage in compiled.stages for event in stage.applied)
+
+
+@pytest.mark.parametrize(
+    ("init", "body", "inputs", "kernels"),
+    [
+        (  # what lies between is work on channels, wherever these are
+            f"{WITH_BIAS}\nself.n = nn.LayerNorm(128)",
+            "y = self.n(F.linear(x.permute(0, 2, 3, 1), self.w, self.b)).relu()\n"
+            "return F.max_pool2d(y.permute(0, 3, 1, 2), 3, 2, 1)",
+            "torch.randn(16, 64, 101, 103)",
+            3,
+        ),
+        (  # tokens that are mixed, and put back
+            "self.l = nn.Linear(196, 196)",
+            "return F.gelu(self.l(x.transpose(1, 2))).transpose(1, 2) + x",
+            "torch.randn(64, 196, 512)",
+            1,
+        ),
+    ],
+)
+def test_work_that_comes_before_channels_are_put_back(
+    init: str, body: str, inputs: str, kernels: int, tmp_path: Path
+) -> None:
+    compiled = compile_file(write(tmp_path, body, init, inputs))
+    found = [step for step in compiled.program.steps if isinstance(step, KernelStep)]
+    assert len(found) == kernels
+    assert not any(isinstance(node.op, PermuteOp) for graph in bodies(compiled.program) for node in graph.nodes)
+    assert any("channels that are put back" in event.identity for stage in compiled.stages for event in stage.applied)
+
+
+def test_data_in_the_order_of_the_product_keeps_it_a_product(tmp_path: Path) -> None:
+    """Where the channels' place is not theirs, moving them would copy the other tensor."""
+    body = "return (F.relu(x.permute(0, 2, 3, 1) @ self.w) * y).permute(0, 3, 1, 2)"
+    inputs = "torch.randn(24, 64, 32, 32), torch.randn(24, 32, 32, 128)"
+    compiled = compile_file(write(tmp_path, body, OF_INPUTS, inputs, "x, y"))
+    assert not any("conv(" in event.identity for stage in compiled.stages for event in stage.applied)

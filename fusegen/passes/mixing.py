@@ -32,8 +32,8 @@ from fusegen.ir import (
 )
 from fusegen.machines import Machine, machine
 from fusegen.passes.algebra.boxes import lone_seconds
+from fusegen.passes.algebra.views import ALONG_AXES, may_be_unpermuted
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
-from fusegen.passes.row_order import is_put_back
 from fusegen.spaces.rowspace import NotFusable
 from fusegen.spaces.viewproduct import check
 from fusegen.tuning import faster
@@ -121,8 +121,23 @@ def _mixed(m: Match) -> _Mixed | None:
 
 
 def _is_put_back(m: Match) -> str | None:
-    found = _mixed(m)
-    return None if found and is_put_back(m.graph, m.root, found.result, found.back) else ""
+    """Whether all work on the product may be done with the channels in their place, where some of it puts them back."""
+    found, graph = _mixed(m), m.graph
+    if found is None:
+        return ""
+    moved, undone = {m.root.name}, False
+    for node in graph.nodes:
+        if moved.isdisjoint(node.inputs) or isinstance(node.op, ReduceOp):
+            continue
+        if isinstance(node.op, PermuteOp):
+            undone |= node.op.order == found.back
+            continue
+        others = (graph.node(name) for name in node.inputs if name not in moved)
+        alike = isinstance(node.op, (PointwiseOp, ReshapeOp, *ALONG_AXES)) and node.type.shape == found.result
+        if not alike or not all(may_be_unpermuted(other, found.order, found.result) for other in others):
+            return ""
+        moved.add(node.name)
+    return None if undone and moved.isdisjoint(graph.results) else ""
 
 
 def _shaped(m: Match, x: Node, shape: Dims) -> Node:

@@ -132,28 +132,23 @@ def _joined(m: Match) -> _Joined | None:
     return found if kept == sorted(kept) and found.back != tuple(range(found.count + 1)) else None
 
 
-def is_put_back(graph: Graph, product: Node, shape: Dims, order: tuple[int, ...]) -> bool:
-    """Whether every reader of a product permutes it by ``order``, as ``shape``."""
-    pending = [product]
-    while pending:
-        node = pending.pop()
-        readers = [graph.node(user) for user in graph.users[node.name]]
-        if not readers or node.name in graph.results:
-            return False
-        for reader in readers:
-            if isinstance(reader.op, ReshapeOp) and reader.type.shape == shape:
-                pending.append(reader)
-            elif node.type.shape != shape or not isinstance(reader.op, PermuteOp) or reader.op.order != order:
-                return False
-    return True
-
-
 def _is_put_back(m: Match) -> str | None:
     found = _joined(m)
     if found is None:
         return ""
     shape = (*found.rows, m.root.type.shape[-1])
-    return None if is_put_back(m.graph, m.root, shape, found.undone) else ""
+    pending = [m.root]
+    while pending:
+        node = pending.pop()
+        readers = [m.graph.node(user) for user in m.graph.users[node.name]]
+        if not readers or node.name in m.graph.results:
+            return ""
+        for reader in readers:
+            if isinstance(reader.op, ReshapeOp) and reader.type.shape == shape:
+                pending.append(reader)
+            elif node.type.shape != shape or not isinstance(reader.op, PermuteOp) or reader.op.order != found.undone:
+                return ""
+    return None
 
 
 def _as_they_lie(m: Match) -> Node:

@@ -59,7 +59,7 @@ def _before_reshape(m: Match) -> Node:
 
 
 Order: TypeAlias = tuple[int, ...]
-_ALONG_AXES = (NormalizeOp, SoftmaxOp)
+ALONG_AXES = (NormalizeOp, SoftmaxOp)
 
 
 def _order(view: Node) -> Order:
@@ -77,7 +77,7 @@ def _unpermuted(node: Node, order: Order) -> Dims | None:
     return tuple(shape[order.index(axis)] for axis in range(len(order))) if dims.keeps_order(order, shape) else None
 
 
-def _may_be_unpermuted(node: Node, order: Order, shape: Dims) -> bool:
+def may_be_unpermuted(node: Node, order: Order, shape: Dims) -> bool:
     """Whether an operand of a function, whose result has this shape, can be had as it is before a permute."""
     return _is_permuted(node, order, shape) or _unpermuted(node, order) is not None
 
@@ -92,8 +92,8 @@ def _moves_on(graph: Graph, view: Node) -> bool:
         if isinstance(node.op, (PermuteOp, ReduceOp)) or permuted.isdisjoint(node.inputs):
             continue
         others = (graph.node(name) for name in node.inputs if name not in permuted)
-        alike = isinstance(node.op, (PointwiseOp, *_ALONG_AXES)) and node.type.shape == shape
-        if not alike or not all(_may_be_unpermuted(other, order, shape) for other in others):
+        alike = isinstance(node.op, (PointwiseOp, *ALONG_AXES)) and node.type.shape == shape
+        if not alike or not all(may_be_unpermuted(other, order, shape) for other in others):
             return False
         permuted.add(node.name)
     return permuted.isdisjoint((*graph.by_rows, *(name for _, name in graph.updates)))
@@ -106,7 +106,7 @@ def _operands(m: Match) -> list[Node]:
 def _permuted(m: Match) -> Node | None:
     """The first operand of a function, or the data of a norm or softmax, that is a permuted value of its shape."""
     shape, operands = m.root.type.shape, _operands(m)
-    data = operands[:1] if isinstance(m.root.op, _ALONG_AXES) else operands
+    data = operands[:1] if isinstance(m.root.op, ALONG_AXES) else operands
     return next((x for x in data if isinstance(x.op, PermuteOp) and x.type.shape == shape), None)
 
 
@@ -114,7 +114,7 @@ def _may_come_first(m: Match) -> str | None:
     view = _permuted(m)
     if view is None or not _moves_on(m.graph, view):
         return ""
-    fit = (_may_be_unpermuted(node, _order(view), view.type.shape) for node in _operands(m))
+    fit = (may_be_unpermuted(node, _order(view), view.type.shape) for node in _operands(m))
     return None if all(fit) else ""
 
 
