@@ -11,6 +11,7 @@ import torch
 from fusegen.compiler import compile_file
 from fusegen.errors import EmitError
 from tests.emitted import reference_from, simulated
+from tests.models import write
 
 MODELS = {
     "a registry that a decorator fills": """
@@ -201,3 +202,10 @@ def test_the_generated_module_is_the_model(name: str, tmp_path: Path, recwarn: p
     for results in (found, own):
         flat, wanted = (torch.utils._pytree.tree_leaves(values) for values in (results, expected))
         torch.testing.assert_close(flat, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_that_tensors_are_full_of_are_doubles_to_the_proof(tmp_path: Path) -> None:
+    """Equal shares of a softmax over nothing but zeros (routing by agreement), and products of such numbers."""
+    body = "b = x.new_zeros(x.shape)\nshares = b.softmax(1)\nreturn x * shares + x * (torch.full_like(x, 0.3) * 0.7)"
+    compiled = compile_file(write(tmp_path, body, "", "torch.rand(4, 5)"))
+    assert compiled.proof.worst < 1e-12

@@ -153,7 +153,9 @@ def _of_fills(m: Match) -> tuple[Node, float] | None:
     plain = all(node.op.times == 1.0 for node in operands if isinstance(node.op, ConstOp))
     if not fills or function is None or not alike or not plain or len(numbers) < len(operands):
         return None
-    return fills[0], _float32(function(*numbers))
+    value = function(*(value for value in values if isinstance(value, float)))
+    # Doubles, whose roundings are none to the proof, where rounding them alone comes to what eager does.
+    return (fills[0], value) if _float32(value) == _float32(function(*numbers)) else None
 
 
 def _spread_fill(m: Match) -> Node:
@@ -189,7 +191,7 @@ def _equal_shares(m: Match) -> Node:
     assert isinstance(softmax, SoftmaxOp)
     size = m.root.type.shape[softmax.axis]
     assert isinstance(size, int)
-    return _filled(m, m["x"], _float32(1.0 / size))
+    return _filled(m, m["x"], 1.0 / size)
 
 
 def _moves_only_ones(m: Match) -> str | None:
