@@ -106,3 +106,17 @@ def test_data_in_the_order_of_the_product_keeps_it_a_product(tmp_path: Path) -> 
     inputs = "torch.randn(24, 64, 32, 32), torch.randn(24, 32, 32, 128)"
     compiled = compile_file(write(tmp_path, body, OF_INPUTS, inputs, "x, y"))
     assert not any("conv(" in event.identity for stage in compiled.stages for event in stage.applied)
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "arguments"),
+    [
+        ("return torch.matmul(y, x).relu()", "torch.randn(8, 50, 64), torch.randn(50, 50)", "x, y"),
+        ("return torch.matmul(self.w.bfloat16(), x).relu()", "torch.randn(8, 64, 200, dtype=torch.bfloat16)", "x"),
+    ],
+)
+def test_channels_of_a_call_and_of_other_types_stay_those_of_products(
+    body: str, inputs: str, arguments: str, tmp_path: Path
+) -> None:
+    compiled = compile_file(write(tmp_path, body, OF_FEATURES, inputs, arguments))
+    assert not any("conv(" in event.identity for stage in compiled.stages for event in stage.applied)

@@ -17,6 +17,7 @@ from fusegen.ir import (
     AdaptivePoolOp,
     ArgReduceOp,
     ConvOp,
+    DType,
     ExpandOp,
     Graph,
     InputOp,
@@ -98,7 +99,7 @@ def _matrix(m: Match, node: Node) -> tuple[Node, bool] | None:
 def _mixed(m: Match) -> _Mixed | None:
     product, operands = m.root.op, [m.graph.node(name) for name in m.root.inputs]
     assert isinstance(product, MatmulOp)
-    if product.left_transposed:
+    if product.left_transposed or m.root.type.dtype is not DType.FLOAT32:
         return None
     for first in (False, True):
         if first and (product.transposed or len(operands) > 2):
@@ -115,7 +116,8 @@ def _mixed(m: Match) -> _Mixed | None:
         turned = flipped if first or product.transposed else not flipped
         mixed = _Mixed(m.graph.node(view.inputs[0]), axis, first, matrix, turned)
         kept = mixed.data.type.shape[axis] == channels and view.op.order == mixed.order
-        if kept and 0 < axis < view.type.rank - 1:
+        known = isinstance(channels, int) and isinstance(mixed.features, int)  # as those of a convolution are
+        if kept and known and 0 < axis < view.type.rank - 1:
             return mixed
     return None
 
