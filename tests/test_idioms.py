@@ -86,6 +86,26 @@ MODELS = {
             def forward(self, x):
                 return Found(x.exp(), [x.sum(1), x * 2])
     """,
+    "arguments of blocks in tuples with names": """
+        import collections
+        BlockArgs = collections.namedtuple("BlockArgs", ["scale", "skip"])
+        BlockArgs.__new__.__defaults__ = (None,) * len(BlockArgs._fields)
+        class Block(nn.Module):
+            def __init__(self, args):
+                super().__init__()
+                self._args, self.l = args, nn.Linear(8, 8)
+            def forward(self, x):
+                y = self.l(x) * self._args.scale
+                return x + y if self._args.skip else y
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList(Block(args) for args in (BlockArgs(2.0), BlockArgs(0.5, skip=True)))
+            def forward(self, x):
+                for block in self.blocks:
+                    x = block(x)
+                return x
+    """,
     "a norm of what is the same for every sample": """
         class Model(nn.Module):
             def __init__(self):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fusegen import dims
 from fusegen.carry import CarriedModel, ForwardParameter
-from fusegen.emit.structure import ModuleSnapshot, carried_name, class_expression
+from fusegen.emit.structure import Attribute, ModuleSnapshot, carried_name, class_expression
 from fusegen.errors import EmitError
 from fusegen.ir import Graph, Node, ParamOp
 from fusegen.trace.unseen import HOOKS
@@ -223,12 +223,19 @@ def _slot(variable: str, name: str) -> str:
     return f"{_dictionary(variable)}[{name!r}]"
 
 
+def _changed(attribute: Attribute, slot: str, carried: CarriedModel) -> str:
+    """The condition under which an attribute is not what it was when compiled."""
+    if not attribute.carried:
+        return attribute.condition.format(slot, repr(attribute.kind))
+    name = carried_name(attribute.kind, carried)
+    condition = attribute.condition.format(slot, repr(name))
+    if attribute.instance and name != attribute.kind and "<locals>" not in name:
+        return f"type({slot}) is not {name} and {condition}"  # what a call made has the name that it was given
+    return condition
+
+
 def _attribute_checks(module: ModuleSnapshot, variable: str, label: str, carried: CarriedModel) -> Iterator[Check]:
-    kinds = [carried_name(a.kind, carried) if a.carried else a.kind for a in module.attributes]
-    conditions = [
-        a.condition.format(_slot(variable, a.name), repr(kind))
-        for a, kind in zip(module.attributes, kinds, strict=True)
-    ]
+    conditions = [_changed(a, _slot(variable, a.name), carried) for a in module.attributes]
     if not conditions:
         return
     if module.path and module.described:

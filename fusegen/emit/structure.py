@@ -21,7 +21,8 @@ class Attribute(Frozen):
     """``condition``: Python text over ``{0}``, the attribute, that holds when it was changed.
 
     ``kind``: for an attribute known by its function or class alone, the qualified name of that, ``{1}`` in the text.
-    ``carried``: that is defined beside the model, so the generated module has it under a name of its own.
+    ``instance``: it is known by its class. ``carried``: that is defined beside the model, so the generated module has
+    it under a name of its own.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Attribute(Frozen):
     compiled: str
     kind: str = ""
     carried: bool = False
+    instance: bool = False
 
 
 class ModuleSnapshot(Frozen):
@@ -102,6 +104,7 @@ def _attribute(name: str, value: object, home: str) -> Attribute:
         compiled=known.__qualname__ if function else f"a {known.__qualname__}",
         kind=known.__qualname__,
         carried=known.__module__ == home,
+        instance=not function,
     )
 
 
