@@ -30,11 +30,13 @@ from fusegen.ir import (
     ReduceOp,
     ReshapeOp,
     SoftmaxOp,
+    UnfoldOp,
 )
 from fusegen.machines import Machine, machine
 from fusegen.passes.algebra.boxes import lone_seconds
 from fusegen.passes.algebra.views import ALONG_AXES, may_be_unpermuted
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
+from fusegen.passes.simplify import VIEWS
 from fusegen.spaces.rowspace import NotFusable
 from fusegen.spaces.viewproduct import check
 from fusegen.tuning import faster
@@ -122,10 +124,17 @@ def _mixed(m: Match) -> _Mixed | None:
     return None
 
 
+def _has_windows(graph: Graph, data: Node) -> bool:
+    """Whether data are windows, behind views: a matrix that they meet is a kernel (``algebra/window_products.py``)."""
+    while isinstance(data.op, VIEWS):
+        data = graph.node(data.inputs[0])
+    return isinstance(data.op, UnfoldOp)
+
+
 def _is_put_back(m: Match) -> str | None:
     """Whether all work on the product may be done with the channels in their place, where some of it puts them back."""
     found, graph = _mixed(m), m.graph
-    if found is None:
+    if found is None or _has_windows(graph, found.data):
         return ""
     moved, undone = {m.root.name}, False
     for node in graph.nodes:
