@@ -34,7 +34,7 @@ from fusegen.ir import (
 )
 from fusegen.machines import Machine, machine
 from fusegen.passes.algebra.boxes import lone_seconds
-from fusegen.passes.algebra.views import ALONG_AXES, may_be_unpermuted
+from fusegen.passes.algebra.views import ELEMENTWISE, moved_with
 from fusegen.passes.rewrite import Match, Numerics, Outcome, Rule, anything, op, rewrite
 from fusegen.passes.simplify import VIEWS
 from fusegen.spaces.rowspace import NotFusable
@@ -136,19 +136,12 @@ def _is_put_back(m: Match) -> str | None:
     found, graph = _mixed(m), m.graph
     if found is None or _has_windows(graph, found.data):
         return ""
-    moved, undone = {m.root.name}, False
-    for node in graph.nodes:
-        if moved.isdisjoint(node.inputs) or isinstance(node.op, ReduceOp):
-            continue
-        if isinstance(node.op, PermuteOp):
-            undone |= node.op.order == found.back
-            continue
-        others = (graph.node(name) for name in node.inputs if name not in moved)
-        alike = isinstance(node.op, (PointwiseOp, ReshapeOp, *ALONG_AXES)) and node.type.shape == found.result
-        if not alike or not all(may_be_unpermuted(other, found.order, found.result) for other in others):
-            return ""
-        moved.add(node.name)
-    return None if undone and moved.isdisjoint(graph.results) else ""
+    moved = moved_with(graph, m.root.name, found.order, found.result, (ReshapeOp, *ELEMENTWISE))
+    if moved is None or not moved.isdisjoint(graph.results):
+        return ""
+    readers = (graph.node(user) for name in moved for user in graph.users[name])
+    undone = any(isinstance(reader.op, PermuteOp) and reader.op.order == found.back for reader in readers)
+    return None if undone else ""
 
 
 def _shaped(m: Match, x: Node, shape: Dims) -> Node:

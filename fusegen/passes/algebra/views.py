@@ -18,6 +18,7 @@ from fusegen.ir import (
     InputOp,
     Node,
     NormalizeOp,
+    Op,
     ParamOp,
     PermuteOp,
     PointwiseOp,
@@ -59,7 +60,9 @@ def _before_reshape(m: Match) -> Node:
 
 
 Order: TypeAlias = tuple[int, ...]
-ALONG_AXES = (NormalizeOp, SoftmaxOp)
+_ALONG_AXES = (NormalizeOp, SoftmaxOp)
+ELEMENTWISE = (PointwiseOp, *_ALONG_AXES)
+"""Of as many results as their data has elements."""
 
 
 def _order(view: Node) -> Order:
@@ -77,9 +80,27 @@ def _unpermuted(node: Node, order: Order) -> Dims | None:
     return tuple(shape[order.index(axis)] for axis in range(len(order))) if dims.keeps_order(order, shape) else None
 
 
-def may_be_unpermuted(node: Node, order: Order, shape: Dims) -> bool:
+def _may_be_unpermuted(node: Node, order: Order, shape: Dims) -> bool:
     """Whether an operand of a function, whose result has this shape, can be had as it is before a permute."""
     return _is_permuted(node, order, shape) or _unpermuted(node, order) is not None
+
+
+def moved_with(
+    graph: Graph, name: str, order: Order, shape: Dims, kinds: tuple[type[Op], ...] = ELEMENTWISE
+) -> set[str] | None:
+    """A permuted value and what ``kinds`` of ops make of it, up to reductions and permutes, where all of that may be
+    done before it is permuted; else None. ``order``, ``shape``: of the permute and its result.
+    """
+    moved = {name}
+    for node in graph.nodes:
+        if isinstance(node.op, (PermuteOp, ReduceOp)) or moved.isdisjoint(node.inputs):
+            continue
+        others = (graph.node(name) for name in node.inputs if name not in moved)
+        alike = isinstance(node.op, kinds) and node.type.shape == shape
+        if not alike or not all(_may_be_unpermuted(other, order, shape) for other in others):
+            return None
+        moved.add(node.name)
+    return moved
 
 
 def _moves_on(graph: Graph, view: Node) -> bool:
@@ -87,16 +108,8 @@ def _moves_on(graph: Graph, view: Node) -> bool:
 
     A result that eager lays out row by row is written so, by the kernel that computes it.
     """
-    permuted, order, shape = {view.name}, _order(view), view.type.shape
-    for node in graph.nodes:
-        if isinstance(node.op, (PermuteOp, ReduceOp)) or permuted.isdisjoint(node.inputs):
-            continue
-        others = (graph.node(name) for name in node.inputs if name not in permuted)
-        alike = isinstance(node.op, (PointwiseOp, *ALONG_AXES)) and node.type.shape == shape
-        if not alike or not all(may_be_unpermuted(other, order, shape) for other in others):
-            return False
-        permuted.add(node.name)
-    return permuted.isdisjoint((*graph.by_rows, *(name for _, name in graph.updates)))
+    moved = moved_with(graph, view.name, _order(view), view.type.shape)
+    return moved is not None and moved.isdisjoint((*graph.by_rows, *(name for _, name in graph.updates)))
 
 
 def _operands(m: Match) -> list[Node]:
@@ -106,7 +119,7 @@ def _operands(m: Match) -> list[Node]:
 def _permuted(m: Match) -> Node | None:
     """The first operand of a function, or the data of a norm or softmax, that is a permuted value of its shape."""
     shape, operands = m.root.type.shape, _operands(m)
-    data = operands[:1] if isinstance(m.root.op, ALONG_AXES) else operands
+    data = operands[:1] if isinstance(m.root.op, _ALONG_AXES) else operands
     return next((x for x in data if isinstance(x.op, PermuteOp) and x.type.shape == shape), None)
 
 
@@ -114,7 +127,7 @@ def _may_come_first(m: Match) -> str | None:
     view = _permuted(m)
     if view is None or not _moves_on(m.graph, view):
         return ""
-    fit = (may_be_unpermuted(node, _order(view), view.type.shape) for node in _operands(m))
+    fit = (_may_be_unpermuted(node, _order(view), view.type.shape) for node in _operands(m))
     return None if all(fit) else ""
 
 
