@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import sympy
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.functions import CeilToInt, FloorDiv
 
 from fusegen import dims, guards, interpret
 from fusegen.compiler import compile_file
 from fusegen.ir import EagerOp
 from fusegen.trace.asked import _solution
+from fusegen.trace.quotients import as_integers
 from tests.emitted import module_from, simulated
 from tests.models import traced, write
 
@@ -143,3 +148,20 @@ def test_what_an_equation_says_of_a_size(equation: str) -> None:
     one, other = map(dims.parse, equation.split(" == "))
     found = _solution(sympy.Eq(one, other), "abcd")
     assert (found and f"{found[0]} = {dims.canonical(found[1])}") == SOLVED[equation]
+
+
+def test_rounded_quotients_of_sizes_are_integers() -> None:
+    """Layers that pad as TensorFlow's do: every one's size is known by its stride, not by all that layers ask for."""
+    traced_as = ShapeEnv()
+    symbol = traced_as.create_symbol(225, ConstantSource("x"), dynamic_dim=DimDynamic.DYNAMIC)
+    size = traced_as.create_symintnode(symbol, hint=225)
+    with as_integers():
+        for kernel, stride in ((1, 1), (3, 2), (5, 1)):
+            out = math.ceil(size / stride)
+            size += (out - 1) * stride + kernel - size
+            size = (size - kernel) // stride + 1
+        assert size.node.expr == FloorDiv(symbol + 1, 2)
+        assert math.floor(size / 3).node.expr == FloorDiv(size.node.expr, 3)
+    values = [size.node.expr.subs(symbol, value) for value in (224, 225)]
+    assert values == [112, 113]
+    assert math.ceil(size / 7).node.expr.has(CeilToInt)

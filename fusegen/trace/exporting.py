@@ -54,6 +54,7 @@ from fusegen.trace.failures import trace_error
 from fusegen.trace.from_export import convert, known
 from fusegen.trace.in_place import without_writes
 from fusegen.trace.model_file import first_line, forward_line
+from fusegen.trace.quotients import as_integers
 from fusegen.trace.results import form, results
 from fusegen.trace.whole import kept_whole
 
@@ -110,7 +111,7 @@ def _export(
     # torch.export prints the graph so far when it fails; our error says what matters.
     with contextlib.ExitStack() as stack:
         quiet = (warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _quiet_log())
-        for context in (*quiet, kept_whole(), questions, unseen.no_autocast(), added_removed(model)):
+        for context in (*quiet, kept_whole(), as_integers(), questions, unseen.no_autocast(), added_removed(model)):
             stack.enter_context(context)
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, strict=False, dynamic_shapes=shapes if dynamic else None)

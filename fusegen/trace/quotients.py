@@ -1,0 +1,50 @@
+"""Rounded quotients of sizes, as integers.
+
+``math.ceil(size / stride)``, as padding to "same" sizes asks, is to torch a function of a floating-point number, with
+which nothing cancels: every layer's size would hold those of all layers before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import sympy
+from torch.utils._sympy.functions import CeilToInt, FloorDiv, FloorToInt, IntTrueDiv
+
+
+def _quotient(number: sympy.Expr) -> tuple[sympy.Expr, int] | None:
+    """What ``number`` divides by what, if both are whole and the latter is a positive constant.
+
+    Of sizes, which are below 2^53, a quotient that is not whole is never rounded to one that is.
+    """
+    if not isinstance(number, IntTrueDiv):
+        return None
+    whole, by = number.args
+    return (whole, int(by)) if whole.is_integer and by.is_Integer and by.is_positive else None
+
+
+def _ceil(number: sympy.Expr) -> sympy.Expr | None:
+    """ceil(a / n) = (a + n - 1) // n."""
+    found = _quotient(number)
+    return found and FloorDiv(found[0] + found[1] - 1, found[1])
+
+
+def _floor(number: sympy.Expr) -> sympy.Expr | None:
+    """floor(a / n) = a // n."""
+    found = _quotient(number)
+    return found and FloorDiv(*found)
+
+
+@contextmanager
+def as_integers() -> Iterator[None]:
+    """Within it, ``math.ceil`` and ``math.floor`` of a size over a constant are quotients of integers."""
+
+    def before(function: Any, rule: Any) -> Any:
+        asked = function.eval
+        return patch.object(function, "eval", lambda number: rule(number) or asked(number))
+
+    with before(CeilToInt, _ceil), before(FloorToInt, _floor):
+        yield
