@@ -165,3 +165,13 @@ def test_rounded_quotients_of_sizes_are_integers() -> None:
     values = [size.node.expr.subs(symbol, value) for value in (224, 225)]
     assert values == [112, 113]
     assert math.ceil(size / 7).node.expr.has(CeilToInt)
+
+
+def test_padding_fixes_the_sizes_that_it_has_quotients_of(tmp_path: Path) -> None:
+    """A pad's amounts are numbers in the graph; the batch and the other axis stay free."""
+    body = "n = -x.shape[2] % 4\ny = F.pad(x, [n // 2, n - n // 2])\nreturn F.pad(y, (0, 0, 0, 1)).sin()"
+    found = traced(model_of(body, ["4, 5, 6"], tmp_path))
+    graph = found.graph
+    assert graph.node(graph.outputs[0]).type.shape == ("x0_0", "x0_1 + 1", 8)
+    x = torch.rand(3, 7, 6)
+    torch.testing.assert_close(interpret.run(graph, [x], {})[0], found.model(x))

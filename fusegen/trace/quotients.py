@@ -1,17 +1,19 @@
-"""Rounded quotients of sizes, as integers.
+"""Rounded quotients of sizes: as integers, and numbers where the graph has none.
 
 ``math.ceil(size / stride)``, as padding to "same" sizes asks, is to torch a function of a floating-point number, with
-which nothing cancels: every layer's size would hold those of all layers before it.
+which nothing cancels: every layer's size would hold those of all layers before it. Padding itself is by numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import sympy
+import torch
+from torch.nn.functional import pad
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, FloorToInt, IntTrueDiv
 
 
@@ -48,3 +50,15 @@ def as_integers() -> Iterator[None]:
 
     with before(CeilToInt, _ceil), before(FloorToInt, _floor):
         yield
+
+
+PADDING: tuple[Callable[..., Any], ...] = (pad, torch._C._nn.pad, torch.constant_pad_nd)
+"""Functions of a tensor and of how much is put around it."""
+
+
+def fix(amounts: Iterable[object]) -> None:
+    """Fix the sizes that ``amounts`` have quotients of, at once: torch would ask about those of every further layer."""
+    for amount in amounts:
+        if isinstance(amount, torch.SymInt) and amount.node.expr.has(FloorDiv):
+            for size in amount.node.expr.free_symbols:
+                amount.node.shape_env.evaluate_expr(size)

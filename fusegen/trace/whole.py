@@ -21,6 +21,8 @@ from torch.nn.functional import gaussian_nll_loss, nll_loss, scaled_dot_product_
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
+from fusegen.trace import quotients
+
 NAMESPACE = "fusegen"
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -207,6 +209,8 @@ class _KeptWhole(TorchFunctionMode):
             _check_attention(*args, **named)
         if func is nll_loss:
             _check_loss(*args, **named)
+        if func in quotients.PADDING:
+            quotients.fix(named["pad"] if "pad" in named else args[1])
         if func in _COMPARED:
             return _COMPARED[func](*args, **named)
         whole = _WHOLE.get(func)
