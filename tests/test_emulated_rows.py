@@ -197,6 +197,35 @@ def test_strided_rows_of_several_tensors(name: str, tmp_path: Path) -> None:
         assert torch.allclose(z.double(), r, rtol=0, atol=1e-6), (samples, width)
 
 
+CROPPED = {
+    "data": "torch.logsumexp((x[:, :, 3:-2, 1:-4] + self.q).clamp(-0.5, 2), 1, True)",
+    "beside": "(x[:, :, :-1, 5:] * 2 + y).softmax(1)",
+    "flags": "torch.where(x[:, :, 1:, 2:-3], y, 0).logsumexp(1)",
+}
+
+
+@pytest.mark.parametrize("name", CROPPED)
+def test_strided_rows_of_what_is_cut(name: str, tmp_path: Path) -> None:
+    """Where they lie is found once, not for every element."""
+    init, flags = "self.q = nn.Parameter(torch.randn(20, 1, 1))", name == "flags"
+    several = "y" in CROPPED[name]
+    inputs = f"torch.rand(300, 20, 8, 13){' > 0.5' if flags else ''}{', torch.rand(300, 20, 7, 8)' if several else ''}"
+    compiled = compile_file(write(tmp_path, f"return {CROPPED[name]}", init, inputs, "x, y" if several else "x"))
+    (plan,) = steps(compiled, RowReducePlan)
+    assert isinstance(plan.detail, RowReducePlan)
+    nodes = {arg.name: arg.node for arg in plan.args}
+    assert [nodes[own.arg] for own in plan.detail.rows.operands if own.per_element and own.divides] == ["x"]
+    kernel = Kernel(compiled, plan, tmp_path)
+    q = torch.randn(20, 1, 1)
+    for samples, height, width in ((300, 8, 13), (3, 7, 20), (1, 6, 6)):
+        x, y = torch.randn(samples, 20, height, width), torch.randn(samples, 20, height - 1, width - 5)
+        given = {"x": x > 0 if flags else x, "y": y}
+        operands = [given.get(arg.node, q) for arg in plan.args]
+        doubles = [v if v.dtype is torch.bool else v.double() for v in operands]
+        (z,), (r,) = kernel(operands), interpret.run(kernel.body, doubles, {})
+        assert torch.allclose(z.double(), r, rtol=0, atol=2e-6), (samples, height, width)
+
+
 def test_angles_of_any_size(tmp_path: Path) -> None:
     """Sines and cosines of small, large and huge angles, to two units in the last place, and of no number."""
     compiled = compile_file(write(tmp_path, "return x.sin(), x.cos()", "", "torch.rand(64, 1000)"))

@@ -95,6 +95,11 @@ class Operand(Frozen):
     integer: bool = False
 
     @property
+    def divides(self) -> bool:
+        """Whether finding a row in it takes divisions."""
+        return any(sign in self.fixed for sign in "/%")
+
+    @property
     def along_row(self) -> bool:
         """True where neighbours along the row are neighbours in memory, from a whole number of rows on."""
         return not self.flag and _is_along_row(self.index)
