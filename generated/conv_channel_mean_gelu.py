@@ -634,6 +634,7 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
         if (c >= INPUTS) continue;
         const float* const rows = kept + c % CHUNK * (D::SIZE * H::SIZE * ROW);
         const float* corner = args.x1 + (volume * INPUTS + c) * args.in_depth * layer_size + front * layer_size + int64_t(top) * args.in_width + left;
+        advance(corner, 0);   // else every access, being under a condition, computes it again
 #pragma unroll
         for (int j = 0; j < D::LINES; ++j) {
             if (!D::reads(j)) continue;
@@ -647,12 +648,13 @@ __global__ void __launch_bounds__(Tile<VEC>::THREADS, Tile<VEC>::BLOCKS) run(con
                     const int y = top + i;
                     const bool inside = y >= 0 && y < args.in_height;
                     const float* p = corner + int64_t(i) * args.in_width;
+                    const unsigned int limit = inside ? args.in_width : 0;   // one comparison tells whether there is an element
 #pragma unroll
                     for (int g = 0; g < A::SPAN; g += VEC) {
                         const int only = A::only(g);
 #pragma unroll
                         for (int e = 0; e < VEC; ++e) lines[i][g + e] = 0.0f;
-                        if (only == A::NONE || !inside || left + g < 0 || left + g >= args.in_width) continue;
+                        if (only == A::NONE || static_cast<unsigned int>(left + g) >= limit) continue;
                         if (VEC == 1 || only == A::SEVERAL) load_run<VEC>(&lines[i][g], p + g);
                         else load_run<1>(&lines[i][g + only], p + g + only);
                     }
@@ -951,16 +953,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5dc9f29611db2ad9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ce19695a8c303591, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5dc9f29611db2ad9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ce19695a8c303591, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5dc9f29611db2ad9"
+_fusegen_NAMESPACE = "fusegen_ce19695a8c303591"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -164,6 +164,14 @@ REDUCTIONS = {
 """By name: the module ``self.m``, what the forward returns, the shape of one sample."""
 
 
+def test_rows_that_share_no_lines_share_weights(tmp_path: Path) -> None:
+    """Where an access is of one element, which some result of the thread multiplies, there are as many weights."""
+    module = "nn.Conv2d(6, 6, (1, 11), (1, 2), (0, 15), (1, 3), groups=6)"
+    kernel = agrees(module, "self.m(x)", (6, 6, 25), tmp_path, batch=6000)
+    assert isinstance(kernel.detail, DirectConvPlan)
+    assert kernel.detail.tiles[-1].results == (1, 2, 1)
+
+
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions_over_all_positions_agree_with_float64(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

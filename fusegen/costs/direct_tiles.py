@@ -113,6 +113,11 @@ class Along:
                 uses.setdefault(place, []).append(k)
         return max((sum(min(u) <= k <= max(u) for u in uses.values()) for k in range(self.taps)), default=0)
 
+    def read(self, results: int) -> int:
+        """Those of them that some result multiplies."""
+        places = {self.place(r, k) for r, k in product(range(results), range(self.taps))}
+        return len(places - {None})
+
     def tiles(self, length: int, results: int) -> float:
         """Tiles of so many results along an axis of ``length``; those of phases without taps read nothing."""
         if not self.phased:
@@ -146,13 +151,23 @@ class Way:
         spare = 1 + (MAX_HELD - self.held) // (accesses * vector)
         return max(n for n in range(1, max(1, min(inputs, _AHEAD // accesses, spare)) + 1) if inputs % n == 0)
 
-    def cost(self, outputs: int, lengths: tuple[int, ...], groups: int) -> tuple[float, int, int]:
+    @property
+    def weights(self) -> float:
+        """Loads of weights for each element of a channel that the results multiply, from half as many on.
+
+        Where rows share no lines, those of a thread share its weights, and what finds its place.
+        """
+        elements = prod(along.read(own) for along, own in zip(self.alongs, self.results, strict=True))
+        return max(0.5, prod(along.taps for along in self.alongs) / elements)
+
+    def cost(self, outputs: int, lengths: tuple[int, ...], groups: int) -> tuple[float, int, float, int]:
         """Lines that all threads read, and more where there are few threads; then preferences."""
         parts = ceil(outputs / self.channels)
         threads = groups * parts * prod(ceil(n / own) for n, own in zip(lengths, self.results, strict=True))
         read = parts * lines_read(self.alongs[:-1], lengths[:-1], self.results[:-1])
         size = self.channels * prod(self.results)
-        return read * max(1.0, _FILLED / threads), sum(along.phased for along in self.alongs), size
+        phased = sum(along.phased for along in self.alongs)
+        return read * max(1.0, _FILLED / threads), phased, self.weights, size
 
 
 def chain(alongs: tuple[Along, ...], inputs: int) -> int:
