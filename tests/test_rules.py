@@ -1659,6 +1659,19 @@ ELEMENTWISE: dict[str, tuple[str, ...]] = {
     "leaky_relu(x) = x,  x never negative": ("relu, leaky_relu 0.1", "exp, leaky_relu 0.3"),
     "relu(leaky_relu(x)) = relu(x)": ("leaky_relu 0.1, relu", "leaky_relu 3.0, relu"),
     "max(relu(x), c) = max(x, c),  c positive": ("relu, maximum 0.5",),
+    "pow(pow(x, a), b) = pow(x, a b),  x never negative,  a, b numbers": (
+        "abs, pow 1.3, pow 0.7",
+        "abs, pow 3.5, pow -0.2",
+    ),
+    "square(pow(x, a)) = pow(x, 2 a),  x never negative,  a a number": (
+        "abs, pow 1.3, square",
+        "relu, pow 0.75, square",
+    ),
+    "sqrt(pow(x, a)) = pow(x, a / 2),  x never negative,  a a number": ("abs, pow 1.3, sqrt", "square, pow 0.75, sqrt"),
+    "pow(x, a) = a product of x and roots of it,  x never negative,  a in quarters": (
+        *(f"abs, pow {exponent}" for exponent in (0.25, 0.75, 1.25, 1.5, 2.5)),
+        "exp, pow 1.5, abs",
+    ),
     "x - 0 = x": ("sub 0.0",),
     "x / c = x (1 / c),  c a number": ("div 3.0", "div -0.5"),
 }

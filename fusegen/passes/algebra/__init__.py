@@ -21,6 +21,7 @@ from fusegen.passes.algebra import (
     parts,
     pooled_norms,
     pools,
+    powers,
     products,
     samples,
     scales,
@@ -40,6 +41,7 @@ from fusegen.passes.rewrite import Outcome, rewrite
 # compare themselves with averaged kernels, before those.
 RULES = (
     *elementwise.RULES,
+    *powers.RULES,
     *scales.RULES,
     *slices.RULES,
     *views.RULES,

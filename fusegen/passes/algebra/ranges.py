@@ -62,5 +62,7 @@ def of(graph: Graph, node: Node) -> Range:
             return max(low, rest[0][0]), max(high, rest[0][1])
         case "minimum":
             return min(low, rest[0][0]), min(high, rest[0][1])
+        case "pow" | "mul" if min(own[0] for own in operands[: 1 if node.op.fn == "pow" else 2]) >= 0:
+            return 0.0, math.inf
         case fn:
             return _FIXED.get(fn, ANY)
