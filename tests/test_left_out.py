@@ -111,6 +111,31 @@ def test_what_follows_a_softmax_is_its_kernel_s_before_a_pooling(tmp_path: Path)
     assert len(pool.inputs) == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "first", "last"),
+    [
+        ("F.max_pool2d(F.gelu(self.c(x)), 3, 2, 1)", ["add", "gelu"], []),
+        ("F.avg_pool2d(F.silu(self.c(x) + x), 3, 1, 1).tanh()", ["add", "add", "silu"], ["tanh"]),
+        ("F.avg_pool2d(self.l(x).tanh(), 3, 1)", ["add", "tanh"], []),
+        ("F.max_pool2d(F.relu(self.c(x)), 3, 2, 1)", [], ["add", "relu"]),  # memory hides it
+        ("F.adaptive_avg_pool2d(F.gelu(self.c(x)), (7, 5))", [], ["add", "gelu"]),  # few elements are in two windows
+    ],
+)
+def test_functions_before_overlapping_windows_are_the_convolution_s(
+    body: str, first: list[str], last: list[str], tmp_path: Path
+) -> None:
+    init = "self.c, self.l = nn.Conv2d(64, 64, 3, padding=1), nn.Linear(80, 96)"
+    found = program(tmp_path, f"return {body}", init, "torch.rand(8, 64, 80, 80)")
+    functions = [[n.op.fn for n in kernel.nodes if isinstance(n.op, PointwiseOp)] for kernel in bodies(found)]
+    assert functions == [first, last]
+
+
+def test_functions_before_overlapping_windows_stay_where_others_need_the_convolution(tmp_path: Path) -> None:
+    body = "y = self.c(x)\nreturn F.max_pool2d(y.tanh(), 3, 2, 1), y"
+    found = program(tmp_path, body, "self.c = nn.Conv2d(64, 64, 3, padding=1)", "torch.rand(8, 64, 80, 80)")
+    assert templates(found) == ["contraction", "pool"]
+
+
 def test_parts_of_normalised_data_are_computed_where_they_are_read(tmp_path: Path) -> None:
     body = "a, b = F.instance_norm(F.relu(self.c(x))).chunk(2, 1)\nreturn torch.logsumexp(a - b, -1)"
     found = program(tmp_path, body, "self.c = nn.Conv1d(32, 64, 5)", "torch.rand(16, 32, 4096)")

@@ -25,7 +25,7 @@ from fusegen.passes.groups import Group, Grouping
 from fusegen.passes.refusals import refusal
 from fusegen.passes.templates import POOLS, template_of
 from fusegen.pointwise import POINTWISE
-from fusegen.spaces import poolrows, viewspace
+from fusegen.spaces import poolrows, poolspace, viewspace
 
 
 def _elements(grouping: Grouping, name: str) -> int:
@@ -45,6 +45,8 @@ def left_behind(grouping: Grouping, group: Group, unit: set[str], free: set[str]
         heads = (ScanOp, SoftmaxOp)
         if head := _one_head(grouping, unit, free):
             return f"the kernel of {head} takes all of it"
+        if head := _before_overlaps(grouping, group, unit, free, machine):
+            return f"the kernel of {head} computes it once for all windows"
     elif not viewspace.takes(body):
         return None
     results = max(_elements(grouping, name) for name in unit)
@@ -90,6 +92,53 @@ def _one_head(grouping: Grouping, unit: set[str], free: set[str]) -> str | None:
         else:
             pending += node.inputs
     return heads.pop() if len(heads) == 1 else None
+
+
+def _head_of(
+    grouping: Grouping, readers: frozenset[str], unit: set[str], free: set[str]
+) -> tuple[str, set[str]] | None:
+    """The convolution or product that ``unit`` is a function of, which ``readers`` alone need, and all of the function:
+    elementwise work of as many elements.
+    """
+    shape = grouping.by_name[max(unit, key=lambda name: _elements(grouping, name))].type.shape
+    chain, pending, head = set(unit), list(unit), None
+    while pending:
+        for source in map(grouping.by_name.__getitem__, grouping.by_name[pending.pop()].inputs):
+            alone = source.name in free and set(grouping.users[source.name]) <= chain | readers
+            if source.name in chain or source.name == head or source.type.shape != shape:
+                continue
+            if not alone or source.name in grouping.results:
+                return None
+            if isinstance(source.op, (ConvOp, MatmulOp)) and head is None:
+                head = source.name
+            elif isinstance(source.op, PointwiseOp):
+                chain.add(source.name)
+                pending.append(source.name)
+            else:
+                return None
+    return None if head is None else (head, chain)
+
+
+def _before_overlaps(grouping: Grouping, group: Group, unit: set[str], free: set[str], machine: Machine) -> str | None:
+    """The convolution or product whose kernel computes once what that of a pooling would for every window that an
+    element is in, at length. Memory hides a few instructions.
+    """
+    pool = next(
+        grouping.by_name[name] for name in sorted(group.members) if isinstance(grouping.by_name[name].op, POOLS)
+    )
+    assert isinstance(pool.op, POOLS)
+    if not all(isinstance(grouping.by_name[name].op, PointwiseOp) for name in unit):
+        return None
+    found = _head_of(grouping, group.members, unit, free)
+    if found is None:
+        return None
+    head, chain = found
+    before = chain | (group.members & grouping.graph.needed(pool.name))
+    instructions = sum(work(grouping.by_name[name]) for name in before)
+    again = instructions * (poolspace.repeated(grouping.graph, pool) - 1) / machine.flops
+    if again <= _OF_MEMORY * pool.type.dtype.bytes / machine.bandwidth:
+        return None
+    return head if refusal(grouping, Group(frozenset(chain | {head})), machine) is None else None
 
 
 def computed_once(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:

@@ -109,7 +109,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
         return "it is empty"
     if not _read_once(parts):
         return "registers do not hold its rows, whose windows would be read again or found by divisions"
-    if operations(parts.before) * (repeated(parts.op) - 1) > MAX_REPEATED:
+    if operations(parts.before) * (repeated(body, parts.pool) - 1) > MAX_REPEATED:
         return f"{parts.pool.inputs[0]} would be computed again for every window that it is in"
     data = sum(dims.numel(n.type.shape, sizes) for n in parts.before.nodes if isinstance(n.op, InputOp))
     read, result = (4 * count / machine.bandwidth for count in (data, results))

@@ -137,10 +137,17 @@ def over_channels(part: Graph, source: str) -> RowSpace:
     return with_rows(space, (CHANNELS,))
 
 
-def repeated(op: PoolOp | AdaptivePoolOp) -> float:
-    """How many windows an element is in, on average."""
+def repeated(graph: Graph, pool: Node) -> float:
+    """How many windows an element is in, on average; of those of a number as traced, neighbours have one in common at
+    most."""
+    op = pool.op
+    assert isinstance(op, (PoolOp, AdaptivePoolOp))
     if isinstance(op, AdaptivePoolOp):
-        return 2.0 ** len(op.size)
+        shape = graph.node(pool.inputs[0]).type.shape
+        lengths = [dims.evaluate(size, graph.sizes) for size in shape[pool.type.rank - op.rank :]]
+        results = [dims.evaluate(size, graph.sizes) for size in op.size]
+        pairs = zip(lengths, results, strict=True)
+        return math.prod(1.0 if size % count == 0 else (size + count) / size for size, count in pairs)
     return math.prod(max(1.0, kernel / stride) for kernel, stride in zip(op.kernel, op.stride, strict=True))
 
 
@@ -231,7 +238,7 @@ def split(body: Graph) -> PoolRegion:
     if not data:
         raise NotFusable(f"no operand has the elements of {pooled}")
     source = max(data, key=lambda node: node.type.shape == shape)
-    if operations(before) * (repeated(pool.op) - 1) > MAX_REPEATED * len(before.outputs):
+    if operations(before) * (repeated(body, pool) - 1) > MAX_REPEATED * len(before.outputs):
         raise NotFusable(f"{pooled} would be computed again for every window that it is in")
     return PoolRegion(
         pools,
