@@ -188,6 +188,8 @@ constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
 [[maybe_unused]] constexpr int ROW_HOP = CONSUMERS / WARP, WARP_ROWS = STAGED / ROW_HOP;   // rows that a warp finishes at a time
 constexpr int WEIGHT_STAGES = 2, WEIGHT_BYTES = FEATURES * CHUNK * 4;
 constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
+constexpr int ALIGN_THREADS = 256;
+constexpr int64_t ALIGN_TILES = 8;                // of rows, and chunks of a cluster: from so many on, lines of weights are aligned first
 constexpr int MANY = 4;                         // runs of a tile, and more, are added up by a kernel of their own
 constexpr int JOIN_WARPS = 4, JOIN_ROWS = JOIN_WARPS / CLUSTER;   // of a block of it
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
@@ -232,6 +234,8 @@ struct Segment {
 struct Args {
     const float* x;
     const float* weight;
+    const float* aligned_weight;   // its lines `apart` elements from one another; the weights themselves where that is not worth a copy
+    int64_t apart;
     float* y0;
     const unsigned char* halves;   // X, split
     const float* inverse;          // one over the scale of each row
@@ -428,6 +432,12 @@ __device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale
     put(low, line + WIDTH * 128);
 }
 
+// Four neighbours, zero beyond the data.
+__device__ __forceinline__ float4 load_four(const float* p, int64_t left, bool aligned) {
+    if (aligned && left >= 4) return __ldg(reinterpret_cast<const float4*>(p));
+    return make_float4(left > 0 ? __ldg(p) : 0.0f, left > 1 ? __ldg(p + 1) : 0.0f, left > 2 ? __ldg(p + 2) : 0.0f, left > 3 ? __ldg(p + 3) : 0.0f);
+}
+
 // X is stored [INPUTS, rows]. The largest magnitudes of its rows come first, those of PEAK_RUNS runs of k apart.
 constexpr int PEAK_ROWS = 4 * WARP, PEAK_RUNS = 16, LEAST_RUN = 256;
 constexpr int COLUMN_THREADS = 256, COLUMN_ROWS = 64, COLUMN_CHUNKS = 4;   // of a block that splits
@@ -435,12 +445,6 @@ constexpr int COLUMN_THREADS = 256, COLUMN_ROWS = 64, COLUMN_CHUNKS = 4;   // of
 __host__ __device__ __forceinline__ int64_t peak_run(int64_t inputs) {
     const int64_t run = (inputs + PEAK_RUNS - 1) / PEAK_RUNS;
     return run > LEAST_RUN ? run : LEAST_RUN;
-}
-
-// Four neighbouring rows at k, zero beyond the data.
-__device__ __forceinline__ float4 load_rows(const float* p, int64_t left, bool aligned) {
-    if (aligned && left >= 4) return __ldg(reinterpret_cast<const float4*>(p));
-    return make_float4(left > 0 ? __ldg(p) : 0.0f, left > 1 ? __ldg(p + 1) : 0.0f, left > 2 ? __ldg(p + 2) : 0.0f, left > 3 ? __ldg(p + 3) : 0.0f);
 }
 
 __global__ void __launch_bounds__(COLUMN_THREADS) find_peaks(const float* __restrict__ x, float* __restrict__ peaks, int64_t row_count, int64_t lines, int64_t inputs) {
@@ -456,7 +460,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) find_peaks(const float* __rest
     float4 peak = {};
 #pragma unroll 8
     for (int64_t k = run * peak_run(inputs) + warp; k < end; k += WARPS) {
-        const float4 v = load_rows(p + k * lines, lines - line, aligned);
+        const float4 v = load_four(p + k * lines, lines - line, aligned);
         peak = make_float4(fmaxf(peak.x, fabsf(v.x)), fmaxf(peak.y, fabsf(v.y)), fmaxf(peak.z, fabsf(v.z)), fmaxf(peak.w, fabsf(v.w)));
     }
     found[warp][lane] = peak;
@@ -497,7 +501,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) split_columns(const float* __r
 #pragma unroll
         for (int i = 0; i < CHUNK / HOP; ++i) {
             const int64_t at_k = int64_t(chunk) * CHUNK + i * HOP + k;
-            next[i] = load_rows(x + (matrix * inputs + at_k) * lines + first + quad, at_k < inputs ? lines - first - quad : 0, aligned);
+            next[i] = load_four(x + (matrix * inputs + at_k) * lines + first + quad, at_k < inputs ? lines - first - quad : 0, aligned);
         }
         if (chunk > begin) __syncthreads();
 #pragma unroll
@@ -509,6 +513,13 @@ __global__ void __launch_bounds__(COLUMN_THREADS) split_columns(const float* __r
         for (int i = 0; i < STEP; ++i) v[i] = tile[(step * STEP + i) * COLUMN_ROWS + (local ^ step * 8)];
         store_halves<WIDTH>(v, scale, to + int64_t(chunk) * (2 * WIDTH * 128), step, at, line < row_tiles * WIDTH);
     }
+}
+
+// Lines of the weights a multiple of four elements apart, zero beyond the data: they are fetched 16 bytes at a time.
+__global__ void __launch_bounds__(ALIGN_THREADS) align_weights(const float* __restrict__ weight, float4* __restrict__ to, int64_t lines, int64_t length, int64_t apart) {
+    await_previous();
+    const int64_t i = int64_t(blockIdx.x) * ALIGN_THREADS + threadIdx.x, line = i * 4 / apart, at = i * 4 % apart;
+    if (line < lines) to[i] = load_four(weight + line * length + at, length - at, false);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -535,22 +546,22 @@ __device__ __forceinline__ bool segment(const Schedule& s, unsigned int cluster,
 __device__ __forceinline__ int swizzled(int k, int f) { return f ^ k % 4 * 8; }
 
 // Asynchronous copy of a chunk of weights: [k][feature], swizzled, zero beyond the data.
-__device__ __forceinline__ void copy_weights(const float* weight, unsigned int feature, int chunk, uint32_t to, int thread, bool aligned, int64_t inputs, int64_t outputs) {
+__device__ __forceinline__ void copy_weights(const float* weight, unsigned int feature, int chunk, uint32_t to, int thread, bool aligned, int64_t apart, int64_t inputs, int64_t outputs) {
     constexpr int LINE = FEATURES * 4;   // bytes
     if (aligned) {
         constexpr int PARTS = FEATURES / 4, HOP = COPIERS / PARTS;
         const int f = thread % PARTS * 4, k = thread / PARTS;
-        const float* p = weight + (int64_t(chunk) * CHUNK + k) * outputs + feature + f;
+        const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
         const int left = feature + f < outputs ? int(inputs) - chunk * CHUNK - k : 0;
         to += k * LINE + swizzled(k, f) * 4;
 #pragma unroll
-        for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * outputs * 4))
+        for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
 #pragma unroll 1
         for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
             const int f = i % FEATURES, k = i / FEATURES;
-            const float* p = weight + (int64_t(chunk) * CHUNK + k) * outputs + feature + f;
+            const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
             const bool in = chunk * CHUNK + k < inputs && feature + f < outputs;
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k * LINE + swizzled(k, f) * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
         }
@@ -867,17 +878,17 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers::PRODUCER));
         const int thread = threadIdx.x - CONSUMERS;
-        const bool aligned = outputs % 4 == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+        const bool aligned = args.apart % 4 == 0 && reinterpret_cast<uintptr_t>(args.aligned_weight) % 16 == 0;
         const int parts = args.precise ? 2 : 1;
         constexpr int SHARE = S::PART / CLUSTER;
         for (unsigned int i = 0; segment(args.schedule, cluster, clusters, i, work); ++i) {
             const unsigned int matrix = work.tile / args.schedule.matrix_tiles, tile = work.tile % args.schedule.matrix_tiles;
             const unsigned int row_tile = matrix * args.schedule.row_tiles + tile % args.schedule.row_tiles;   // of all
             const unsigned int feature = (tile / args.schedule.row_tiles * CLUSTER + rank) * FEATURES;
-            const float* weight = args.weight + matrix * (inputs * outputs);
+            const float* weight = args.aligned_weight + matrix * (inputs * args.apart);
             for (int chunk = work.first; chunk < work.last; ++chunk, ring.advance(), weights.advance()) {
                 barrier_wait(weights_empty + 8 * weights.stage, weights.parity ^ 1);
-                copy_weights(weight, feature, chunk, base + S::WEIGHTS + weights.stage * WEIGHT_BYTES, thread, aligned, inputs, outputs);
+                copy_weights(weight, feature, chunk, base + S::WEIGHTS + weights.stage * WEIGHT_BYTES, thread, aligned, args.apart, inputs, outputs);
                 asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(weights_full + 8 * weights.stage) : "memory");
                 if (thread) continue;
                 const uint32_t arrived = full + 8 * ring.stage;
@@ -996,7 +1007,7 @@ int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit;
 // How a product is spread over the device, and where its scratch memory lies.
 struct Layout {
     Schedule schedule;
-    int64_t padded, clusters, tiles, chunks, inverse, runs, peaks, bytes;
+    int64_t padded, clusters, tiles, chunks, inverse, runs, peaks, aligned, apart, bytes;
 
     Layout(const Args& args, int width) {
         const int64_t inputs = args.inputs;
@@ -1019,6 +1030,12 @@ struct Layout {
         bytes = runs + (cut ? clusters * 2 * CLUSTER * width * FEATURES * 4 : 0);
         peaks = bytes;
         bytes += PEAK_RUNS * args.row_count * 4;
+        apart = round_up(outputs, 4);
+        aligned = 0;
+        if (apart > outputs && row_tiles >= ALIGN_TILES && tiles * chunks >= ALIGN_TILES * clusters) {
+            aligned = round_up(bytes, 256);
+            bytes = aligned + matrices * inputs * apart * 4;
+        }
     }
 };
 
@@ -1038,6 +1055,14 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     args.halves = workspace;
     args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
+    args.aligned_weight = layout.aligned ? reinterpret_cast<float*>(workspace + layout.aligned) : args.weight;
+    args.apart = layout.aligned ? layout.apart : args.outputs;
+    if (layout.aligned) {
+        const int64_t lines = args.row_count / args.lines * args.inputs;
+        const int64_t blocks = round_up(lines * layout.apart, ALIGN_THREADS * 4) / (ALIGN_THREADS * 4);
+        if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+        enqueue(align_weights, static_cast<unsigned int>(blocks), ALIGN_THREADS, 0, stream, args.weight, reinterpret_cast<float4*>(workspace + layout.aligned), lines, args.outputs, layout.apart);
+    }
     const int64_t matrices = args.row_count / args.lines, chunks = layout.chunks;
     const int64_t peak_blocks = matrices * (round_up(args.lines, PEAK_ROWS) / PEAK_ROWS) * (round_up(args.inputs, peak_run(args.inputs)) / peak_run(args.inputs));
     const int64_t blocks = matrices * (round_up(layout.padded / matrices, COLUMN_ROWS) / COLUMN_ROWS) * (round_up(chunks, COLUMN_CHUNKS) / COLUMN_CHUNKS);
@@ -1233,16 +1258,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b73651760bebc014, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0aace23bfd46010b, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b73651760bebc014, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0aace23bfd46010b, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b73651760bebc014"
+_fusegen_NAMESPACE = "fusegen_0aace23bfd46010b"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -183,6 +183,8 @@ constexpr int SPLIT_BLOCKS = 1;
 constexpr int SPLIT_BLOCKS = 2;   // of a multiprocessor
 #endif
 constexpr int COPIERS = WARPGROUP;                // threads that fetch weights
+constexpr int ALIGN_THREADS = 256;
+constexpr int64_t ALIGN_TILES = 8;                // of rows, and chunks of a cluster: from so many on, lines of weights are aligned first
 constexpr int MANY = 4;                         // runs of a tile, and more, are added up by a kernel of their own
 constexpr int JOIN_WARPS = 4, JOIN_ROWS = JOIN_WARPS / CLUSTER;   // of a block of it
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
@@ -227,6 +229,8 @@ struct Segment {
 struct Args {
     const float* x;
     const float* weight;
+    const float* aligned_weight;   // its lines `apart` elements from one another; the weights themselves where that is not worth a copy
+    int64_t apart;
     float* y0;
     const unsigned char* halves;   // X, split
     const float* inverse;          // one over the scale of each row
@@ -423,6 +427,12 @@ __device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale
     put(low, line + WIDTH * 128);
 }
 
+// Four neighbours, zero beyond the data.
+__device__ __forceinline__ float4 load_four(const float* p, int64_t left, bool aligned) {
+    if (aligned && left >= 4) return __ldg(reinterpret_cast<const float4*>(p));
+    return make_float4(left > 0 ? __ldg(p) : 0.0f, left > 1 ? __ldg(p + 1) : 0.0f, left > 2 ? __ldg(p + 2) : 0.0f, left > 3 ? __ldg(p + 3) : 0.0f);
+}
+
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
 __host__ __device__ __forceinline__ int threads_of_row(int splits) { return splits > 256 ? SPLIT_THREADS : splits > 128 ? 256 : splits > 64 ? 128 : splits > 32 ? 64 : WARP; }
 
@@ -473,6 +483,13 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const 
     }
 }
 
+// Lines of the weights a multiple of four elements apart, zero beyond the data: they are fetched 16 bytes at a time.
+__global__ void __launch_bounds__(ALIGN_THREADS) align_weights(const float* __restrict__ weight, float4* __restrict__ to, int64_t lines, int64_t length, int64_t apart) {
+    await_previous();
+    const int64_t i = int64_t(blockIdx.x) * ALIGN_THREADS + threadIdx.x, line = i * 4 / apart, at = i * 4 % apart;
+    if (line < lines) to[i] = load_four(weight + line * length + at, length - at, false);
+}
+
 // ------------------------------------------------------------------------------------------------
 // producer
 
@@ -493,22 +510,22 @@ __device__ __forceinline__ bool segment(const Schedule& s, unsigned int cluster,
 }
 
 // Asynchronous copy of a chunk of weights: [step of k][feature][STEP], zero beyond the data.
-__device__ __forceinline__ void copy_weights(const float* weight, unsigned int feature, int chunk, uint32_t to, int thread, bool aligned, int64_t inputs, int64_t outputs) {
+__device__ __forceinline__ void copy_weights(const float* weight, unsigned int feature, int chunk, uint32_t to, int thread, bool aligned, int64_t apart, int64_t inputs, int64_t outputs) {
     constexpr int LINE = STEP * 4, PLANE = FEATURES * LINE;   // bytes
     if (aligned) {
         constexpr int PARTS = CHUNK / 4, HOP = COPIERS / PARTS;
         const int k = thread % PARTS * 4, row = thread / PARTS;
-        const float* p = weight + int64_t(feature + row) * inputs + chunk * CHUNK + k;
+        const float* p = weight + int64_t(feature + row) * apart + chunk * CHUNK + k;
         const int left = chunk * CHUNK + k < inputs ? int(outputs) - int(feature) - row : 0;
         to += k / STEP * PLANE + row * LINE + k % STEP * 4;
 #pragma unroll
-        for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * inputs * 4))
+        for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
 #pragma unroll 1
         for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
             const int k = i % CHUNK, row = i / CHUNK;
-            const float* p = weight + int64_t(feature + row) * inputs + chunk * CHUNK + k;
+            const float* p = weight + int64_t(feature + row) * apart + chunk * CHUNK + k;
             const bool in = chunk * CHUNK + k < inputs && feature + row < outputs;
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k / STEP * PLANE + row * LINE + k % STEP * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
         }
@@ -819,17 +836,17 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers::PRODUCER));
         const int thread = threadIdx.x - CONSUMERS;
-        const bool aligned = inputs % 4 == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+        const bool aligned = args.apart % 4 == 0 && reinterpret_cast<uintptr_t>(args.aligned_weight) % 16 == 0;
         const int parts = args.precise ? 2 : 1;
         constexpr int SHARE = S::PART / CLUSTER;
         for (unsigned int i = 0; segment(args.schedule, cluster, clusters, i, work); ++i) {
             const unsigned int matrix = work.tile / args.schedule.matrix_tiles, tile = work.tile % args.schedule.matrix_tiles;
             const unsigned int row_tile = matrix * args.schedule.row_tiles + tile % args.schedule.row_tiles;   // of all
             const unsigned int feature = (tile / args.schedule.row_tiles * CLUSTER + rank) * FEATURES;
-            const float* weight = args.weight + matrix * (inputs * outputs);
+            const float* weight = args.aligned_weight + matrix * (outputs * args.apart);
             for (int chunk = work.first; chunk < work.last; ++chunk, ring.advance(), weights.advance()) {
                 barrier_wait(weights_empty + 8 * weights.stage, weights.parity ^ 1);
-                copy_weights(weight, feature, chunk, base + S::WEIGHTS + weights.stage * WEIGHT_BYTES, thread, aligned, inputs, outputs);
+                copy_weights(weight, feature, chunk, base + S::WEIGHTS + weights.stage * WEIGHT_BYTES, thread, aligned, args.apart, inputs, outputs);
                 asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(weights_full + 8 * weights.stage) : "memory");
                 if (thread) continue;
                 const uint32_t arrived = full + 8 * ring.stage;
@@ -948,7 +965,7 @@ int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit;
 // How a product is spread over the device, and where its scratch memory lies.
 struct Layout {
     Schedule schedule;
-    int64_t padded, clusters, tiles, chunks, inverse, runs, bytes;
+    int64_t padded, clusters, tiles, chunks, inverse, runs, aligned, apart, bytes;
 
     Layout(const Args& args, int width) {
         const int64_t inputs = args.inputs;
@@ -969,6 +986,12 @@ struct Layout {
         inverse = padded * chunks * CHUNK * 4;
         runs = inverse + round_up(args.row_count * 4, 256);
         bytes = runs + (cut ? clusters * 2 * CLUSTER * width * FEATURES * 4 : 0);
+        apart = round_up(inputs, 4);
+        aligned = 0;
+        if (apart > inputs && row_tiles >= ALIGN_TILES && tiles * chunks >= ALIGN_TILES * clusters) {
+            aligned = round_up(bytes, 256);
+            bytes = aligned + matrices * outputs * apart * 4;
+        }
     }
 };
 
@@ -988,6 +1011,14 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     args.halves = workspace;
     args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
+    args.aligned_weight = layout.aligned ? reinterpret_cast<float*>(workspace + layout.aligned) : args.weight;
+    args.apart = layout.aligned ? layout.apart : args.inputs;
+    if (layout.aligned) {
+        const int64_t lines = args.row_count / args.lines * args.outputs;
+        const int64_t blocks = round_up(lines * layout.apart, ALIGN_THREADS * 4) / (ALIGN_THREADS * 4);
+        if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+        enqueue(align_weights, static_cast<unsigned int>(blocks), ALIGN_THREADS, 0, stream, args.weight, reinterpret_cast<float4*>(workspace + layout.aligned), lines, args.inputs, layout.apart);
+    }
     const int chunks = static_cast<int>(layout.chunks), rows_of_block = SPLIT_THREADS / threads_of_row(chunks * (CHUNK / STEP));
     enqueue(split_rows<WIDTH>, static_cast<unsigned int>(layout.padded / rows_of_block), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.lines, args.inputs, chunks);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
@@ -1178,16 +1209,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5164e8a55f63e410, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3685e7967a28791b, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5164e8a55f63e410, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3685e7967a28791b, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5164e8a55f63e410"
+_fusegen_NAMESPACE = "fusegen_3685e7967a28791b"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

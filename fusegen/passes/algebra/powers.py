@@ -6,16 +6,13 @@ from fusegen.ir import ConstOp, Graph, Node, PointwiseOp
 from fusegen.passes.algebra import ranges
 from fusegen.passes.rewrite import Match, Numerics, Pattern, Rule, anything, op
 
-_NAMED = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
 _EXPONENTS = {"square": 2.0, "sqrt": 0.5}
 _QUARTERS = {
-    0.25: ("fourth",),
     0.75: ("root", "fourth"),
     1.25: ("x", "fourth"),
     1.5: ("x", "root"),
-    2.5: ("square", "root"),
 }
-"""Exponents, and the factors of such a power."""
+"""Exponents, and two factors of such a power. Of one or three, -0, which is never negative, would keep its sign."""
 
 
 def _exponent(graph: Graph, node: Node) -> float | None:
@@ -32,15 +29,6 @@ def _is_of_size(m: Match) -> bool:
     return m["x"].type == m.root.type and ranges.of(m.graph, m["x"])[0] >= 0
 
 
-def _power(m: Match, exponent: float) -> Node:
-    x = m["x"]
-    if exponent == 1:
-        return x
-    if exponent in _NAMED:
-        return m.add(PointwiseOp(fn=_NAMED[exponent]), x)
-    return m.add(PointwiseOp(fn="pow"), x, m.const(exponent))
-
-
 def _of_both(m: Match) -> float | None:
     own = [_exponent(m.graph, node) for node in (m["inner"], m.root)]
     return None if own[0] is None or own[1] is None else own[0] * own[1]
@@ -48,14 +36,18 @@ def _of_both(m: Match) -> float | None:
 
 def _is_of_power(m: Match) -> str | None:
     exponent = _of_both(m)
-    known = exponent is not None and exponent != 0 and abs(exponent) < 1e3
+    known = exponent is not None and exponent != 0 and abs(exponent) < 1e3 and exponent % 2 != 1  # of -0: -0, or inf
     return None if known and _is_of_size(m) and m.only_user("inner") else ""
 
 
 def _joined(m: Match) -> Node:
     exponent = _of_both(m)
     assert exponent is not None
-    return _power(m, exponent)
+    return (
+        m.add(PointwiseOp(fn="square"), m["x"])
+        if exponent == 2
+        else m.add(PointwiseOp(fn="pow"), m["x"], m.const(exponent))
+    )
 
 
 def _is_of_roots(m: Match) -> str | None:
@@ -69,14 +61,10 @@ def _by_roots(m: Match) -> Node:
     exponent, x = _exponent(m.graph, m.root), m["x"]
     assert exponent is not None
     root = m.add(PointwiseOp(fn="sqrt"), x)
-
-    def factor(name: str) -> Node:
-        if name == "square":
-            return m.add(PointwiseOp(fn="square"), x)
-        return {"x": x, "root": root}.get(name) or m.add(PointwiseOp(fn="sqrt"), root)
-
-    first, *rest = map(factor, _QUARTERS[exponent])
-    return m.add(PointwiseOp(fn="mul"), first, *rest) if rest else first
+    factors = {"x": x, "root": root}
+    if "fourth" in _QUARTERS[exponent]:
+        factors["fourth"] = m.add(PointwiseOp(fn="sqrt"), root)
+    return m.add(PointwiseOp(fn="mul"), *(factors[name] for name in _QUARTERS[exponent]))
 
 
 def _pow(*inner: Pattern) -> Pattern:
