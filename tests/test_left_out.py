@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.ir import ConvOp, MatmulOp, PointwiseOp
+from fusegen.ir import AdaptivePoolOp, ConvOp, MatmulOp, PointwiseOp
 from fusegen.plan.types import KernelStep, Program
 from tests.emitted import bodies
 from tests.test_fuse import program, templates
@@ -140,6 +140,18 @@ def test_parts_of_normalised_data_are_computed_where_they_are_read(tmp_path: Pat
     body = "a, b = F.instance_norm(F.relu(self.c(x))).chunk(2, 1)\nreturn torch.logsumexp(a - b, -1)"
     found = program(tmp_path, body, "self.c = nn.Conv1d(32, 64, 5)", "torch.rand(16, 32, 4096)")
     assert set(templates(found)) == {"contraction", "row_stream"}
+
+
+def test_parts_of_normalised_data_that_were_joined_are_computed_where_they_are_read(tmp_path: Path) -> None:
+    init = "self.a, self.b, self.n = nn.Conv2d(8, 32, 3), nn.Conv2d(8, 32, 3), nn.BatchNorm2d(64)"
+    body = (
+        "a, b = self.n(torch.cat([self.a(x), self.b(x)], 1)).chunk(2, 1)\nreturn F.adaptive_max_pool2d(a.maximum(b), 5)"
+    )
+    found = program(tmp_path, body, init, "torch.rand(64, 8, 66, 66)")
+    (pool,) = (kernel for kernel in bodies(found) if any(isinstance(n.op, AdaptivePoolOp) for n in kernel.nodes))
+    shape = pool.node(pool.outputs[0]).type.shape[:2]
+    data = [n for n in pool.inputs if n.type.rank == 4 and n.type.shape[:2] == shape]
+    assert len(data) == 2
 
 
 def test_functions_of_the_same_data_are_reduced_before_they_are_joined(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from fusegen.ir import ArgReduceOp, Graph, Node, PointwiseOp, ReduceOp, SliceOp, SoftmaxOp
+from fusegen.ir import ArgReduceOp, CatOp, Graph, Node, PointwiseOp, ReduceOp, SliceOp, SoftmaxOp
 from fusegen.passes.algebra.collapse import largest_operand
 from fusegen.passes.algebra.slices import part_of_operands
 from fusegen.passes.rewrite import Match, Numerics, Rule, op
@@ -24,7 +24,8 @@ def _is_normalised(graph: Graph, node: Node) -> bool:
         others |= set(node.inputs) - {data.name}
         node = data
     needed = {name for other in others for name in graph.needed(other)}
-    return any(isinstance(graph.node(name).op, ReduceOp) and node.name in graph.needed(name) for name in needed)
+    own = {node.name, *(node.inputs if isinstance(node.op, CatOp) else ())}  # what is joined, before that
+    return any(isinstance(graph.node(name).op, ReduceOp) and own & graph.needed(name) for name in needed)
 
 
 def _are_apart(parts: list[Node]) -> bool:
