@@ -111,7 +111,7 @@ def seconds(
     finish = _FINISH + (_REDUCE if reduces else 0.0)
     chunk, aligning = _chunk_seconds(width), 0.0
     if inputs % 4:
-        if -(-rows // width) >= _ALIGN_TILES and tiles * chunks >= _ALIGN_TILES * clusters:
+        if matrices * -(-rows // width) >= _ALIGN_TILES and tiles * chunks >= _ALIGN_TILES * clusters:
             aligning = machine.launch - _EARLY + 8 * outputs * inputs / machine.bandwidth
         else:
             chunk *= _WORD_BY_WORD
