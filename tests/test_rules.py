@@ -1668,10 +1668,6 @@ ELEMENTWISE: dict[str, tuple[str, ...]] = {
         "relu, pow 0.75, square",
     ),
     "sqrt(pow(x, a)) = pow(x, a / 2),  x never negative,  a a number": ("abs, pow 1.3, sqrt", "square, pow 0.75, sqrt"),
-    "pow(x, a) = a product of x and roots of it,  x never negative,  a in quarters": (
-        *(f"abs, pow {exponent}" for exponent in (0.75, 1.25, 1.5)),
-        "exp, pow 1.5, abs",
-    ),
     "x - 0 = x": ("sub 0.0",),
     "x / c = x (1 / c),  c a number": ("div 3.0", "div -0.5"),
 }
