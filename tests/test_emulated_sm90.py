@@ -62,6 +62,9 @@ PREPARED = (
     "layers",
     "volume",
     "transposed_far",
+    "transposed_fifths",
+    "transposed_eighths",
+    "transposed_sevenths",
     "transposed_volume",
     "transposed_rows",
 )

@@ -68,14 +68,9 @@ norm before sums over 96 channels: 143 us as products lie, 90 in a kernel of row
 _TF32_INPUTS = 64
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
 those of 8 outputs."""
-_PORTABLE_PHASES = 3
-"""Phases along x that the portable kernel stores side by side, and the asynchronous one does not."""
-_PORTABLE_TF32 = {True: 1.1, False: 2.7}
-"""Times over that the portable kernel takes in TF32 of what is expected, with so many phases or not (14 random
-convolutions took 0.8 to 3.1 times, the median 1.1; 19 others 1.0 to 7.2, the median 2.5)."""
-_PORTABLE_PRODUCTS = (128, 1.3)
-"""Input channels from which products, not stores, bound such phases, and the times over that it takes then (256 to 128
-channels, 7 taps 3 apart: 165 us, 119 expected before either factor, and the asynchronous kernel 119)."""
+_PORTABLE_TF32 = 2.7
+"""Times over that the portable kernel takes in TF32 of what is expected (19 random convolutions took 1.0 to 7.2 times,
+the median 2.5)."""
 _PORTABLE_STRIDED = {True: 1.2, False: 1.0}
 """The same of strided convolutions and without smaller tiles (7 took 0.8 to 1.3 times), where the asynchronous kernel
 reads its input in place, or writes a grid for every residue of the stride (which took 0.8 to 1.5 times)."""
@@ -187,19 +182,13 @@ def tensor_core_seconds(
 def _portable_beside(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
     """Expected time of the portable kernel in TF32 where it may be faster than the asynchronous one; else infinite.
 
-    That is where it stores more of a row at once, or where the other one has few tiles, or boxes with gaps, or a grid
-    for every residue of a stride.
+    That is where the other one has few tiles, or boxes with gaps, or a grid for every residue of a stride.
     """
     assert isinstance(node.op, ConvOp)
-    by_side = node.op.transposed and node.op.stride[-1] == _PORTABLE_PHASES
     least = _strided_seconds(body, node, whole, machine)
-    if not by_side and least == inf and not _leaves_idle(body, node, machine):
+    if least == inf and not _leaves_idle(body, node, machine):
         return inf
-    x, w = (body.node(name).type for name in node.inputs[:2])
-    inputs, _ = inference.group_channels(node.op, x, w)
-    many, times = _PORTABLE_PRODUCTS
-    slower = _PORTABLE_TF32[by_side] * (times if by_side and inputs >= many else 1.0)
-    return min(least, slower * portable_seconds(body, node, whole, machine))
+    return min(least, _PORTABLE_TF32 * portable_seconds(body, node, whole, machine))
 
 
 def _strided_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:

@@ -15,8 +15,8 @@ _GRID = 1.5
 """Times over that the traffic of writing the input as a grid counts."""
 STORE = 0.8
 """Likewise that of the results."""
-_SCATTERED = 5.0
-"""Likewise where phases that lie side by side are of different blocks, each of which stores every so many elements."""
+_SCATTERED = 1.6
+"""More of that for every further kind of tile along x: each stores some of the phases that lie side by side."""
 _NARROW = 0.11
 """Loss of a product of 64 columns, which waits for its operand from shared memory, against one of 128."""
 _COLUMNS = 128
@@ -151,8 +151,13 @@ def residues(body: Graph, node: Node) -> int:
 
 
 def in_block(phases: int) -> int:
-    """Of so many phases along x, those that a block computes: it stages the results of these side by side."""
-    return phases if phases in (1, 2, 4) else 1
+    """Of so many phases along x, those that a block computes: it stages the results of these side by side.
+
+    The last block may have some that are not there, which it computes for nothing.
+    """
+    if phases <= 2:
+        return phases
+    return 4 if -(-phases // 4) * 4 <= 1.5 * phases else 2
 
 
 def _product_seconds(products: int, columns: int, machine: Machine) -> float:
@@ -237,13 +242,16 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool, plain
     depth = 4 if precise and inputs <= 4 else depth  # two taps to a product
     halves = _HALVES if precise else 1
     columns = min(_COLUMNS, halves * width * prod(axis.phases for axis in taps))
+    along_x, together = taps[-1].phases, in_block(taps[-1].phases)
+    kinds = -(-along_x // together)
     products = 2 * slots * prod(axis.products for axis in taps) * depth * halves * width * conv.groups
+    products = products * kinds * together // along_x
     grid = 4 * dims.numel(x.type.shape, body.sizes) + 4 * slots * depth * conv.groups * prod(
         len(axis.shifts) for axis in taps
     )
     tensor = _product_seconds(products, columns, machine)
     stored = 4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth
-    stored *= STORE if in_block(taps[-1].phases) == taps[-1].phases else _SCATTERED
+    stored *= STORE + _SCATTERED * (kinds - 1)
     if precise:
         each = width * prod(axis.phases for axis in taps)
         tiles = _tile_seconds(slots * conv.groups, each, machine)

@@ -29,13 +29,14 @@ MODELS = {
     "groups": ("nn.Conv2d(128, 160, 3, 2, 1, groups=2)", 160, "return self.n(F.gelu(self.m(x))).tanh()", (128, 23, 30)),
     "pooled": ("nn.Conv3d(64, 24, 3)", 24, "return F.max_pool3d(F.silu(self.n(self.m(x))), 2)", (64, 7, 9, 12)),
     "mean": ("nn.Conv2d(64, 128, 3)", 128, "return F.silu(self.n(self.m(x))).mean((2, 3))", (64, 20, 31)),
+    "five_phases": ("nn.ConvTranspose1d(64, 24, 10, 5, 2)", 24, "return F.gelu(self.n(self.m(x)))", (64, 101)),
     "two_phases": ("nn.ConvTranspose1d(64, 40, 4, 2, 1)", 40, "return F.gelu(self.n(self.m(x)))", (64, 301)),
     "four_phases": ("nn.ConvTranspose2d(64, 32, 4, 2, 1)", 32, "return self.n(self.m(x)).tanh()", (64, 14, 19)),
     "nine_kinds": ("nn.ConvTranspose2d(64, 24, 4, 3)", 24, "return F.silu(self.n(self.m(x)))", (64, 11, 10)),
-    "centred": (
+    "from_its_peak": (
         "nn.ConvTranspose3d(64, 24, 3, 2, 1)",
         24,
-        "y = self.n(self.m(x))\nreturn y - y.mean((2, 3, 4), keepdim=True)",
+        "y = self.n(self.m(x))\nreturn y - y.amax((2, 3, 4), keepdim=True)",
         (64, 4, 9, 8),
     ),
     "idle_taps": ("nn.ConvTranspose3d(64, 24, 3, 2, 1)", 24, "return self.n(self.m(x)).sigmoid()", (64, 5, 6, 7)),
@@ -63,6 +64,12 @@ OF_SAMPLES = {
         "nn.Linear(48, 48)",
         "(lambda y: y * self.n(y.mean((2, 3))).sigmoid()[:, :, None, None])(F.silu(self.m(x)))",
         (64, 20, 31),
+    ),
+    "eight_phases": (
+        "nn.ConvTranspose1d(64, 24, 16, 8, 4)",
+        "nn.GroupNorm(2, 24)",
+        "F.silu(self.n(self.m(x)))",
+        (64, 100),
     ),
     "two_phases": (
         "nn.ConvTranspose1d(64, 40, 4, 2, 1)",
