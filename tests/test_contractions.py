@@ -83,15 +83,15 @@ def test_what_is_chosen_for_random_convolutions_was_nearly_the_fastest() -> None
     """The kernel or cuDNN, as expected times choose, beside the fastest of those that were measured.
 
     Those with blocks of three warpgroups and 128 columns, that is: where there are few, their shape is another since.
-    Three phases along x are together in a block since, and were measured again.
+    Three phases along x are together in a block since, and were measured again where cuDNN computes in TF32.
     """
     results = ROOT / "benchmarks" / "results"
     again = json.loads((results / "h200-phases-together.json").read_text())["cases"]
     lost = list[float]()
     for name, case in json.loads((results / "h200-library-convolutions.json").read_text())["cases"].items():
         measured = {way: times["kernel"] for way, times in case.get("kernels", {}).items()}
-        if name in again:
-            measured = {way: again[name][way]["microseconds"] for way in measured}
+        if "Transpose" in case["layer"] and case["stride"][-1] > 2:
+            measured = {way: again[name][way]["microseconds"] for way in measured if name in again}
         if not measured:
             continue
         graph, conv = _lone(case)

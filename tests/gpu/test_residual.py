@@ -48,7 +48,12 @@ MODELS = {
     ),
     "transposed_fifths": ("nn.ConvTranspose1d(16, 24, 10, 5, 2, 1)", "F.silu(self.m(x)) + y", (16, 131), (24, 657)),
     "transposed_eighths": ("nn.ConvTranspose1d(16, 24, 16, 8, 4)", "F.silu(self.m(x)) + y", (16, 83), (24, 664)),
-    "transposed_sevenths": ("nn.ConvTranspose2d(16, 24, (3, 9), (2, 7), (1, 4))", "self.m(x) * y", (16, 5, 9), (24, 9, 57)),
+    "transposed_sevenths": (
+        "nn.ConvTranspose2d(16, 24, (3, 9), (2, 7), (1, 4))",
+        "self.m(x) * y",
+        (16, 5, 9),
+        (24, 9, 57),
+    ),
     "transposed_volume": (
         "nn.ConvTranspose3d(16, 20, 3, 2, 1)",
         "F.mish(self.m(x)) * y",
