@@ -223,18 +223,29 @@ struct Tile<1> {
     using W = Axis<3, 1, 1, 1, 1>;
 };
 
+// Bit e: some result multiplies line `first` + e. A constant: loops over taps are not always unrolled before lines become registers.
+template <typename W>
+__device__ constexpr uint64_t lines_read(int first) {
+    uint64_t bits = 0;
+    for (int e = 0; e < 64; ++e) bits |= uint64_t(W::reads(first + e)) << e;
+    return bits;
+}
+
 template <int VEC>
 struct Access {
     using W = typename Tile<VEC>::W;
     static constexpr int LEAD = ((W::first(0) % VEC) + VEC) % VEC;   // elements before the first line in its access
     static constexpr int SPAN = (LEAD + W::LINES + VEC - 1) / VEC * VEC;
     static constexpr int STORE = VEC == 1 || W::RESULTS % 2 ? 1 : W::RESULTS % 4 ? 2 : 4;
+    static constexpr uint64_t LOW = lines_read<W>(-LEAD), HIGH = lines_read<W>(64 - LEAD);
+    static_assert(SPAN <= 128);
+    __device__ static constexpr bool reads(int e) { return (e < 64 ? LOW >> e : HIGH >> (e - 64)) & 1; }
     // Which one of the elements of an access is needed: NONE of them, SEVERAL, or this one.
     static constexpr int NONE = -1, SEVERAL = VEC;
     __device__ static constexpr int only(int begin) {
         int found = NONE;
         for (int e = 0; e < VEC; ++e)
-            if (W::reads(begin + e - LEAD)) found = found == NONE ? e : SEVERAL;
+            if (reads(begin + e)) found = found == NONE ? e : SEVERAL;
         return found;
     }
 };
@@ -537,16 +548,16 @@ Tensor call_k0_conv_direct(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_462737d587fef34d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_57c8e1791abde2f3, m) {
     m.def("k0_conv_direct(Tensor x0, Tensor p0, Tensor p1) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_462737d587fef34d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_57c8e1791abde2f3, CUDA, m) {
     m.impl("k0_conv_direct", TORCH_BOX(&call_k0_conv_direct));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_462737d587fef34d"
+_fusegen_NAMESPACE = "fusegen_57c8e1791abde2f3"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -98,3 +98,34 @@ def test_no_index_is_widened_after_many_sums(name: str, tmp_path: Path) -> None:
         sums = re.findall(r"add\.s64\s+%rd\d+, (%rd\d+), (-?\d+);", kernel)
         shifted = [register for register, number in sums if int(number) and int(number) % 2**32 == 0]
         assert all(shifted.count(register) <= 2 for register in shifted), shifted
+
+
+@pytest.mark.skipif(not NVCC, reason="needs nvcc")
+@pytest.mark.parametrize("split", ["1", "2"])
+def test_lines_of_long_kernels_are_in_registers(split: str, tmp_path: Path) -> None:
+    """However the compiler splits its work: lines in memory took 142 us for 31 taps, and take 34."""
+    source = write(
+        tmp_path,
+        "return self.m(x).relu()",
+        "self.m = nn.Conv1d(64, 64, 31, padding=15, groups=64)",
+        "torch.rand(2, 64, 4000)",
+    )
+    text = cuda_text(compile_file(source).source)
+    (tmp_path / "kernel.cu").write_text(text)
+    command = [
+        str(NVCC),
+        "-O3",
+        "-arch=sm_90a",
+        "-std=c++17",
+        f"--split-compile={split}",
+        "-Xptxas",
+        "-v",
+        "-cubin",
+        "-o",
+    ]
+    built = subprocess.run(
+        [*command, "kernel.cubin", "kernel.cu"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    frames = re.findall(r"(\d+) bytes stack frame", built.stderr)
+    assert len(frames) == 3
+    assert set(frames) == {"0"}
