@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import sympy
 import torch
@@ -41,14 +40,20 @@ def _floor(number: sympy.Expr) -> sympy.Expr | None:
 
 
 @contextmanager
+def _asked_first(function: Any, rule: Callable[[sympy.Expr], sympy.Expr | None]) -> Iterator[None]:
+    """Within it, what ``rule`` makes of an argument is the value of sympy's ``function``, if it is anything."""
+    own, asked = function.__dict__["eval"], function.eval
+    function.eval = lambda number: rule(number) or asked(number)
+    try:
+        yield
+    finally:
+        function.eval = own
+
+
+@contextmanager
 def as_integers() -> Iterator[None]:
     """Within it, ``math.ceil`` and ``math.floor`` of a size over a constant are quotients of integers."""
-
-    def before(function: Any, rule: Any) -> Any:
-        asked = function.eval
-        return patch.object(function, "eval", lambda number: rule(number) or asked(number))
-
-    with before(CeilToInt, _ceil), before(FloorToInt, _floor):
+    with _asked_first(CeilToInt, _ceil), _asked_first(FloorToInt, _floor):
         yield
 
 

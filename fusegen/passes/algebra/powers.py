@@ -19,10 +19,6 @@ def _exponent(graph: Graph, node: Node) -> float | None:
     return power.value if isinstance(power, ConstOp) and isinstance(power.value, float) else None
 
 
-def _is_of_size(m: Match) -> bool:
-    return m["x"].type == m.root.type and ranges.of(m.graph, m["x"])[0] >= 0
-
-
 def _of_both(m: Match) -> float | None:
     own = [_exponent(m.graph, node) for node in (m["inner"], m.root)]
     return None if own[0] is None or own[1] is None else own[0] * own[1]
@@ -31,7 +27,8 @@ def _of_both(m: Match) -> float | None:
 def _is_of_power(m: Match) -> str | None:
     exponent = _of_both(m)
     known = exponent is not None and exponent != 0 and abs(exponent) < 1e3 and exponent % 2 != 1  # of -0: -0, or inf
-    return None if known and _is_of_size(m) and m.only_user("inner") else ""
+    never_negative = m["x"].type == m.root.type and ranges.of(m.graph, m["x"])[0] >= 0
+    return None if known and never_negative and m.only_user("inner") else ""
 
 
 def _joined(m: Match) -> Node:
