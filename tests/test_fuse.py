@@ -15,7 +15,7 @@ from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import DType, PointwiseOp, RegionOp, SoftmaxOp, TensorType
 from fusegen.plan import kernels, sharing, stream
-from fusegen.plan.details import ContractionPlan, DirectConvPlan, PoolPlan, RowReducePlan, RowStreamPlan
+from fusegen.plan.details import ContractionPlan, DirectConvPlan, GemmPlan, PoolPlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
 from fusegen.plan.types import EagerStep, KernelStep, Program
@@ -300,6 +300,20 @@ def test_a_product_computes_once_what_others_would_do_twice(body: str, first: st
     products = [n for n in found.after.nodes if isinstance(n.op, RegionOp) and n.op.template.startswith("con")]
     computed = {n.op.fn for n in products for n in n.op.body.nodes if isinstance(n.op, PointwiseOp)}
     assert computed - {"add"} == ({first} if first else set())
+
+
+@pytest.mark.parametrize(
+    ("other", "before"),
+    [("self.p.reshape(256)", True), ("y.transpose(1, 2).reshape(8, 2048, 256)", False)],
+)
+def test_what_comes_before_a_product_has_one_tensor_of_its_shape(other: str, before: bool, tmp_path: Path) -> None:
+    """Whatever shape the others begin with: a value of the data is told its feature, and no row."""
+    init = "self.p, self.m = nn.Parameter(torch.rand(4, 64)), nn.Linear(256, 256)"
+    inputs = "torch.rand(8, 2048, 256), torch.rand(8, 4, 2048, 64)"
+    found = program(tmp_path, f"return self.m(x + {other})", init, inputs, "x, y")
+    hopper = found.kernels[-1].hopper
+    assert isinstance(hopper, GemmPlan)
+    assert (hopper.before is not None) == before
 
 
 def test_a_norm_whose_parts_meet_is_not_written(tmp_path: Path) -> None:
