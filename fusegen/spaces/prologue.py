@@ -40,7 +40,7 @@ def space(before: Graph, head: Node) -> RowSpace:
     data = source(before)
     shape, axis = data.type.shape, CHANNELS if isinstance(head.op, ConvOp) else data.type.rank - 1
     found = along(before, data.name, axis)
-    of_data = {data.name}
+    of_data = {data.name}  # and what follows from it: all else, whatever shape it had first, is of a channel or of none
     for node in before.nodes:
         if of_data & set(node.inputs):
             of_data.add(node.name)
