@@ -184,7 +184,6 @@ def _portable_beside(body: Graph, node: Node, whole: bool, machine: Machine) -> 
 
     That is where the other one has few tiles, or boxes with gaps, or a grid for every residue of a stride.
     """
-    assert isinstance(node.op, ConvOp)
     least = _strided_seconds(body, node, whole, machine)
     if least == inf and not _leaves_idle(body, node, machine):
         return inf

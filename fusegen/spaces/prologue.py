@@ -40,16 +40,14 @@ def space(before: Graph, head: Node) -> RowSpace:
     data = source(before)
     shape, axis = data.type.shape, CHANNELS if isinstance(head.op, ConvOp) else data.type.rank - 1
     found = along(before, data.name, axis)
-    of_data = {data.name}  # and what follows from it: all else, whatever shape it had first, is of a channel or of none
     for node in before.nodes:
-        if of_data & set(node.inputs):
-            of_data.add(node.name)
         if node.type.dtype is not DType.FLOAT32 and isinstance(node.op, InputOp):
             raise NotFusable(f"{node.name} is {node.type.dtype.value}")
         if isinstance(node.op, PointwiseOp):
             for name in node.inputs:
                 own = before.node(name).type.shape
-                if not (name in of_data and own == shape) and _varies(own, len(shape), axis):
+                follows = own == shape and data.name in before.needed(name)  # whatever shape others had first
+                if not follows and _varies(own, len(shape), axis):
                     raise NotFusable(f"{name} differs from position to position")
     return found
 
