@@ -68,6 +68,31 @@ def test_ops(body: str, expected: list[str], tmp_path: Path) -> None:
     torch.testing.assert_close(interpret.run(graph, [x], {})[0], reference)
 
 
+@pytest.mark.parametrize(
+    ("body", "share"),
+    [
+        ("return F.dropout2d(x, 0.3) + 1", 0.3),
+        ("return F.dropout3d(x.unsqueeze(1), 0.3) + 1", 0.3),
+        ("return F.dropout1d(x.flatten(2), 0.6) + 1", 0.6),
+        ("return F.dropout2d(x - x.mean(), 1.0) + 1", 1.0),
+    ],
+)
+def test_channels_are_multiplied_by_what_torch_draws_for_them(body: str, share: float, tmp_path: Path) -> None:
+    path = write(tmp_path, body)
+    graph = traced(path).graph
+    drawing = next(n for n in graph.nodes if isinstance(n.op, EagerOp))
+    assert kinds(graph)[-2:] == ["mul", "add"]
+    assert graph.shape(drawing.name)[2:] == (1,) * (drawing.type.rank - 2)
+    x, model = torch.rand(3, 3, 7, 4), load_model_file(path).model_class()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        found, then = interpret.run(graph, [x], {})[0], torch.rand(3)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(found, model(x))
+        assert torch.equal(then, torch.rand(3)), "another number of draws"
+        assert share == 1.0 or not torch.equal(found, x + 1)
+
+
 def test_unknown_ops_become_eager_nodes_that_run(tmp_path: Path) -> None:
     path = write(tmp_path, "v, i = x.sort(1)\nreturn torch.logcumsumexp(v, 1) * 2, i, x.view(x.size(0), -1).msort()")
     graph = traced(path).graph

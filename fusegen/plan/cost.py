@@ -11,6 +11,7 @@ from fusegen.costs.contractions import SPLIT
 from fusegen.ir import (
     ConstOp,
     ConvOp,
+    FillOp,
     GetItemOp,
     Graph,
     MatmulOp,
@@ -27,6 +28,9 @@ from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 from fusegen.spaces import poolrows
 from fusegen.spaces.parts import NAMED, cut_up, parts_in
 
+_DEVICE_ONLY = (FillOp, RangeOp)
+"""What reads of its operand the device alone."""
+
 
 def is_result_of_kernel(graph: Graph, node: Node) -> bool:
     """True for one of several results of a region, which the region's node stands for."""
@@ -39,6 +43,8 @@ def node_bytes(graph: Graph, node: Node) -> int:
         return 0
     names = [name for name in dict.fromkeys(node.inputs) if not isinstance(graph.node(name).op, ConstOp)]
     operands, outputs = [graph.node(name) for name in names], [node]
+    if isinstance(node.op, _DEVICE_ONLY):
+        operands = []
     if isinstance(node.op, NAMED):
         operands[0] = min(operands[0], node, key=lambda read: _size(graph, read))
     if isinstance(node.op, RegionOp):
@@ -50,7 +56,7 @@ def node_bytes(graph: Graph, node: Node) -> int:
 def _read_by(region: RegionOp, operands: list[Node]) -> list[Node]:
     """What a kernel reads of its ``operands``: of rows' parts that are cut out of one, these alone."""
     body = region.body
-    users = body.users  # of what ranges alone read, the device
+    users = body.users  # of what fills and ranges alone read, the device
     pairs = [pair for pair in zip(operands, body.inputs, strict=True) if not _says_where(body, users[pair[1].name])]
     if len(pairs) < len(operands):
         return [operand for operand, _ in pairs]
@@ -74,7 +80,7 @@ def _read_of(graph: Graph, leaf: Node) -> int:
 
 def _says_where(body: Graph, users: tuple[str, ...]) -> bool:
     """Whether all that a value is read for is the device."""
-    return bool(users) and all(isinstance(body.node(name).op, RangeOp) for name in users)
+    return bool(users) and all(isinstance(body.node(name).op, _DEVICE_ONLY) for name in users)
 
 
 def _size(graph: Graph, node: Node) -> int:

@@ -165,11 +165,6 @@ def _same(call: Call) -> Value | None:
     return value
 
 
-@register("dropout.default", "feature_dropout.default", "alpha_dropout.default", "feature_alpha_dropout.default")
-def _dropout(call: Call) -> Value | None:
-    return None if call["train"] and call["p"] != 0 else call["input"]
-
-
 # --- parts and joins ----------------------------------------------------------------------------
 
 
