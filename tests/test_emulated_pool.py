@@ -158,6 +158,39 @@ def test_reads_parts_of_tensors_where_they_lie(name: str, tmp_path: Path, monkey
         played(torch.randn(shape))
 
 
+LINES = {
+    "peaks": (
+        "F.adaptive_max_pool2d(x.tanh() - self.p, (9, 5)).exp()",
+        [(2, 3, 150, 33), (1, 3, 145, 41), (2, 3, 151, 129), (1, 3, 160, 301), (1, 3, 7, 33)],
+    ),
+    "volumes": (
+        "F.adaptive_avg_pool3d((x * self.p).unsqueeze(1), (2, 4, 3)) * 2",
+        [(2, 3, 35, 35), (4, 3, 40, 64), (1, 3, 31, 290), (1, 3, 9, 40)],
+    ),
+    "peaks_and_means": (
+        "F.adaptive_max_pool2d(x, (4, 3)) - F.adaptive_avg_pool2d(x * self.p, (4, 3))",
+        [(2, 3, 64, 34), (1, 3, 90, 133)],
+    ),
+    "parts": ("F.adaptive_max_pool2d(F.glu(x, 1), (2, 3))", [(2, 6, 23, 34), (1, 6, 99, 65)]),
+}
+"""As above, of windows of many rows that divide rows unevenly: a block computes a row of results."""
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_windows_of_many_rows_share_what_they_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_STRICT", "1")
+    body, shapes = LINES[name]
+    path = write(tmp_path, f"return {body}", "self.p = nn.Parameter(torch.rand(3, 1, 1))", f"torch.rand{shapes[0]}")
+    compiled = compile_file(path)
+    assert [step.kind for step in compiled.program.steps] == ["kernel"]
+    assert "launch_lines(args, rows, stream)" in compiled.source
+    played = OnTheCPU(compiled, f"generated_lines_{name}", tmp_path)
+    for shape in shapes:
+        x = torch.randn(shape)
+        x[0, 0, 1, 3], x[0, -1, -1, 0] = torch.nan, torch.inf
+        played(x)
+
+
 SPREAD = {
     "lines": ("F.adaptive_avg_pool1d(x / z - y, 10)", [3], 3, (600, 1280, 4000, 120, 605, 60)),
     "line_by_line": ("F.max_pool1d(x * y + z, 4)", [3], 3, (600,)),

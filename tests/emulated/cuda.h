@@ -32,7 +32,7 @@ using std::isnan;
 using cudaError_t = int;
 using cudaStream_t = void*;
 constexpr int cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNotSupported = 801, cudaErrorInvalidConfiguration = 9;
-constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100;
+constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100, cudaSharedmemCarveoutMaxL1 = 0;
 template <typename Kernel>
 int cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
 inline int cudaGetLastError() { return cudaSuccess; }
