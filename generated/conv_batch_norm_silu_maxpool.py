@@ -1188,11 +1188,11 @@ static int launch(Args args, const Tail& tail, int64_t batch, const int64_t (&in
         for (int row = FIRST_ROW[r], first = row; row < FIRST_ROW[r + 1]; ++row) {
             auto shift = [&](int i) { return (ROW_SHIFT[i][0] * l.slots[1] + ROW_SHIFT[i][1]) * l.slots[2]; };
             auto length = [&](int i) { return shift(i) - shift(first) + LAST_TAP[r] + TILE / RINGS; };
-            const bool opens = row == FIRST_ROW[r] || length(FIRST_ROW[r + 1] - 1) > SLOTS;   // all rows in one stage, or one each
-            if (opens) first = row, ++openings;
+            if (row == FIRST_ROW[r] || length(row) > SLOTS) first = row, ++openings;   // a stage holds as many rows as fit
             args.row[row].shift = static_cast<int>(shift(row));
             args.row[row].offset = static_cast<int>(shift(row) - shift(first));
-            args.row[row].length = opens ? static_cast<int>(length(FIRST_ROW[r + 1] - 1) > SLOTS ? length(row) : length(FIRST_ROW[r + 1] - 1)) : 0;
+            args.row[row].length = 0;
+            args.row[first].length = static_cast<int>(length(row));
         }
     args.whole = openings == RESIDUES;
     args.turns = openings * CHUNKS <= STAGES;
@@ -2515,16 +2515,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_56fc6714865f7206, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6597ef0acc37a556, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_56fc6714865f7206, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6597ef0acc37a556, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_56fc6714865f7206"
+_fusegen_NAMESPACE = "fusegen_6597ef0acc37a556"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

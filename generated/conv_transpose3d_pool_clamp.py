@@ -1244,9 +1244,9 @@ constexpr int TILE = 64 * WARPGROUPS;
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
 constexpr int CHUNK = 16;           // input channels of a stage
 constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
-constexpr int RINGS = 4;           // of stages: one that all warpgroups read, or one for each
-constexpr int STAGES = 8;          // of a ring
-constexpr int SLOTS = 65;          // slots of a stage
+constexpr int RINGS = 1;           // of stages: one that all warpgroups read, or one for each
+constexpr int STAGES = 6;          // of a ring
+constexpr int SLOTS = 289;          // slots of a stage
 constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
 constexpr int RING = 0;            // weight slots of that ring
 constexpr int TAP_BYTES = CHUNK * COLUMNS * 4;
@@ -1551,8 +1551,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
         constexpr uint64_t A_LAYOUT = uint64_t(8) << 32 | uint64_t(SLOTS) << 16, B_LAYOUT = uint64_t(8) << 32 | uint64_t(COLUMNS) << 16;
-        // With a whole item in the stages, the warpgroups multiply one after the other, so that epilogues overlap products.
-        const bool turns = !STREAM && RINGS == 1 && args.turns;
+        // What a stage holds is free once all warpgroups have read it: none waits for the others' items.
+        constexpr bool turns = false;
         int stage = 0, phase = 0, slot = 0, ring_phase = 0, held = -1, kind_phase = 0;
         auto free_stage = [&](int i) { if (lane == 0) barrier_arrive(stage_free + (ring * STAGES + i) * 8); };
         auto free_slot = [&](int i) {
@@ -1790,11 +1790,11 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         for (int row = FIRST_ROW[r], first = row; row < FIRST_ROW[r + 1]; ++row) {
             auto shift = [&](int i) { return (ROW_SHIFT[i][0] * l.slots[1] + ROW_SHIFT[i][1]) * l.slots[2]; };
             auto length = [&](int i) { return shift(i) - shift(first) + LAST_TAP[r] + TILE / RINGS; };
-            const bool opens = row == FIRST_ROW[r] || length(FIRST_ROW[r + 1] - 1) > SLOTS;   // all rows in one stage, or one each
-            if (opens) first = row, ++openings;
+            if (row == FIRST_ROW[r] || length(row) > SLOTS) first = row, ++openings;   // a stage holds as many rows as fit
             args.row[row].shift = static_cast<int>(shift(row));
             args.row[row].offset = static_cast<int>(shift(row) - shift(first));
-            args.row[row].length = opens ? static_cast<int>(length(FIRST_ROW[r + 1] - 1) > SLOTS ? length(row) : length(FIRST_ROW[r + 1] - 1)) : 0;
+            args.row[row].length = 0;
+            args.row[first].length = static_cast<int>(length(row));
         }
     args.whole = openings == RESIDUES;
     args.turns = openings * CHUNKS <= STAGES;
@@ -2581,11 +2581,11 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         for (int row = FIRST_ROW[r], first = row; row < FIRST_ROW[r + 1]; ++row) {
             auto shift = [&](int i) { return (ROW_SHIFT[i][0] * l.slots[1] + ROW_SHIFT[i][1]) * l.slots[2]; };
             auto length = [&](int i) { return shift(i) - shift(first) + LAST_TAP[r] + TILE / RINGS; };
-            const bool opens = row == FIRST_ROW[r] || length(FIRST_ROW[r + 1] - 1) > SLOTS;   // all rows in one stage, or one each
-            if (opens) first = row, ++openings;
+            if (row == FIRST_ROW[r] || length(row) > SLOTS) first = row, ++openings;   // a stage holds as many rows as fit
             args.row[row].shift = static_cast<int>(shift(row));
             args.row[row].offset = static_cast<int>(shift(row) - shift(first));
-            args.row[row].length = opens ? static_cast<int>(length(FIRST_ROW[r + 1] - 1) > SLOTS ? length(row) : length(FIRST_ROW[r + 1] - 1)) : 0;
+            args.row[row].length = 0;
+            args.row[first].length = static_cast<int>(length(row));
         }
     args.whole = openings == RESIDUES;
     args.turns = openings * CHUNKS <= STAGES;
@@ -3500,16 +3500,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f756a3a5dc105496, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_400eac2dc5e549f9, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_f756a3a5dc105496, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_400eac2dc5e549f9, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_f756a3a5dc105496"
+_fusegen_NAMESPACE = "fusegen_400eac2dc5e549f9"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -405,6 +405,48 @@ def test_lanes_of_a_strided_convolution_meet_in_no_bank(stride: int, vector: int
 
 
 @pytest.mark.parametrize(
+    ("module", "abreast"),
+    [
+        (nn.Conv2d(48, 32, 3), 3),
+        (nn.Conv1d(144, 8, 7), 7),
+        (nn.Conv2d(48, 32, 3, (2, 1)), 3),
+        (nn.ConvTranspose2d(48, 32, 3), 3),
+        (nn.Conv2d(48, 33, 3), 1),  # columns enough of its own
+        (nn.Conv2d(47, 32, 3), 1),  # short sums
+        (nn.Conv2d(48, 24, (3, 7)), 1),  # 168 columns
+        (nn.Conv1d(144, 8, 3, dilation=5), 1),  # ten slots of 64 would be for others alone
+        (nn.Conv2d(48, 32, 3, (1, 2)), 1),
+        (nn.ConvTranspose2d(48, 32, 4, 2), 1),
+    ],
+)
+def test_taps_of_few_outputs_are_columns_of_one_product(module: nn.Conv2d, abreast: int) -> None:
+    transposed = isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d))
+    structure = zip(module.kernel_size, module.stride, module.padding, module.dilation, strict=True)
+    taps = [Taps(kernel, stride, int(pad), far, transposed) for kernel, stride, pad, far in structure]
+    assert hopper.abreast(taps, module.in_channels, module.out_channels) == abreast
+
+
+@pytest.mark.parametrize(
+    ("outputs", "kernel", "together"),
+    [(16, 3, True), (128, 3, False), (16, (3, 1, 3), False)],  # products wait for input; do not; share no rows of it
+)
+def test_products_that_wait_bring_rows_of_a_layer_together(
+    outputs: int, kernel: int | tuple[int, int, int], together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper, "reads_in_place", lambda *_: False)
+    monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
+    module = nn.Sequential(nn.Conv3d(32, outputs, kernel), nn.Tanh())
+    graph = trace(module, (torch.empty(8, 32, 24, 50, 61, device="meta"),), Path("m.py")).graph
+    program, _ = optimise(graph, "sm_90", False, lambda stage: None)
+    (kernel_step,) = (step for step in program.steps if isinstance(step, KernelStep))
+    plan = kernel_step.plan.hopper
+    assert isinstance(plan, HopperConvPlan)
+    assert (plan.rings == 1 and not plan.all_rows and not plan.stream) == together
+    if together:  # beside a tile's own slots, those of two rows and two taps further
+        assert plan.slots >= 64 * plan.warpgroups + 2 * 59 + 2
+
+
+@pytest.mark.parametrize(
     ("samples", "size", "warpgroups"),
     [
         (1, 33792, 4),  # 132 blocks of 256 slots; of 192 there are more than multiprocessors

@@ -43,9 +43,30 @@ CASES = MODELS | {
     "line_of_halves": ("nn.Conv1d(16, 40, 7, 2, 3, 2)", "F.hardswish(self.m(x)) * 2", (16, 404)),
     "plane_of_halves": ("nn.Conv2d(70, 40, 1, 2)", "F.hardswish(self.m(x)) * 2", (70, 17, 36)),
     "volume_of_halves": ("nn.Conv3d(16, 16, 3, 2, 1)", "F.hardswish(self.m(x)) * 2", (16, 7, 8, 24)),
+    "abreast_volume": ("nn.Conv3d(20, 13, 3, padding=1)", "F.hardswish(self.m(x)) * 2", (20, 6, 9, 33)),
+    "abreast_far": (
+        "nn.Conv2d(48, 24, (3, 5), dilation=(1, 2), padding=(0, 4))",
+        "F.hardswish(self.m(x)) * 2",
+        (48, 10, 41),
+    ),
+    "abreast_line": ("nn.Conv1d(150, 8, 7)", "F.hardswish(self.m(x)) * 2", (150, 404)),
+    "abreast_transposed": ("nn.ConvTranspose3d(17, 16, 3, 1, (1, 0, 1))", "F.mish(self.m(x)) * 2", (17, 5, 7, 18)),
+    "abreast_grouped": ("nn.Conv2d(144, 66, 3, (2, 1), 1, groups=3)", "F.hardswish(self.m(x)) * 2", (144, 11, 29)),
+    "abreast_channels": ("nn.Conv2d(48, 30, 3, padding=1)", "self.m(x).softmax(1) * 2", (48, 13, 20)),
+    "layers_of_rows": ("nn.Conv3d(40, 40, 3)", "F.hardswish(self.m(x)) * 2", (40, 5, 24, 70)),
     "channels": ("nn.Conv2d(24, 40, 3, padding=1)", "(self.m(x) + y).softmax(1) * y", (24, 13, 20), (40, 13, 20)),
 }
+ABREAST = (
+    "abreast_volume",
+    "abreast_far",
+    "abreast_line",
+    "abreast_transposed",
+    "abreast_grouped",
+    "abreast_channels",
+)
 PREPARED = (
+    *ABREAST,
+    "layers_of_rows",
     "plain",
     "uneven",
     "chain_before",
@@ -172,6 +193,7 @@ def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatc
     (plan,) = steps(compiled, ContractionPlan)
     assert isinstance(plan.hopper, HopperConvPlan)
     assert bool(plan.hopper.ahead) == (name in MODELS)
+    assert name not in ABREAST or plan.hopper.abreast > 1
     kernel = HopperKernel(compiled, plan, variant, tmp_path)
     agrees(plan, kernel, compiled, path, [untied(torch.randn(2, *shape)) for shape in shapes])
 
@@ -183,6 +205,7 @@ OF_SAMPLES = {
     "small_samples": ("nn.Conv2d(20, 24, 3)", 12, "nn.GroupNorm(12, 24)", (20, 5, 8)),
     "phases": ("nn.ConvTranspose2d(16, 24, 4, 2, 1)", 4, "nn.GroupNorm(4, 24)", (16, 7, 9)),
     "kinds": ("nn.ConvTranspose1d(16, 30, 5, 3)", 2, "nn.GroupNorm(2, 30)", (16, 31)),
+    "abreast": ("nn.Conv2d(50, 24, 3)", 4, "nn.GroupNorm(4, 24)", (50, 9, 15)),
     "means": ("nn.Conv2d(24, 40, 3, padding=1)", 40, "lambda y: y - y.mean((2, 3), keepdim=True)", (24, 13, 20)),
     "means_of_all": ("nn.Conv2d(24, 44, 3)", 1, "lambda y: y - y.mean((1, 2, 3), keepdim=True)", (24, 7, 9)),
 }
@@ -219,6 +242,7 @@ EXPONENTIALS = {
     "conv": ("nn.Conv2d(20, 36, 3)", (20, 14, 19)),
     "channels": ("nn.Conv2d(24, 40, 3, padding=1)", (24, 13, 20)),
     "small_samples": ("nn.Conv3d(20, 24, 3)", (20, 4, 5, 6)),
+    "abreast": ("nn.Conv2d(50, 24, 3)", (50, 9, 15)),
     "phases": ("nn.ConvTranspose2d(16, 24, 4, 2, 1)", (16, 7, 9)),
     "kinds": ("nn.ConvTranspose1d(16, 30, 5, 3)", (16, 31)),
 }

@@ -27,7 +27,7 @@ _SHAPES = ((3, 128, 1.0), (2, 128, 1.15), (3, 64, 1.3), (2, 64, 1.5))
 convolutions of ResNets with 32 samples, H100: within a quarter)."""
 _LAUNCHES = 3.5
 _MAX_PARTS = 32
-_FILL = 24
+FILL = 24
 """Bytes a clock that reach a multiprocessor from L2."""
 _CLOCK_FLOPS = 2 * 1024
 """Operations a clock of its tensor cores."""
@@ -50,6 +50,9 @@ _VECTORS = (2, 4)
 """Elements that a load takes from shared memory, beside one."""
 _ROW_ELEMENTS = 4
 """A tensor copy takes rows of a multiple of these."""
+_ABREAST_COLUMNS, _ABREAST_REACH, _ABREAST_DEPTH = 32, 8, 144
+"""Results of a base slot up to which, slots up to which, and terms for each tap along x from which on these taps are
+columns of one product."""
 _IN_PLACE = 0.9
 """Least of the expected gains that a second kernel in the file is worth."""
 SHARED_BYTES = 232_448
@@ -59,6 +62,8 @@ _UNIT_BYTES, LEAST_RING = 16 << 10, 8
 """Of streamed weights: those that arrive together, about, and how many such are in shared memory at least."""
 PATCH = (8, 8)
 """Rows and columns of results that are pooled where the input is read in place."""
+_SLOTS = 64
+"""Of a product."""
 _STAGE_SLOTS = 1024
 _BLOCK_SLOTS = 192
 """Slots that a stage holds, and base slots of a block."""
@@ -125,7 +130,7 @@ def _fits(box: tuple[int, int, int], taps: int, inputs: int, columns: int) -> bo
 def _waiting(read: int, positions: int, columns: int, taps: int) -> float:
     """Times over that the products of a tile take which waits for so many elements of every channel."""
     clocks = 2 * positions * columns * taps / _CLOCK_FLOPS  # for a channel of the input
-    return max(1.0, 4 * read / clocks / _FILL)
+    return max(1.0, 4 * read / clocks / FILL)
 
 
 Lengths: TypeAlias = list[tuple[int, int]]
@@ -148,6 +153,21 @@ def residues(body: Graph, node: Node) -> int:
     """Grids that the input of a convolution is written as, one for every residue of its stride that some tap reads."""
     taps, _ = _axes(body, node)
     return prod(len(axis.shifts) for axis in taps)
+
+
+def abreast(taps: list[Taps], inputs: int, outputs: int) -> int:
+    """Taps along x that are columns of one product in TF32, which then reads its first operand once for all of them.
+
+    Products of few columns wait for that operand from shared memory. What a tap makes of a slot belongs to the result
+    of another one: the parts meet in shared memory, which longer sums are worth. ``inputs``, ``outputs``: of a group.
+    """
+    x, columns = taps[-1], -(-outputs // 8) * 8
+    count = len(x.offsets)
+    if any(axis.phases > 1 for axis in taps) or x.in_step > 1 or count < 3:
+        return 1
+    rows = prod(len(axis.offsets) for axis in taps[:-1])
+    short = columns > _ABREAST_COLUMNS or x.reach > _ABREAST_REACH or rows * inputs < _ABREAST_DEPTH
+    return 1 if short or columns * count > _COLUMNS else count
 
 
 def in_block(phases: int) -> int:
@@ -241,11 +261,14 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool, plain
     depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
     depth = 4 if precise and inputs <= 4 else depth  # two taps to a product
     halves = _HALVES if precise else 1
-    columns = min(_COLUMNS, halves * width * prod(axis.phases for axis in taps))
+    beside = 1 if precise else abreast(taps, inputs, outputs)
+    columns = min(_COLUMNS, halves * width * beside * prod(axis.phases for axis in taps))
     along_x, together = taps[-1].phases, in_block(taps[-1].phases)
     kinds = -(-along_x // together)
     products = 2 * slots * prod(axis.products for axis in taps) * depth * halves * width * conv.groups
     products = products * kinds * together // along_x
+    if beside > 1:
+        products = products * _SLOTS // (_SLOTS - taps[-1].reach)
     grid = 4 * dims.numel(x.type.shape, body.sizes) + 4 * slots * depth * conv.groups * prod(
         len(axis.shifts) for axis in taps
     )

@@ -129,6 +129,7 @@ def alternative(
     consumer, producer = REGISTERS[warpgroups]
     return prepared.replace(
         in_place=in_place,
+        abreast=1,
         cluster=cluster_of(prepared.split, stream),
         warpgroups=warpgroups,
         chunk=chunk,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from math import prod
+from typing import Literal, TypeAlias
 
-from fusegen.costs.hopper import LEAST_WIDE, SHARED_BYTES
+from fusegen.costs.hopper import FILL, LEAST_WIDE, SHARED_BYTES
 from fusegen.machines import machine
 from fusegen.plan.conv_limits import BARRIER_BYTES, cluster_of, round_up
 from fusegen.plan.details import TapResidue
@@ -20,6 +21,16 @@ MAX_SLOTS = 1024
 _UNDER_WAY = 32 << 10
 """Bytes of x in stages below which weights that leave no room for more are streamed: 128 channels to 96, 2x2, took 84
 us with 19 KB, 75 with 25, 49 with streamed weights."""
+Rows: TypeAlias = Literal["all", "layer", "one"]
+"""Tap rows of a residue that a stage holds: those of a layer have their tap along z in common."""
+_LABELS: dict[Rows, str] = {"all": "a residue", "layer": "a layer of tap rows", "one": "a tap row"}
+_DEPTH, _ROWS_CLOCKS = 8, 16
+"""Channels of a product; clocks that its first operand of 64 slots takes out of shared memory."""
+_LEAST_STAGES = 5
+"""Of layers, those worth having even where a tile reads fewer, and two more; what is left is L1 of later kernels."""
+_FED, _FEWER_BYTES = 0.7, 0.75
+"""Share of the time of the products that bringing their input tap row by tap row takes, from which on a layer of rows
+together is worth a ring for all, and share of the bytes that this may take."""
 _FEWER = {4: 1.0, 3: 1.03, 2: 1.18}
 """Times over that a tile takes with so many warpgroups: fewer hide less latency (17 convolutions, H200; five, H100)."""
 
@@ -36,18 +47,18 @@ class Memory:
     stages: int
     slice: int
     buffers: int
-    all_rows: bool
+    rows: Rows
 
     @property
-    def way(self) -> tuple[bool, bool, bool, int]:
-        """Weights are streamed, all warpgroups have one ring, a stage has all tap rows; its channels."""
-        return self.stream, self.rings == 1, self.all_rows, self.chunk
+    def way(self) -> tuple[bool, bool, Rows, int]:
+        """Weights are streamed, all warpgroups have one ring, a stage has such tap rows; its channels."""
+        return self.stream, self.rings == 1, self.rows, self.chunk
 
     @property
     def label(self) -> str:
         """Names what the way through memory is, whatever fits besides."""
         rings = "one ring" if self.rings == 1 else "a ring each"
-        stage = f"{self.chunk} channels of {'a residue' if self.all_rows else 'a tap row'}"
+        stage = f"{self.chunk} channels of {_LABELS[self.rows]}"
         streamed = ", weights streamed" if self.stream else ""
         return f"{self.warpgroups} warpgroups, {rings}, stages of {stage}{streamed}"
 
@@ -76,20 +87,38 @@ class Geometry:
     """Results of many channels are stored one by one, in TF32."""
     streamed: int = field(default=0, kw_only=True)
     """Operands that are copied ahead, as results are stored."""
+    beyond: int = field(default=0, kw_only=True)
+    """Slots after a warpgroup's own, whose taps are columns of one product."""
 
     @property
     def base_slots(self) -> int:
         """Of all samples, for one kind of tile."""
         return self.samples * prod(self.pitches)
 
-    def span(self, block: int, one_row: bool) -> int:
-        """Slots of a stage that holds the tap rows of a residue, or one of them."""
+    def span(self, block: int, rows: Rows) -> int:
+        """Slots of a stage that holds such tap rows of a residue."""
         found = 0
         for residue in self.residues:
             own = self.tap_rows[residue.first_row :][: residue.rows]
-            shifts = [(z * self.pitches[1] + y) * self.pitches[2] for z, y in own]
-            found = max(found, block + residue.taps[-1] + (0 if one_row else max(shifts) - min(shifts)))
+            shifts = [((z * self.pitches[1] if rows == "all" else 0) + y) * self.pitches[2] for z, y in own]
+            apart = 0 if rows == "one" else max(shifts) - min(shifts)
+            found = max(found, block + residue.taps[-1] + self.beyond + apart)
         return found
+
+    @property
+    def layers(self) -> int:
+        """Of tap rows, of all residues."""
+        found = (self.tap_rows[residue.first_row :][: residue.rows] for residue in self.residues)
+        return sum(len({z for z, _ in own}) for own in found)
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether products would wait for input that comes tap row by tap row, of which rows of a layer share most."""
+        taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
+        clocks = taps / _DEPTH * max(_ROWS_CLOCKS + self.width / 4, self.width / 2)  # for a channel of 64 slots
+        by_rows = self.rows * self.span(64, "one")
+        by_layers = self.layers * self.span(4 * 64, "layer") / 4
+        return by_rows * 4 / FILL > _FED * clocks and by_layers < _FEWER_BYTES * by_rows
 
     def staging(self, channels: int) -> int:
         """Bytes through which a warpgroup stores results of so many channels."""
@@ -102,8 +131,8 @@ class Geometry:
         """Bytes of operands that are on their way for a warpgroup, where it stores so many channels at a time."""
         return AHEAD * self.streamed * channels * 64 * self.phases[0] * self.phases[1] * 4
 
-    def ways(self) -> Iterator[tuple[bool, bool, bool, int]]:
-        """(weights streamed, one ring for all warpgroups, one tap row in a stage, channels of a stage), best first.
+    def ways(self) -> Iterator[tuple[bool, bool, Rows, int]]:
+        """(weights streamed, one ring for all warpgroups, tap rows in a stage, channels of a stage), best first.
 
         With a ring for all and a whole item in it, warpgroups multiply in turns; with rings of their own
         they drift apart by themselves: either way epilogues overlap products. Streamed weights keep
@@ -111,12 +140,15 @@ class Geometry:
         """
         taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
         chunks = self.chunks((32, 16, 8) if taps < 3 else (16, 8))
-        by_row = self.span(64, False) * len(self.residues) > 2 * 64 * self.rows  # less to load than all rows at once
-        yield from ((False, True, False, chunk) for chunk in chunks)
+        by_row = self.span(64, "all") * len(self.residues) > 2 * 64 * self.rows  # less to load than all rows at once
+        yield from ((False, True, "all", chunk) for chunk in chunks)
+        if by_row and self.by_layers:
+            yield from ((False, True, "layer", chunk) for chunk in chunks)
         if self.precise and by_row:
-            yield from ((False, True, True, chunk) for chunk in chunks)
-        yield from ((False, False, row, chunk) for row in ((True,) if by_row else (False, True)) for chunk in chunks)
-        yield from ((True, True, row, chunk) for chunk in chunks for row in (False, True))
+            yield from ((False, True, "one", chunk) for chunk in chunks)
+        apart: tuple[Rows, ...] = ("one",) if by_row else ("all", "one")
+        yield from ((False, False, rows, chunk) for rows in apart for chunk in chunks)
+        yield from ((True, True, rows, chunk) for chunk in chunks for rows in ("all", "one"))
 
     @property
     def rows(self) -> int:
@@ -164,28 +196,29 @@ class Geometry:
     def memories(self) -> dict[str, Memory]:
         """What fits, by label, best first: of those that bring data in alike, what leaves the busiest block least."""
         found: dict[str, Memory] = {}
-        for (stream, together, one_row, chunk), count, size, buffers in product(
+        for (stream, together, rows, chunk), count, size, buffers in product(
             self.ways(), self.warpgroups, self.slices, (2, 1)
         ):
             depth, rings = round_up(self.depth, chunk), 1 if together else count
             if stream and rings > 3:
                 continue  # the fourth of the producers' warps brings the weights
-            if count == 2 and not any(m.way == (stream, together, not one_row, chunk) for m in found.values()):
+            if count == 2 and not any(m.way == (stream, together, rows, chunk) for m in found.values()):
                 continue  # two are for more tiles, not for another way
             tiles = [len(residue.tiles(chunk)) for residue in self.residues]
             taps = sum(residue.rows * count for residue, count in zip(self.residues, tiles, strict=True))
             kept = RING * max(tiles) * chunk if stream else taps * depth
-            slots = self.span(64 * count // rings, one_row)
-            item = depth // chunk * (self.rows if one_row else self.item_stages)
-            ahead = together and one_row and not stream  # stages are small: some of the next tile's fit too
-            wanted = 3 if stream or rings > 1 else 3 * item // 2 if ahead else item
+            slots = self.span(64 * count // rings, rows)
+            item = depth // chunk * {"all": self.item_stages, "layer": self.layers, "one": self.rows}[rows]
+            ahead = together and rows == "one" and not stream  # stages are small: some of the next tile's fit too
+            wanted = 3 if stream or rings > 1 or rows == "layer" else 3 * item // 2 if ahead else item
             exchange = (self.split - 1) * 2 * 4 * 16 * self.phases[0] * self.phases[1] * 4
             free = SHARED_BYTES - BARRIER_BYTES - self.operand_bytes - kept * self.width * 4
-            free -= count * (exchange + buffers * self.staging(size) + self.operands_ahead(size))
-            most = 2 * item if ahead else max(wanted, 8)
+            staged = max(buffers * size, self.columns) if self.beyond else buffers * size
+            free -= count * (exchange + self.staging(staged) + self.operands_ahead(size))
+            most = 2 * item if ahead else max(item + 2, _LEAST_STAGES) if rows == "layer" else max(wanted, 8)
             stages = min(free // (self.stage_bytes(slots, chunk) * rings), most)
             if stages >= wanted and self.holds(slots, 64 * count // rings):
-                memory = Memory(count, stream, rings, chunk, slots, stages, size, buffers, not one_row)
+                memory = Memory(count, stream, rings, chunk, slots, stages, size, buffers, rows)
                 found.setdefault(memory.label, memory)
         ways = groupby(found.values(), lambda memory: (memory.stream, memory.rings == 1))
         best = [memory for _, alike in ways for memory in sorted(alike, key=self.turns)]

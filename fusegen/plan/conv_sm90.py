@@ -123,6 +123,9 @@ def plan(
     if reason := hopper.refusal(conv, channels, precise):
         return reason
     inputs, outputs = (count // conv.groups for count in channels)
+    abreast = 1 if precise or pooling or streamed else hopper.abreast(taps, inputs, outputs)
+    if abreast > 1:
+        residues = tuple(residue.replace(taps=(0,)) for residue in residues)
     phases, outer_phases = _phases(taps, outputs, reduces)
     # Running results of all of a thread's values need half of its registers.
     share = 2 if pooling and parts != (1, 1, 1) and pooling.windows.within[0] == 1 else phases[0] * phases[1]
@@ -153,7 +156,7 @@ def plan(
         phases,
         inputs,
         phases[0] * phases[1] * block,
-        phases[0] * phases[1] * block * halves,
+        phases[0] * phases[1] * block * halves * abreast,
         split,
         (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
         + (MAX_WARPS * block * 4 if by_channel else 0),
@@ -162,6 +165,7 @@ def plan(
         kinds=conv.groups * tiles // split * len(outer_phases),
         plain=plain,
         streamed=streamed,
+        beyond=taps[-1].reach if abreast > 1 else 0,
     )
     patches = pooling.geometry(geometry, (bases[1][1], bases[2][1])) if pooling else None
     memories = (patches or geometry).memories()
@@ -209,8 +213,9 @@ def plan(
         buffers=memory.buffers,
         slice=memory.slice,
         ahead=AHEAD if streamed else 0,
-        all_rows=patches.item_stages == len(residues) if patches else memory.all_rows,
+        all_rows=patches.item_stages == len(residues) if patches else memory.rows == "all",
         slots=memory.slots,
+        abreast=abreast,
         stream=memory.stream,
         ring=RING if memory.stream else 0,
         chain=AVERAGED_CHAIN if averaged else CHAIN,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fusegen.costs.hopper_taps import Taps, Windows, covered
 from fusegen.plan.conv_limits import round_up, triple
-from fusegen.plan.conv_memory import MAX_SLOTS, Geometry
+from fusegen.plan.conv_memory import MAX_SLOTS, Geometry, Rows
 from fusegen.plan.details import PartTaps, TapResidue, WindowPlan
 from fusegen.plan.rowprogram import RowProgram
 
@@ -53,7 +53,7 @@ class PatchGeometry(Geometry):
 
     @property
     def item_stages(self) -> int:
-        return sum(len({z for z, _ in self.rows_of(residue)}) for residue in self.residues)
+        return self.layers
 
     def rows_of(self, residue: TapResidue) -> tuple[tuple[int, int], ...]:
         return self.tap_rows[residue.first_row :][: residue.rows]
@@ -62,7 +62,7 @@ class PatchGeometry(Geometry):
         """Slots of a row of a stage."""
         return block // self.patch[0] + max(residue.taps[-1] for residue in self.residues)
 
-    def span(self, block: int, one_row: bool) -> int:
+    def span(self, block: int, rows: Rows) -> int:
         shifts = [[y for _, y in self.rows_of(residue)] for residue in self.residues]
         return (self.patch[0] + max(max(own) - min(own) for own in shifts)) * self.row(block)
 
@@ -75,13 +75,13 @@ class PatchGeometry(Geometry):
     def staging(self, channels: int) -> int:
         return channels * staged_pitch(self.windows.within, self.patch) * 4
 
-    def ways(self) -> Iterator[tuple[bool, bool, bool, int]]:
+    def ways(self) -> Iterator[tuple[bool, bool, Rows, int]]:
         sizes = self.chunks((16, 8))
         rows, columns = self.patch
         alone, beside = (covered((rows, count * columns), *self.lengths) for count in (1, self.warpgroups[0]))
         together = (True, False) if self.parts == 1 and beside <= 1.1 * alone else (False, True)
-        yield from ((False, own, False, chunk) for own in together for chunk in sizes)
-        yield from ((True, own, False, chunk) for own in (False, True) for chunk in sizes)
+        yield from ((False, own, "all", chunk) for own in together for chunk in sizes)
+        yield from ((True, own, "all", chunk) for own in (False, True) for chunk in sizes)
 
 
 def staged_pitch(within: tuple[int, int], patch: tuple[int, int]) -> int:

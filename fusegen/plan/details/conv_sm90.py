@@ -202,6 +202,8 @@ class HopperConvPlan(Reducing):
     """Products one after the other into the same sum, in full fp32: tensor cores truncate what they add."""
     consumer_registers: int
     producer_registers: int
+    abreast: int = 1
+    """Taps along x that are columns of one product; ``residues`` then have one."""
     window: WindowPlan | None = None
     in_place: InPlacePlan | None = None
     alternative: HopperConvPlan | None = None
@@ -226,8 +228,8 @@ class HopperConvPlan(Reducing):
 
     @property
     def width(self) -> int:
-        """Columns of the product: those with high and low halves of the weights are apart."""
-        return self.columns * (2 if self.precise else 1)
+        """Columns of the product: those of high and low halves of the weights are apart, and those of taps abreast."""
+        return self.columns * (2 if self.precise else self.abreast)
 
     @property
     def max_taps(self) -> int:
