@@ -56,6 +56,10 @@ def test_spellings_of_a_mean_are_one_op(body: str, tmp_path: Path) -> None:
         ("return x.flatten(1).softmax(-1)", ["reshape", "softmax"]),
         ("return x.permute(0, 2, 3, 1).contiguous()", ["permute"]),
         ("return F.dropout(x, 0.3, training=False)", []),
+        ("return F.pad(x, (1, -2, -1, 0), value=2.0)", ["slice", "slice", "pad"]),
+        ("return x * 2 - F.pad(x, (0, 0, 1, -1))", ["mul", "slice", "pad", "sub"]),
+        ("return F.pad(x, (0, 0, 0, 0))", []),
+        ("return F.pad(x, (-1, -1))", ["slice"]),
         ("return torch.min(x, torch.tensor(0.25))", ["minimum"]),
     ],
 )

@@ -20,6 +20,7 @@ from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
     gathers,
     integers,
     norms,
+    pads,
     pools,
     products,
     recurrent,

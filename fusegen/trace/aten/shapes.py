@@ -6,7 +6,7 @@ from functools import partial
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import CatOp, Edge, ExpandOp, FlipOp, PadOp, PermuteOp, ResampleOp, ReshapeOp, SliceOp, TriangleOp
+from fusegen.ir import CatOp, ExpandOp, FlipOp, PermuteOp, ResampleOp, ReshapeOp, SliceOp, TriangleOp
 from fusegen.trace.aten.call import IMPORTERS, Call, Value, axes_of, pointwise, register
 
 
@@ -346,50 +346,3 @@ def _stack(call: Call) -> Value | None:
         shape = (*part.type.shape[:axis], 1, *part.type.shape[axis:])
         parts.append(reshaped(call, part, shape))
     return call.build.add(CatOp(axis=axis), *parts)
-
-
-def _pads(call: Call) -> list[int] | None:
-    """Elements before and behind, axis by axis from the last one on, where they are numbers and none is cut off."""
-    pads = list(call["pad"])
-    return pads if all(isinstance(pad, int) and pad >= 0 for pad in pads) else None
-
-
-def _pad(call: Call, value: float | None) -> Value | None:
-    x, pads = call["self"], _pads(call)
-    if pads is None:
-        return None
-    untouched = (0,) * (x.type.rank - len(pads) // 2)
-    op = PadOp(before=(*untouched, *pads[-2::-2]), after=(*untouched, *pads[::-2]), value=float(value or 0.0))
-    return call.build.add(op, x)
-
-
-_EDGES: dict[str, Edge] = {"replicate": "hold", "reflect": "mirror", "circular": "wrap"}
-"""What stands beyond the ends, by torch's names of it."""
-
-
-def _continued(call: Call, x: Value, axis: int, low: int, high: int) -> Value | None:
-    """``x`` between what its own elements come to along ``axis``: ``low`` before it and ``high`` behind it."""
-    size, mode = x.type.shape[axis], call["mode"]
-    if not low and not high:
-        return x
-    if not call.build.at_least(size, {"replicate": 1, "circular": max(low, high)}.get(mode, max(low, high) + 1)):
-        return None
-    return call.build.add(ResampleOp(axis=axis, start=-low, length=dims.add(size, low + high), edge=_EDGES[mode]), x)
-
-
-@register("pad.default")
-def _pad_any(call: Call) -> Value | None:
-    if call["mode"] == "constant":
-        return _pad(call, call["value"])
-    x: Value | None = call["self"]
-    pads = _pads(call)
-    if pads is None:
-        return None
-    for place, (low, high) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        x = x and _continued(call, x, x.type.rank - 1 - place, low, high)
-    return x
-
-
-@register("constant_pad_nd.default")
-def _pad_constant(call: Call) -> Value | None:
-    return _pad(call, call["value"])
