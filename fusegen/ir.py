@@ -443,6 +443,10 @@ class RangeOp(Frozen):
     dtype: DType = DType.INT64
 
 
+DEVICE_ONLY = (FillOp, RangeOp)
+"""What reads of its operand the device alone."""
+
+
 class PoolOp(Frozen):
     """Maximum or mean over windows of the trailing ``len(kernel)`` axes; ``size`` is their result's.
 

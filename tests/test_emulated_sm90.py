@@ -56,14 +56,7 @@ CASES = MODELS | {
     "layers_of_rows": ("nn.Conv3d(40, 40, 3)", "F.hardswish(self.m(x)) * 2", (40, 5, 24, 70)),
     "channels": ("nn.Conv2d(24, 40, 3, padding=1)", "(self.m(x) + y).softmax(1) * y", (24, 13, 20), (40, 13, 20)),
 }
-ABREAST = (
-    "abreast_volume",
-    "abreast_far",
-    "abreast_line",
-    "abreast_transposed",
-    "abreast_grouped",
-    "abreast_channels",
-)
+ABREAST = tuple(name for name in CASES if name.startswith("abreast"))
 PREPARED = (
     *ABREAST,
     "layers_of_rows",

@@ -95,12 +95,16 @@ class Geometry:
         """Of all samples, for one kind of tile."""
         return self.samples * prod(self.pitches)
 
+    def rows_of(self, residue: TapResidue) -> tuple[tuple[int, int], ...]:
+        """Shifts along z and y of its tap rows."""
+        return self.tap_rows[residue.first_row :][: residue.rows]
+
     def span(self, block: int, rows: Rows) -> int:
         """Slots of a stage that holds such tap rows of a residue."""
         found = 0
         for residue in self.residues:
-            own = self.tap_rows[residue.first_row :][: residue.rows]
-            shifts = [((z * self.pitches[1] if rows == "all" else 0) + y) * self.pitches[2] for z, y in own]
+            own = [(z if rows == "all" else 0, y) for z, y in self.rows_of(residue)]
+            shifts = [(z * self.pitches[1] + y) * self.pitches[2] for z, y in own]
             apart = 0 if rows == "one" else max(shifts) - min(shifts)
             found = max(found, block + residue.taps[-1] + self.beyond + apart)
         return found
@@ -108,14 +112,17 @@ class Geometry:
     @property
     def layers(self) -> int:
         """Of tap rows, of all residues."""
-        found = (self.tap_rows[residue.first_row :][: residue.rows] for residue in self.residues)
-        return sum(len({z for z, _ in own}) for own in found)
+        return sum(len({z for z, _ in self.rows_of(residue)}) for residue in self.residues)
+
+    @property
+    def taps(self) -> int:
+        """Of all tap rows: products that a base slot has for each eight channels."""
+        return sum(residue.rows * len(residue.taps) for residue in self.residues)
 
     @property
     def by_layers(self) -> bool:
         """Whether products would wait for input that comes tap row by tap row, of which rows of a layer share most."""
-        taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
-        clocks = taps / _DEPTH * max(_ROWS_CLOCKS + self.width / 4, self.width / 2)  # for a channel of 64 slots
+        clocks = self.taps / _DEPTH * max(_ROWS_CLOCKS + self.width / 4, self.width / 2)  # for a channel of 64 slots
         by_rows = self.rows * self.span(64, "one")
         by_layers = self.layers * self.span(4 * 64, "layer") / 4
         return by_rows * 4 / FILL > _FED * clocks and by_layers < _FEWER_BYTES * by_rows
@@ -138,8 +145,7 @@ class Geometry:
         they drift apart by themselves: either way epilogues overlap products. Streamed weights keep
         them in step.
         """
-        taps = sum(residue.rows * len(residue.taps) for residue in self.residues)
-        chunks = self.chunks((32, 16, 8) if taps < 3 else (16, 8))
+        chunks = self.chunks((32, 16, 8) if self.taps < 3 else (16, 8))
         by_row = self.span(64, "all") * len(self.residues) > 2 * 64 * self.rows  # less to load than all rows at once
         yield from ((False, True, "all", chunk) for chunk in chunks)
         if by_row and self.by_layers:

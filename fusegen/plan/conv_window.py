@@ -11,7 +11,7 @@ from typing import Literal
 from fusegen.costs.hopper_taps import Taps, Windows, covered
 from fusegen.plan.conv_limits import round_up, triple
 from fusegen.plan.conv_memory import MAX_SLOTS, Geometry, Rows
-from fusegen.plan.details import PartTaps, TapResidue, WindowPlan
+from fusegen.plan.details import PartTaps, WindowPlan
 from fusegen.plan.rowprogram import RowProgram
 
 MAX_ROW = 64
@@ -54,9 +54,6 @@ class PatchGeometry(Geometry):
     @property
     def item_stages(self) -> int:
         return self.layers
-
-    def rows_of(self, residue: TapResidue) -> tuple[tuple[int, int], ...]:
-        return self.tap_rows[residue.first_row :][: residue.rows]
 
     def row(self, block: int) -> int:
         """Slots of a row of a stage."""

@@ -9,15 +9,14 @@ from fusegen import dims, ops
 from fusegen.costs import gemm, recurrence, tensor_gemm
 from fusegen.costs.contractions import SPLIT
 from fusegen.ir import (
+    DEVICE_ONLY,
     ConstOp,
     ConvOp,
-    FillOp,
     GetItemOp,
     Graph,
     MatmulOp,
     Node,
     ParamOp,
-    RangeOp,
     RegionOp,
     ReshapeOp,
     SliceOp,
@@ -27,9 +26,6 @@ from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan, Recur
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 from fusegen.spaces import poolrows
 from fusegen.spaces.parts import NAMED, cut_up, parts_in
-
-_DEVICE_ONLY = (FillOp, RangeOp)
-"""What reads of its operand the device alone."""
 
 
 def is_result_of_kernel(graph: Graph, node: Node) -> bool:
@@ -43,7 +39,7 @@ def node_bytes(graph: Graph, node: Node) -> int:
         return 0
     names = [name for name in dict.fromkeys(node.inputs) if not isinstance(graph.node(name).op, ConstOp)]
     operands, outputs = [graph.node(name) for name in names], [node]
-    if isinstance(node.op, _DEVICE_ONLY):
+    if isinstance(node.op, DEVICE_ONLY):
         operands = []
     if isinstance(node.op, NAMED):
         operands[0] = min(operands[0], node, key=lambda read: _size(graph, read))
@@ -80,7 +76,7 @@ def _read_of(graph: Graph, leaf: Node) -> int:
 
 def _says_where(body: Graph, users: tuple[str, ...]) -> bool:
     """Whether all that a value is read for is the device."""
-    return bool(users) and all(isinstance(body.node(name).op, _DEVICE_ONLY) for name in users)
+    return bool(users) and all(isinstance(body.node(name).op, DEVICE_ONLY) for name in users)
 
 
 def _size(graph: Graph, node: Node) -> int:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from fusegen.interpret import is_random
 from fusegen.ir import (
+    DEVICE_ONLY,
     ConstOp,
     ConvOp,
     EagerOp,
     ExpandOp,
-    FillOp,
     GetItemOp,
     Graph,
     InputOp,
@@ -26,7 +26,6 @@ from fusegen.ir import (
     Op,
     ParamOp,
     PermuteOp,
-    RangeOp,
     RecurrentOp,
     RegionOp,
     ReshapeOp,
@@ -72,7 +71,7 @@ class _Numbering:
         if key not in self._numbers:
             self._numbers[key] = len(self.values)
             known = all(self.values[i].known for i in inputs) if inputs else isinstance(op, ConstOp)
-            self.values.append(Value(op, inputs, node, known or isinstance(op, (FillOp, RangeOp))))
+            self.values.append(Value(op, inputs, node, known or isinstance(op, DEVICE_ONLY)))
         found = self._numbers[key]
         return self.proven.get(found, found)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
+    DEVICE_ONLY,
     ConstOp,
     DType,
-    FillOp,
     Graph,
     InputOp,
     MatmulOp,
@@ -21,7 +21,6 @@ from fusegen.ir import (
     Op,
     PermuteOp,
     PointwiseOp,
-    RangeOp,
     ReshapeOp,
     TriangleOp,
 )
@@ -123,7 +122,7 @@ def following(
     these places. ``kept``: ops whose elements are made of several, and lie where these do. Raises ``NotFusable``."""
     known = dict(heads)
     for node in body.nodes:
-        if node is until or isinstance(node.op, (FillOp, RangeOp)):
+        if node is until or isinstance(node.op, DEVICE_ONLY):
             continue
         sources = [name for name in dict.fromkeys(node.inputs) if name in known]
         if not sources:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fusegen import dims
 from fusegen.dims import Dims
 from fusegen.ir import (
+    DEVICE_ONLY,
     HALVES,
     WIDE_INTEGERS,
     CatOp,
@@ -159,7 +160,7 @@ def check_elements(body: Graph, floats: tuple[DType, ...]) -> None:
         if node.type.dtype not in (*floats, *WIDE_INTEGERS):
             raise NotFusable(f"{node.name} is {node.type.dtype.value}; kernels compute in float32")
         dtypes = {node.type.dtype, *(by_name[name].type.dtype for name in node.inputs[: 1 if fetched else None])}
-        integers = not isinstance(node.op, (FillOp, RangeOp)) and bool(dtypes & WIDE_INTEGERS)
+        integers = not isinstance(node.op, DEVICE_ONLY) and bool(dtypes & WIDE_INTEGERS)
         views = isinstance(node.op, (InputOp, ConstOp, *FETCHES)) and not isinstance(node.op, InterpolateOp)
         computed = isinstance(node.op, PointwiseOp) and POINTWISE[node.op.fn].integer
         if integers and not views and not computed:
