@@ -65,16 +65,32 @@ POINTWISE: dict[str, PointwiseRow] = {
     "add": PointwiseRow(2, "({0} + {1})", "{0} + {1}", _overloads("add"), integer="{0} + {1}"),
     "sub": PointwiseRow(2, "({0} - {1})", "{0} - {1}", _overloads("sub", "subtract"), integer="{0} - {1}"),
     "mul": PointwiseRow(2, "({0} * {1})", "{0} * {1}", _overloads("mul", "multiply"), integer="{0} * {1}"),
-    "div": PointwiseRow(2, "({0} / {1})", "{0} / {1}", _overloads("div", "divide", "true_divide"), special=1),
+    "div": PointwiseRow(
+        2,
+        "({0} / {1})",
+        "divided({0}, {1})",
+        _overloads("div", "divide", "true_divide"),
+        special=1,
+        helpers=("divided",),
+    ),
     "neg": PointwiseRow(1, "torch.neg({0})", "-{0}", ("neg.default", "negative.default"), integer="-{0}"),
     "abs": PointwiseRow(
         1, "torch.abs({0})", "fabsf({0})", ("abs.default", "absolute.default"), integer="({0} < 0 ? -{0} : {0})"
     ),
-    "reciprocal": PointwiseRow(1, "torch.reciprocal({0})", "1.0f / {0}", ("reciprocal.default",), special=1),
+    "reciprocal": PointwiseRow(
+        1,
+        "torch.reciprocal({0})",
+        "divided(1.0f, {0})",
+        ("reciprocal.default",),
+        special=1,
+        helpers=("divided",),
+    ),
     "pow": PointwiseRow(
         2, "torch.pow({0}, {1})", "powf({0}, {1})", ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), 20, 2
     ),
-    "sqrt": PointwiseRow(1, "torch.sqrt({0})", "sqrtf({0})", ("sqrt.default",), special=1),
+    "sqrt": PointwiseRow(
+        1, "torch.sqrt({0})", "square_root({0})", ("sqrt.default",), special=1, helpers=("square_root",)
+    ),
     "rsqrt": PointwiseRow(1, "torch.rsqrt({0})", "rsqrtf({0})", ("rsqrt.default",), special=1),
     "square": PointwiseRow(1, "torch.square({0})", "{0} * {0}", ("square.default",), integer="{0} * {0}"),
     "maximum": PointwiseRow(
@@ -215,10 +231,11 @@ POINTWISE: dict[str, PointwiseRow] = {
     "softplus": PointwiseRow(
         3,
         "torch.where({0} * {1} > {2}, {0}, torch.log1p(torch.exp({0} * {1})) / {1})",
-        "({0} * {1} > {2} ? {0} : log1pf(expf({0} * {1})) / {1})",
+        "softplus({0}, {1}, {2})",
         (),
         20,
-        3,
+        1,
+        ("softplus",),
     ),
     "hardswish": PointwiseRow(
         1,
@@ -293,7 +310,8 @@ QUICK: dict[str, str] = {
 """CUDA texts for sums of tensor cores, in TF32 or of halves: good to a few units in the last place."""
 
 DOUBLE: dict[str, str] = {
-    **{fn: POINTWISE[fn].cuda for fn in ("add", "sub", "mul", "div", "neg", "square")},
+    **{fn: POINTWISE[fn].cuda for fn in ("add", "sub", "mul", "neg", "square")},
+    "div": "{0} / {1}",
     "sqrt": "sqrt({0})",
     "rsqrt": "rsqrt({0})",
 }

@@ -542,7 +542,7 @@ struct Schedule {
 };
 
 // Tiles of a row among `most` blocks.
-Schedule divided(int parts, int rows, int64_t row_count, int64_t reach, int64_t most) {
+Schedule shared_out(int parts, int rows, int64_t row_count, int64_t reach, int64_t most) {
     const int64_t tile = int64_t(parts) * ITEMS, tiles = (reach + tile - 1) / tile;
     if (MIXED) most = tiles;
     const int64_t chunk = most > 1 ? (tiles + most - 1) / most : tiles;
@@ -554,24 +554,24 @@ Schedule schedule(int64_t row_count, int64_t length) {
     if (STRIDED) {
         const int rows = row_count <= WARP / 2 ? WARP / 2 : WARP;   // side by side
         const int64_t groups = (row_count + rows - 1) / rows;
-        if (length <= ITEMS || (!MIXED && row_count >= 2048 * busy)) return divided(1, 256, row_count, length, 1);
-        if (length <= 8 * ITEMS || groups >= 6 * busy) return divided(256 / rows, rows, row_count, length, 1);
+        if (length <= ITEMS || (!MIXED && row_count >= 2048 * busy)) return shared_out(1, 256, row_count, length, 1);
+        if (length <= 8 * ITEMS || groups >= 6 * busy) return shared_out(256 / rows, rows, row_count, length, 1);
         if (4 * groups < 5 * busy && length > 64 * ITEMS) {
             const int64_t most = (4 * busy + groups - 1) / groups;
-            return divided(256 / rows, rows, row_count, length, most < MAX_SPLITS ? most : MAX_SPLITS);
+            return shared_out(256 / rows, rows, row_count, length, most < MAX_SPLITS ? most : MAX_SPLITS);
         }
-        return divided((rows == WARP && 2 * groups < 3 * busy ? ALONE : 512) / rows, rows, row_count, length, 1);
+        return shared_out((rows == WARP && 2 * groups < 3 * busy ? ALONE : 512) / rows, rows, row_count, length, 1);
     }
     const int64_t reach = length + (length % WIDE ? WIDE - 1 : 0);   // rows that begin anywhere
-    if (reach <= 4 * ITEMS) return divided(4, 64, row_count, reach, 1);
-    if (reach <= tiles * 8 * ITEMS) return divided(8, 32, row_count, reach, 1);
-    if (reach <= tiles * WARP * ITEMS) return divided(WARP, 8, row_count, reach, 1);
-    if (reach <= 256 * ITEMS || (!MIXED && row_count >= 4 * busy)) return divided(256, 1, row_count, reach, 1);
+    if (reach <= 4 * ITEMS) return shared_out(4, 64, row_count, reach, 1);
+    if (reach <= tiles * 8 * ITEMS) return shared_out(8, 32, row_count, reach, 1);
+    if (reach <= tiles * WARP * ITEMS) return shared_out(WARP, 8, row_count, reach, 1);
+    if (reach <= 256 * ITEMS || (!MIXED && row_count >= 4 * busy)) return shared_out(256, 1, row_count, reach, 1);
     if (2 * row_count < 3 * busy && reach > 1024 * ITEMS) {
         const int64_t most = (4 * busy + row_count - 1) / row_count;
-        return divided(256, 1, row_count, reach, most < MAX_SPLITS ? most : MAX_SPLITS);
+        return shared_out(256, 1, row_count, reach, most < MAX_SPLITS ? most : MAX_SPLITS);
     }
-    return divided(512, 1, row_count, reach, 1);
+    return shared_out(512, 1, row_count, reach, 1);
 }
 
 template <int PARTS, int ROWS>
@@ -1142,16 +1142,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8e38368e1efdfba2, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b57f2ae26d80ec35, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_8e38368e1efdfba2, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b57f2ae26d80ec35, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_8e38368e1efdfba2"
+_fusegen_NAMESPACE = "fusegen_b57f2ae26d80ec35"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -71,14 +71,6 @@ _fusegen_CUDA_SOURCE = r"""
 
 namespace {
 
-// A quick reciprocal of 1 + e, improved by what it leaves of one and by what the sum rounds off. Beyond 2^126 it is 0, as
-// the sigmoid all but is.
-__device__ __forceinline__ float sigmoid(float a) {
-    const float e = expf(-a), sum = 1.0f + e, r = __fdividef(1.0f, sum);
-    const float rest = fmaf(-r, e - (sum - 1.0f), fmaf(-r, sum, 1.0f));
-    return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
-}
-
 // The quick functions use the special-function unit as it is: good to a few units in the last place of
 // moderate results, denormal ones are zero.
 [[maybe_unused]] __device__ __forceinline__ float quick_exp2(float a) {
@@ -95,6 +87,14 @@ __device__ __forceinline__ float sigmoid(float a) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
     return r;
+}
+
+// A quick reciprocal of 1 + e, improved by what it leaves of one and by what the sum rounds off. Beyond 2^126 it is 0, as
+// the sigmoid all but is.
+__device__ __forceinline__ float sigmoid(float a) {
+    const float e = expf(-a), sum = 1.0f + e, r = quick_reciprocal(sum);
+    const float rest = fmaf(-r, e - (sum - 1.0f), fmaf(-r, sum, 1.0f));
+    return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
 }
 
 // Multiprocessors of the current device, asked for once.
@@ -2965,16 +2965,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_41257f6770f5a07d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_308bbe505dc14d1b, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_41257f6770f5a07d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_308bbe505dc14d1b, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_41257f6770f5a07d"
+_fusegen_NAMESPACE = "fusegen_308bbe505dc14d1b"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -123,7 +123,7 @@ __device__ __forceinline__ float nan_min(float a, float b) {
 // a * tanh(log(1 + e^a)): the tangent is n / (n + 2) with n = e^a * (e^a + 2), and 1 from 20 on.
 __device__ __forceinline__ float mish(float a) {
     const float e = expf(fminf(a, 20.0f)), n = e * (e + 2.0f);
-    return a * __fdividef(n, n + 2.0f);
+    return a * (n * quick_reciprocal(n + 2.0f));
 }
 
 // Multiprocessors of the current device, asked for once.
@@ -2646,16 +2646,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2f87434604cab94a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c0346ff25eb12deb, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_2f87434604cab94a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c0346ff25eb12deb, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_2f87434604cab94a"
+_fusegen_NAMESPACE = "fusegen_c0346ff25eb12deb"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -96,7 +96,7 @@ namespace {
 // a * tanh(log(1 + e^a)): the tangent is n / (n + 2) with n = e^a * (e^a + 2), and 1 from 20 on.
 __device__ __forceinline__ float mish(float a) {
     const float e = expf(fminf(a, 20.0f)), n = e * (e + 2.0f);
-    return a * __fdividef(n, n + 2.0f);
+    return a * (n * quick_reciprocal(n + 2.0f));
 }
 
 // Multiprocessors of the current device, asked for once.
@@ -3135,16 +3135,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_61fcbf026851f5fc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cd1bd2e94bcca3ed, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_61fcbf026851f5fc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_cd1bd2e94bcca3ed, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_61fcbf026851f5fc"
+_fusegen_NAMESPACE = "fusegen_cd1bd2e94bcca3ed"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

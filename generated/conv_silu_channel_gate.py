@@ -118,14 +118,6 @@ __device__ __forceinline__ float nan_max(float a, float b) {
     return r;
 }
 
-// A quick reciprocal of 1 + e, improved by what it leaves of one and by what the sum rounds off. Beyond 2^126 it is 0, as
-// the sigmoid all but is.
-__device__ __forceinline__ float sigmoid(float a) {
-    const float e = expf(-a), sum = 1.0f + e, r = __fdividef(1.0f, sum);
-    const float rest = fmaf(-r, e - (sum - 1.0f), fmaf(-r, sum, 1.0f));
-    return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
-}
-
 // The quick functions use the special-function unit as it is: good to a few units in the last place of
 // moderate results, denormal ones are zero.
 [[maybe_unused]] __device__ __forceinline__ float quick_exp2(float a) {
@@ -142,6 +134,14 @@ __device__ __forceinline__ float sigmoid(float a) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
     return r;
+}
+
+// A quick reciprocal of 1 + e, improved by what it leaves of one and by what the sum rounds off. Beyond 2^126 it is 0, as
+// the sigmoid all but is.
+__device__ __forceinline__ float sigmoid(float a) {
+    const float e = expf(-a), sum = 1.0f + e, r = quick_reciprocal(sum);
+    const float rest = fmaf(-r, e - (sum - 1.0f), fmaf(-r, sum, 1.0f));
+    return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
 }
 
 // Multiprocessors of the current device, asked for once.
@@ -3378,16 +3378,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3eed43a2696d9e90, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1f1d4aa173963148, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3eed43a2696d9e90, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1f1d4aa173963148, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3eed43a2696d9e90"
+_fusegen_NAMESPACE = "fusegen_1f1d4aa173963148"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

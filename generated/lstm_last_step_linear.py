@@ -116,14 +116,6 @@ _fusegen_CUDA_SOURCE = r"""
 
 namespace {
 
-// A quick reciprocal of 1 + e, improved by what it leaves of one and by what the sum rounds off. Beyond 2^126 it is 0, as
-// the sigmoid all but is.
-__device__ __forceinline__ float sigmoid(float a) {
-    const float e = expf(-a), sum = 1.0f + e, r = __fdividef(1.0f, sum);
-    const float rest = fmaf(-r, e - (sum - 1.0f), fmaf(-r, sum, 1.0f));
-    return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
-}
-
 // The quick functions use the special-function unit as it is: good to a few units in the last place of
 // moderate results, denormal ones are zero.
 [[maybe_unused]] __device__ __forceinline__ float quick_exp2(float a) {
@@ -140,6 +132,14 @@ __device__ __forceinline__ float sigmoid(float a) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
     return r;
+}
+
+// A quick reciprocal of 1 + e, improved by what it leaves of one and by what the sum rounds off. Beyond 2^126 it is 0, as
+// the sigmoid all but is.
+__device__ __forceinline__ float sigmoid(float a) {
+    const float e = expf(-a), sum = 1.0f + e, r = quick_reciprocal(sum);
+    const float rest = fmaf(-r, e - (sum - 1.0f), fmaf(-r, sum, 1.0f));
+    return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
 }
 
 // Near zero an odd series (relative error 4e-8 up to 0.55), for the difference from one cancels there.
@@ -2124,16 +2124,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bc08f2b1c25c7782, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3198b8ee6da3d94d, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_bc08f2b1c25c7782, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3198b8ee6da3d94d, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_bc08f2b1c25c7782"
+_fusegen_NAMESPACE = "fusegen_3198b8ee6da3d94d"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

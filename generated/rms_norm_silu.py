@@ -69,12 +69,32 @@ _fusegen_CUDA_SOURCE = r"""
 
 namespace {
 
+[[maybe_unused]] __device__ __forceinline__ float quick_reciprocal(float a) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+
 // A quick reciprocal of 1 + e, improved by what it leaves of one and by what the sum rounds off. Beyond 2^126 it is 0, as
 // the sigmoid all but is.
 __device__ __forceinline__ float sigmoid(float a) {
-    const float e = expf(-a), sum = 1.0f + e, r = __fdividef(1.0f, sum);
+    const float e = expf(-a), sum = 1.0f + e, r = quick_reciprocal(sum);
     const float rest = fmaf(-r, e - (sum - 1.0f), fmaf(-r, sum, 1.0f));
     return sum < 0x1p+126f ? fmaf(r, rest, r) : r;
+}
+
+// a / b without the branch of the compiler's: a quick quotient, improved by what it leaves of a. Divisors far from one are scaled,
+// for the quick reciprocal of a large one is 0. Where nothing is to be improved (b = 0, infinities) the quick quotient stands.
+__device__ __forceinline__ float divided(float a, float b) {
+    const float size = fabsf(b), scale = size > 0x1p+100f ? 0x1p-60f : size < 0x1p-100f ? 0x1p+60f : 1.0f;
+    const float n = a * scale, d = b * scale, r = quick_reciprocal(d), q = n * r, better = fmaf(fmaf(-q, d, n), r, q);
+    return fabsf(better) < INFINITY ? better : q;
+}
+
+// a / sqrt(a), improved by what its square leaves of a; without a branch, as `divided`.
+__device__ __forceinline__ float square_root(float a) {
+    const float r = rsqrtf(a), s = a * r, better = fmaf(fmaf(-s, s, a), 0.5f * r, s);
+    return a == 0.0f || a == INFINITY ? a : better;
 }
 
 // True when the current device runs sm_90a code; asked for once per device.
@@ -320,7 +340,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int i = 0; i < S::ROWS; ++i) t3[i] = t2[i] + 0x1.4f8b58p-17f;
     float t4[S::ROWS];   // %sqrt: float32[x0_0, 1, x0_2, x0_3] = sqrt(%add)
 #pragma unroll
-    for (int i = 0; i < S::ROWS; ++i) t4[i] = sqrtf(t3[i]);
+    for (int i = 0; i < S::ROWS; ++i) t4[i] = square_root(t3[i]);
 #pragma unroll
     for (int j = 0; j < S::VALUES; ++j) {
         const int l = position(j);
@@ -328,7 +348,7 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int i = 0; i < S::ROWS; ++i) {
             [[maybe_unused]] const int64_t inner = first_inner + i;
             const float v_p0 = live(j) ? v_p0_row[l] : 0.0f;
-            const float t5 = v[i][j] / t4[i];   // %div: float32[x0_0, 64, x0_2, x0_3] = div(%x, %sqrt)
+            const float t5 = divided(v[i][j], t4[i]);   // %div: float32[x0_0, 64, x0_2, x0_3] = div(%x, %sqrt)
             const float t6 = t5 * v_p0;   // %mul: float32[x0_0, 64, x0_2, x0_3] = mul(%div, %p_gain)
             const float t7 = (t6 * sigmoid(t6));   // %silu: float32[x0_0, 64, x0_2, x0_3] = silu(%mul)
             const float t8 = t7 + v[i][j];   // %add_1: float32[x0_0, 64, x0_2, x0_3] = add(%silu, %x)
@@ -479,16 +499,16 @@ Tensor call_k0_row_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b6f6843e66e405bc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_56a8dbb05e163351, m) {
     m.def("k0_row_reduce(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b6f6843e66e405bc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_56a8dbb05e163351, CUDA, m) {
     m.impl("k0_row_reduce", TORCH_BOX(&call_k0_row_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b6f6843e66e405bc"
+_fusegen_NAMESPACE = "fusegen_56a8dbb05e163351"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -256,6 +256,7 @@ def render_sources(
 
 def in_double(expr: str) -> str:
     """A float expression with its library functions in their double form (``logf`` to ``log``)."""
+    expr = expr.replace("square_root(", "sqrt(").replace("divided(", "doubles_divided(")
     return re.sub(
         r"\b(asinh|atan|ceil|cosh?|erfc?|exp|exp2|expm1|fabs|floor|log|log10|log1p|log2|pow|rint|rsqrt|sinh?|sqrt|tanh?|trunc)f\(",
         r"\1(",

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusegen.verdict.subject import call
+from tests import functions
 from tests.gpu.cases import agrees, built
 from tests.models import write
 
@@ -73,3 +75,21 @@ def test_agrees_at_every_size(name: str, tmp_path: Path) -> None:
         agrees(reference, model, torch.randn(batch, 10, 6, 7, device="cuda"))
     if name not in FIXED_IMAGE:
         agrees(reference, model, torch.randn(2, 10, 64, 128, device="cuda"))
+
+
+def test_functions_of_all_magnitudes(tmp_path: Path) -> None:
+    path = write(tmp_path, functions.BODY, inputs=functions.INPUTS, arguments=functions.ARGUMENTS)
+    _, reference, model = built(path)
+    for seed in range(8):
+        given = tuple(value.cuda() for value in functions.operands(seed))
+        with torch.no_grad():
+            found = model(*given)
+        functions.agree(list(found), list(call(reference, tuple(value.double() for value in given))))
+
+
+@pytest.mark.parametrize("size", [(126, 126), (90, 63), (33, 1500)])
+def test_rows_of_windows_that_divide_rows_unevenly(size: tuple[int, int], tmp_path: Path) -> None:
+    body = "return F.adaptive_avg_pool2d(x * 2, (2, 5)) + F.adaptive_max_pool2d(x, (2, 5))"
+    _, reference, model = built(write(tmp_path, body, inputs="torch.rand(64, 40, 126, 126)"))
+    agrees(reference, model, torch.randn(64, 40, *size, device="cuda"))
+    agrees(reference, model, torch.randn(60, 41, *size, device="cuda")[:, 1:])
