@@ -33,6 +33,7 @@ CASES = MODELS | {
         "F.hardswish(self.m(torch.where(x > 0.1, x, self.q))) * 2",
         (20, 30, 41),
     ),
+    "parts_of_sectors": ("nn.Conv2d(12, 40, 3)", "F.hardswish(self.m(x))", (12, 10, 60)),
     "uneven": ("nn.Conv2d(20, 33, 3)", "F.hardswish(self.m(F.pad(x, (2, 0, 0, 1)))) * 2", (20, 30, 41)),
     "causal": ("nn.Conv1d(16, 40, 3, dilation=4)", "F.hardswish(self.m(F.pad(x, (8, 0)))) * 2", (16, 404)),
     "uneven_halves": ("nn.Conv2d(20, 33, 3, 2)", "F.hardswish(self.m(F.pad(x, (0, 1, 0, 1)))) * 2", (20, 30, 44)),
@@ -95,6 +96,7 @@ STRIDED = (
 IN_PLACE = (
     "channels",
     "aligned",
+    "parts_of_sectors",
     "causal",
     "pixels",
     "plane",

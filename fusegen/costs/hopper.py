@@ -102,9 +102,13 @@ def lane_vector(axes: list[Taps]) -> int:
     return axes[-1].in_step if axes[-1].in_step in _VECTORS else 1
 
 
-def in_place_patch(height: int, width: int) -> tuple[int, int]:
-    """Rows and columns of a warpgroup's base positions: runs of 32 store whole sectors."""
-    return min(((2, 32), (1, 64)), key=lambda shape: covered(shape, height, width))
+def in_place_patch(height: int, width: int, alone: bool = False) -> tuple[int, int]:
+    """Rows and columns of a warpgroup's base positions: runs of 32 store whole sectors.
+
+    ``alone``: rather in one row, where both compute as many.
+    """
+    shapes = ((1, 64), (2, 32)) if alone else ((2, 32), (1, 64))
+    return min(shapes, key=lambda shape: covered(shape, height, width))
 
 
 def in_place_box(tile: tuple[int, int, int], axes: list[Taps]) -> tuple[int, int, int]:

@@ -31,7 +31,7 @@ MODELS = {
     "line": ("nn.Conv1d(32, 64, 9, 2, 4)", "return self.m(x).relu() + 1", (32, 133)),
     "volume": ("nn.Conv3d(17, 24, 3, (1, 2, 1), 1)", "return F.hardswish(self.m(x))", (17, 6, 11, 13)),
     "pixels": ("nn.Conv2d(48, 100, 1)", "return self.m(x).softmax(1)", (48, 9, 20)),
-    "patches": ("nn.Conv2d(3, 72, 8, 8)", "return self.m(x).relu()", (3, 40, 48)),
+    "patches": ("nn.Conv2d(3, 72, 8, 7)", "return self.m(x).relu()", (3, 40, 48)),
     "transposed": ("nn.ConvTranspose2d(32, 50, 3, 2, 1, 1)", "return self.m(x).clamp(0, 1) * 2", (32, 13, 20)),
     "transposed_far": (
         "nn.ConvTranspose2d(8, 16, (2, 5), (5, 3), (0, 2), (4, 2))",
@@ -164,6 +164,7 @@ IN_PLACE = {
     "dilated": ("nn.Conv2d(20, 33, 3, 1, 6, (5, 3))", "return self.m(x) * 2", (20, 30, 40)),
     "grouped": ("nn.Conv2d(40, 60, 3, groups=2)", "return self.m(x).sigmoid()", (40, 14, 20)),
     "streamed": ("nn.Conv2d(68, 264, 3, padding=(0, 2))", "return F.hardswish(self.m(x))", (68, 20, 44)),
+    "parts_of_sectors": ("nn.Conv2d(24, 72, 3)", "return self.m(x).sigmoid()", (24, 18, 100)),
     "line": ("nn.Conv1d(32, 64, 9, 1, 4)", "return self.m(x).relu() + 1", (32, 136)),
     "volume": ("nn.Conv3d(17, 24, (2, 3, 2), 1, 1)", "return F.mish(self.m(x))", (17, 6, 11, 12)),
     "pixels": ("nn.Conv2d(48, 200, 1)", "return self.m(x).softmax(1)", (48, 9, 20)),
