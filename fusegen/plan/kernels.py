@@ -143,9 +143,9 @@ def _split(
     are faster. What several tensors bring leaves registers for eight values of each row (96 channels of x silu(y) over
     their norm: 229 us with 16 threads and 16 lines, 300 with 8 and 32; 64 channels: 221 with 8 and 16, 250 with 8 and
     32), for 16 of one row where accesses are single (48 channels of x sigmoid(y) over their norm: 270 us with 3 threads
-    and 64 lines, 396 to 523 with one). Contiguous rows: 8 to 15 values a thread, 8 where they are read one by one; 16 to 32 of rows that take a block,
-    of which two share a multiprocessor (4,096 rows of 16,384 elements over their norms: 135 us with 512 threads, 153
-    with 1,024). Threads with fewer cost more than they hide, unless they would not
+    and 64 lines, 396 to 523 with one). Contiguous rows: 8 to 15 values a thread, 8 where they are read one by one; 16
+    to 32 of rows that take a block, of which two share a multiprocessor (4,096 rows of 16,384 elements over their
+    norms: 135 us with 512 threads, 153 with 1,024). Threads with fewer cost more than they hide, unless they would not
     fill the GPU.
     Strided rows that leave most multiprocessors without a block are shared by more threads, one line side by side.
     Of few elements altogether a thread has one or two: text for more is fetched from memory, and nothing hides that.
