@@ -190,7 +190,6 @@ def simulated(
 
 _HOST_CUDA = """
 #include <cmath>
-inline float __fdividef(float a, float b) { return a / b; }
 #define __global__
 #define __device__
 #define __forceinline__ inline
@@ -234,5 +233,6 @@ inline int cudaGetLastError() { return 0; }
 
 def on_the_host(cuda: str) -> str:
     """A program of pointwise kernels as C++ that runs one thread after the other on one multiprocessor."""
-    cuda = re.sub(r'float r;\s*asm\("max\.NaN.*?return r;', "return a != a || a > b ? a : b;", cuda, flags=re.DOTALL)
+    for instruction, text in (("max\\.NaN", "a != a || a > b ? a : b"), ("rcp\\.approx", "1.0f / a")):
+        cuda = re.sub(rf'float r;\s*asm\("{instruction}.*?return r;', f"return {text};", cuda, flags=re.DOTALL)
     return cuda.replace("#include <cuda_runtime.h>", _HOST_CUDA)
