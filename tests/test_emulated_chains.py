@@ -34,6 +34,14 @@ def test_an_only_output_channel(tmp_path: Path) -> None:
     assert (y.shape, total.shape) == ((3, 1), (1,))
 
 
+@pytest.mark.parametrize("shape", [(8, 32), (9, 33)])
+def test_a_parameter_before_and_after_a_reduction(shape: tuple[int, int], tmp_path: Path) -> None:
+    body = "y = x * self.p\nreturn y * torch.rsqrt(y.square().mean(1, keepdim=True) + 1) + self.p"
+    path = write(tmp_path, body, f"self.p = nn.Parameter(torch.rand({shape[1]}))", f"torch.rand{shape}")
+    y = OnTheCPU(compile_file(path), "generated_twice", tmp_path)(torch.randn(shape))
+    assert y.shape == shape
+
+
 @pytest.mark.parametrize(
     ("body", "kernel", "given"),
     [
