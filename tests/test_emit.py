@@ -339,9 +339,7 @@ def test_write_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_few_parameters_for_the_inputs(compiled: Compiled) -> None:
     from fusegen.carry import carry_model
 
-    source = BIAS_RELU.replace(
-        "def forward(self, x, unused=None):", "def forward(self, *inputs):\n        x = inputs[0]"
-    )
+    source = BIAS_RELU.replace("def forward(self, x, unused=None):", "def forward(self, *, x):")
     carried = carry_model(source)
     model = reference_from(BIAS_RELU).Model(WIDTH)
     with pytest.raises(EmitError, match="takes 0 positional parameters"):

@@ -229,3 +229,23 @@ def test_numbers_that_tensors_are_full_of_are_doubles_to_the_proof(tmp_path: Pat
     body = "b = x.new_zeros(x.shape)\nshares = b.softmax(1)\nreturn x * shares + x * (torch.full_like(x, 0.3) * 0.7)"
     compiled = compile_file(write(tmp_path, body, "", "torch.rand(4, 5)"))
     assert compiled.proof.worst < 1e-12
+
+
+def test_as_many_inputs_as_a_call_has(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """``*args`` are compiled for as many as the example has; others, and gradients, run the reference."""
+    body = "assert len(xs) > 0\nreturn x + sum(w * t for w, t in zip(self.w, xs)).relu()"
+    init, inputs = "self.w = nn.Parameter(torch.rand(4))", ", ".join(["torch.rand(4, 5)"] * 3)
+    path = write(tmp_path, body, init, inputs, "x, *xs")
+    module = simulated(compile_file(path))
+    reference, generated = reference_from(path.read_text()).Model(), module.ModelNew()
+    generated.load_state_dict(reference.state_dict())
+    xs = [torch.rand(4, 5) for _ in range(4)]
+    for given, calls in ((xs[:3], 1), (xs[:2], 0), (xs, 0)):
+        module.calls.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(generated(*given), reference(*given))
+        assert len(module.calls) == calls
+    assert any("argument xs has another number of values" in str(warning.message) for warning in recwarn)
+    y = torch.rand(4, 5, requires_grad=True)
+    (found,), (wanted,) = (torch.autograd.grad(m(y, *xs[:2]).sum(), y) for m in (generated, reference))
+    torch.testing.assert_close(found, wanted)

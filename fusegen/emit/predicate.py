@@ -288,7 +288,8 @@ def _argument_checks(extra: Sequence[tuple[str, ForwardParameter]]) -> Iterator[
     """Arguments that are not tensors must have the values that were compiled in: the example's, or their defaults."""
     for variable, parameter in extra:
         if parameter.kind in ("args", "kwargs"):
-            yield Check(variable, text(f"argument {parameter.name} is given"))
+            what = "has another number of values" if parameter.kind == "args" else "is given"
+            yield Check(variable, text(f"argument {parameter.name} {what}"))
             continue
         default, what = parameter.default, "its default"
         if parameter.given is not None:
@@ -351,10 +352,12 @@ def covered(
         f"({', '.join(operand.variable for operand in inputs)}, *known)",
         ("known = None if compiling else _fusegen_known(module, device)",),
     )
+    counted = [own for own in extra if own[1].kind == "args"]  # with None for inputs that are missing
     return [
+        *_argument_checks(counted),
         *_input_checks(inputs, names, graph),
         *dense,
-        *_argument_checks(extra),
+        *_argument_checks([own for own in extra if own not in counted]),
         *_environment_checks(),
         *([passed] if watched else []),
         *module_checks,

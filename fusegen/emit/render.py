@@ -130,14 +130,34 @@ def _paths_behind_outputs(graph: Graph) -> set[str]:
 
 
 def _split_parameters(carried: CarriedModel, count: int) -> tuple[list[str], list[ForwardParameter]]:
-    """(expressions of the tensor inputs in ``forward``, its other parameters)."""
+    """(expressions of the tensor inputs in ``forward``, its other parameters).
+
+    ``*args`` are the inputs that have no parameter of their own, and another parameter: there may be more in a call.
+    """
     plain = [p for p in _positional(carried) if p.given is None]
     if len(plain) >= count:
         return [p.name for p in plain[:count]], [p for p in carried.forward if p not in plain[:count]]
+    names, missing = [p.name for p in plain], count - len(plain)
+    for parameter in carried.forward:
+        if parameter.kind == "args":
+            names += [f"{parameter.name}[{i}]" for i in range(missing)]
+            return names, [p for p in carried.forward if p not in plain]
     raise EmitError(
         f"forward takes {len(plain)} positional parameters, the graph has {count} inputs",
         hint="give every input a parameter of its own in forward",
     )
+
+
+def _forward_values(carried: CarriedModel, names: Sequence[str], others: Sequence[ForwardParameter]) -> str:
+    """What ``forward`` passes on to the checks. Of ``*args`` as many as there are inputs, or None; then the rest."""
+    own = [name for name in names if name.isidentifier()]
+    rest = len(names) - len(own)
+    if not rest:
+        return ", ".join([carried.self_name, *names, *(p.name for p in others)])
+    (args,) = (p.name for p in others if p.kind == "args")
+    given = f"*({args}[:{rest}] + (None,) * ({rest} - len({args})))"
+    wrong = {args: f"len({args}) != {rest}"}
+    return ", ".join([carried.self_name, *own, given, *(wrong.get(p.name, p.name) for p in others)])
 
 
 def _positional(carried: CarriedModel) -> list[ForwardParameter]:
@@ -261,7 +281,7 @@ def render(
         mode_dependent=mode_dependent,
         random=random,
         forward_signature=_forward_signature(carried),
-        forward_values=", ".join([carried.self_name, *names, *(p.name for p in others)]),
+        forward_values=_forward_values(carried, names, others),
         reference_call=_reference_call(carried),
         recomputed=_recomputed(carried, len(inputs)),
         default_parameters=[p for p in carried.forward if p.default is not None and not is_literal(p.default)],
