@@ -307,13 +307,12 @@ def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
     columns = min(_COLUMNS, width * prod(axis.phases for axis in taps))
     tensor = _product_seconds(products, columns, machine) * _last_turn(body, node, machine)
     read, stored = (4 * dims.numel(n.type.shape, body.sizes) / machine.bandwidth for n in (x, node))
-    work = tensor + read
-    if any(axis.in_step > 1 for axis in taps):  # boxes of elements that the next tap row has, too
-        whole = [Taps(1, 1, 0, 1, conv.transposed)] * (3 - len(taps)) + taps
-        box, of_all = in_place_box((1, *patch), whole), prod(axis.products for axis in taps)
-        if not _fits(box, of_all, depth, columns):
-            return inf
-        work = max(work, tensor * _waiting(prod(box), prod(patch), columns, of_all))
+    whole = [Taps(1, 1, 0, 1, conv.transposed)] * (3 - len(taps)) + taps
+    box, of_all = in_place_box((1, *patch), whole), prod(axis.products for axis in taps)
+    if any(axis.in_step > 1 for axis in taps) and not _fits(box, of_all, depth, columns):
+        return inf
+    # Boxes have elements that other taps' rows or other tiles have, too.
+    work = max(tensor + read, tensor * _waiting(prod(box), prod(patch), columns, of_all))
     seconds = work + STORE * stored + _LAUNCHES * machine.launch
     return seconds if seconds < _IN_PLACE * conv_seconds(body, node, machine, False) else inf
 
