@@ -249,3 +249,16 @@ def test_as_many_inputs_as_a_call_has(tmp_path: Path, recwarn: pytest.WarningsRe
     y = torch.rand(4, 5, requires_grad=True)
     (found,), (wanted,) = (torch.autograd.grad(m(y, *xs[:2]).sum(), y) for m in (generated, reference))
     torch.testing.assert_close(found, wanted)
+
+
+def test_gradients_of_as_many_inputs_behind_a_number(tmp_path: Path) -> None:
+    body = "return sum(w * t for w, t in zip(self.w, xs)).relu() * scale"
+    init, inputs = "self.w = nn.Parameter(torch.rand(4))", "2.0, torch.rand(4, 5), torch.rand(4, 5)"
+    path = write(tmp_path, body, init, inputs, "scale, *xs")
+    module = simulated(compile_file(path))
+    reference, generated = reference_from(path.read_text()).Model(), module.ModelNew()
+    generated.load_state_dict(reference.state_dict())
+    xs = [torch.rand(4, 5, requires_grad=True) for _ in range(2)]
+    found, wanted = (torch.autograd.grad(m(2.0, *xs).sum(), xs) for m in (generated, reference))
+    torch.testing.assert_close(found, wanted)
+    assert len(module.calls) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -151,13 +152,12 @@ def _split_parameters(carried: CarriedModel, count: int) -> tuple[list[str], lis
 def _forward_values(carried: CarriedModel, names: Sequence[str], others: Sequence[ForwardParameter]) -> str:
     """What ``forward`` passes on to the checks. Of ``*args`` as many as there are inputs, or None; then the rest."""
     own = [name for name in names if name.isidentifier()]
-    rest = len(names) - len(own)
-    if not rest:
-        return ", ".join([carried.self_name, *names, *(p.name for p in others)])
-    (args,) = (p.name for p in others if p.kind == "args")
-    given = f"*({args}[:{rest}] + (None,) * ({rest} - len({args})))"
-    wrong = {args: f"len({args}) != {rest}"}
-    return ", ".join([carried.self_name, *own, given, *(wrong.get(p.name, p.name) for p in others)])
+    values = [p.name for p in others]
+    if rest := len(names) - len(own):
+        (args,) = (p.name for p in others if p.kind == "args")
+        own.append(f"*({args}[:{rest}] + (None,) * ({rest} - len({args})))")
+        values[values.index(args)] = f"len({args}) != {rest}"
+    return ", ".join([carried.self_name, *own, *values])
 
 
 def _positional(carried: CarriedModel) -> list[ForwardParameter]:
@@ -172,7 +172,8 @@ def _recomputed(carried: CarriedModel, count: int) -> str:
     tensors = iter(range(count))
     found = [p.given if p.given is not None else next(tensors, None) for p in parameters]
     known = found[: found.index(None)] if None in found else found
-    return ", ".join(value if isinstance(value, str) else f"inputs[{value}]" for value in known)
+    rest = [f"*inputs[{i}:]" for i in itertools.islice(tensors, 1)]  # of *args
+    return ", ".join([*(value if isinstance(value, str) else f"inputs[{value}]" for value in known), *rest])
 
 
 def _prelude(carried: CarriedModel) -> str:
