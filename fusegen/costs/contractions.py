@@ -6,6 +6,7 @@ a row of all output channels (features), which an epilogue then works on before 
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil, inf, prod
 
 from fusegen import dims, inference, ops
@@ -67,7 +68,7 @@ _OF_CHANNELS = 2
 norm before sums over 96 channels: 143 us as products lie, 90 in a kernel of rows behind the library's)."""
 _TF32_INPUTS = 64
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
-those of 8 outputs."""
+those of 8 outputs and of groups (80 channels to 80, three times, 1x1: in full fp32)."""
 _PORTABLE_TF32 = 2.7
 """Times over that the portable kernel takes in TF32 of what is expected (19 random convolutions took 1.0 to 7.2 times,
 the median 2.5)."""
@@ -83,6 +84,8 @@ _IDLE = 0.5
 are smaller, may be faster in TF32."""
 LEAST_OUTPUTS = 8
 """Of a group: an operand of the tensor cores."""
+_BANKS = 32
+"""Of shared memory, a word wide each."""
 
 
 def reduces(body: Graph) -> bool:
@@ -115,7 +118,7 @@ def portable_seconds(
         blocks = shape[0] * node.op.groups * ceil(outputs / tiling.output_tile) * tiling.grid_phases
         blocks *= ceil(prod(shape[2:]) / tiling.grid_phases / tiling.phases / tiling.positions(split))
         shares, in_turns = tiling.shares(blocks, machine.multiprocessors * resident), tiling.turns and not tiling.affine
-        block_flops = tiling.block_flops(split) / shares
+        block_flops = tiling.block_flops(split) / shares * _conflicts(node.op)
         block_seconds += (ceil(tiling.loads / shares) - 1) * LOAD_SECONDS if split else 0.0
         block_seconds += _SHARED_SECONDS if shares > 1 else 0.0
         if not split and (outputs < LEAST_OUTPUTS or max(tiling.merged) > 1):
@@ -141,6 +144,13 @@ def portable_seconds(
         elif prod(inference.kernel_size(body.node(node.inputs[1]).type)) == 1:
             seconds *= _ONE_TAP
     return seconds + loaded * _WORD_FLOPS / machine.flops
+
+
+def _conflicts(conv: ConvOp) -> int:
+    """Times that a fragment is read from one bank of shared memory: eight positions, four neighbouring words of each."""
+    step = 1 if conv.transposed else conv.stride[-1]
+    words = {position * step + word for position in range(8) for word in range(4)}
+    return max(Counter(word % _BANKS for word in words).values())
 
 
 def plain_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> float:
@@ -204,6 +214,11 @@ def _strided_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
     return _PORTABLE_STRIDED[in_place] * portable_seconds(body, node, whole, machine, few=False)
 
 
+def _is_in_tf32(conv: ConvOp, inputs: int, outputs: int) -> bool:
+    """Whether cuDNN computes a convolution of groups with so many channels in TF32, where that is permitted, for sure."""
+    return conv.groups == 1 and inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS
+
+
 def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
     """Whether the asynchronous kernel has too few tiles for the machine, in a convolution that is one in TF32.
 
@@ -214,8 +229,7 @@ def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
         return False
     x, w = (body.node(name).type for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(node.op, x, w)
-    certain = inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS
-    return certain and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
+    return _is_in_tf32(node.op, inputs, outputs) and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
 
 
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine, finished: bool = False) -> float:
@@ -281,7 +295,7 @@ def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:
     assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(node.op, x, w)
-    if inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS:
+    if _is_in_tf32(node.op, inputs, outputs):
         return False
     portable = portable_seconds(body, node, whole, machine, precise=True)
     if max(node.op.dilation) > 1:

@@ -34,6 +34,10 @@ JOINED = 1
 """Turns of the threads that share a group of a sample in whose time they join what they have found."""
 _ROUNDING = 1.5
 """Times over that it may take, for it rounds to TF32, where products take longer than memory."""
+_TRANSPOSED = (4, 1.9)
+"""Outputs up to which a transposed convolution is sooner than is expected, and the tensor cores later: how many times
+over the one may seem to take of the other (13 cases of 1 to 6 outputs: 0.54 to 0.9 and 1.1 to 1.46 of what is
+expected; h200-heads-at-first-sight.json)."""
 _TURN = 2e-7
 """Seconds at the least for a thread to add up the input channels that it reads at once (1x1 with 144 to
 576 input channels took 0.24 to 1.8 us, h200-graphs.json)."""
@@ -108,7 +112,8 @@ def is_small(body: Graph, node: Node) -> bool:
             tensor = min(contractions.asynchronous_seconds(body, node, rates), portable)
     except TooLarge:
         return True
-    return rounding * seconds(body, node, rates) < tensor
+    transposed = node.op.transposed and outputs <= _TRANSPOSED[0] and library.allows_tf32(body, node)
+    return rounding * seconds(body, node, rates) < (_TRANSPOSED[1] if transposed else 1.0) * tensor
 
 
 def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:

@@ -35,13 +35,15 @@ _PHASES = (1.0, 1.2, 1.5)
 h200-library-convolutions.json; the medians are 1.3 and 1.7)."""
 _UNALIGNED = 1.6
 """Times over that a convolution of 1x1 moves input and result whose channels are no multiple of 16 bytes."""
-_SMALL_PLANE = (300, 1.6)
-"""Positions below which the products of a convolution of 1x1 take longer, and how many times over (15 convolutions of
-networks, h200-one-tap.json: 1.5 and 1.8 times with 196 positions, 0.9 to 1.1 with 784)."""
+_ONE_TAP_TILE, _ONE_TAP_REST = 64, 0.3
+"""Positions of a tile of a convolution of 1x1 in TF32, whose products are those of ``mma.sync``; and the share of the
+shorter of products and traffic that the longer one does not hide (15 of networks, h200-one-tap.json, and 512 to 1500
+channels of 300 positions, with 128 outputs or more: 0.77 to 1.24 of what they took)."""
 _WEIGHTS = 6
 """Times over that cuDNN moves the weights of a convolution in TF32: it transposes them (512x512x3x3: 14.9 us, H100)."""
 _LEAST_PLANE = (100, 1.6)
-"""As ``_SMALL_PLANE``, of several taps in TF32: planes of 7x7, 32 samples, 256 and 512 channels to 512 (H100)."""
+"""Positions below which products of several taps take longer in TF32, and how many times over (planes of 7x7, 32
+samples, 256 and 512 channels to 512, H100)."""
 _LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 
@@ -83,9 +85,13 @@ def _call_seconds(body: Graph, node: Node, machine: Machine) -> float:
         products *= times
     strided, one_tap = max(node.op.stride) > 1, prod(inference.kernel_size(w)) == node.op.groups == 1
     if one_tap and not (strided and (node.op.transposed or not tf32)):  # a matrix product where the data lies
-        positions, (few, times) = prod(body.shape(node.name)[2:]), _SMALL_PLANE
-        products *= times if positions < few else 1.0
-        return products + (_UNALIGNED if positions % 4 else 1.0) * moved + 2 * machine.launch
+        positions = prod(body.shape(node.name)[2:])
+        moved *= _UNALIGNED if positions % 4 else 1.0
+        if not tf32 or strided or outputs < full:
+            return products + moved + 2 * machine.launch
+        tiles = -(-positions // _ONE_TAP_TILE) * _ONE_TAP_TILE / max(1, positions)
+        products = flops / machine.mma_flops * tiles
+        return max(products, moved) + _ONE_TAP_REST * min(products, moved) + 2 * machine.launch
     if tf32 and not node.op.transposed and not one_tap:
         few, times = _LEAST_PLANE
         products *= times if prod(body.shape(node.name)[2:]) < few else 1.0

@@ -114,6 +114,9 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         views = all(isinstance(by_name[member].op, ReshapeOp) for member in group.members)
         if views and grouping.is_read(name, group):
             continue  # what is viewed is written anyway
+        if not alone and isinstance(node.op, ReshapeOp) and viewspace.copies(node, graph):
+            refused[name] = f"with {sink.name}: what is turned is written once, for all that read it"
+            continue
         candidates = [group.plus(unit)]
         part = rows and isinstance(node.op, CUT)  # read where it lies
         again = grouping.can_copy(node) and not computed_for_all(grouping, node, group, machine)
@@ -263,6 +266,16 @@ def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
     return [region, *(n.replace(op=GetItemOp(index=i), inputs=(name,)) for i, n in enumerate(outputs))]
 
 
+def _turned(grouping: Grouping, free: set[str], machine: Machine) -> dict[str, Group]:
+    """The groups of permutations that kernels read, row by row: torch would copy them for that, in twice the time."""
+    read = {name for group in grouping.groups.values() for name in grouping.body(group)[1]}
+    names = {name for name in read & free if isinstance(grouping.by_name[name].op, PermuteOp)}
+    grouping.by_rows |= names
+    alone = {name: Group(frozenset((name,))) for name in sorted(names)}
+    fitting = {name: own for name, own in alone.items() if refusal(grouping, own, machine) is None}
+    return {name: own for name, own in fitting.items() if viewspace.pays(grouping.body(own)[0])}
+
+
 def _lies_like_a_parameter(grouping: Grouping, node: Node) -> bool:
     """True for a view of a parameter that is as good as one: its first rows, and a matrix of a product."""
     if not node.inputs or not isinstance(grouping.by_name[node.inputs[0]].op, ParamOp):
@@ -327,6 +340,8 @@ def run(graph: Graph, target: str = DEFAULT_TARGET) -> Outcome:
             continue  # a view, not a kernel
         grouping.add(sink.name, group)
         free -= group.owned
+    for name, turned in _turned(grouping, free, machine(target)).items():
+        grouping.add(name, turned)
     siblings.merge(grouping, machine(target))
     inside = {name for group in grouping.groups.values() for name in group.owned}
     nodes: list[Node] = []

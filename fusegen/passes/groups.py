@@ -59,6 +59,8 @@ class Grouping:
         self.graph = graph
         self.by_name, self.users = graph.by_name, graph.users
         self.results = set(graph.results)
+        self.by_rows = set(graph.by_rows)
+        """What is written row by row, though it is a view: results, and what kernels read."""
         self.groups: dict[str, Group] = {}
         self._place = {node.name: place for place, node in enumerate(graph.nodes)}
         self._owner: dict[str, Group] = {}
@@ -116,7 +118,7 @@ class Grouping:
             name=outputs[-1],
             nodes=(*inputs, *constants, *nodes),
             outputs=outputs,
-            strided=tuple(i for i, name in enumerate(outputs) if name not in self.graph.by_rows),
+            strided=tuple(i for i, name in enumerate(outputs) if name not in self.by_rows),
             sizes=self.graph.sizes,
         )
         return body, operands

@@ -39,6 +39,8 @@ _FINISH = 14e-6
 """and by themselves, the joining of its blocks' states included (5 to 91 us of ten models, 12 to 19 of fifteen 1x1)."""
 _OF_SAMPLE, _FINISH_SAMPLES = {False: 0.3, True: 0.45}, 12e-6
 """The same for statistics of every sample, without and with a variance,"""
+_STATES = 0.29e-9
+"""for what warps leave of each channel of a sample (7x7 of 2048, 200 samples: 139 us where a pass takes 47),"""
 _SWEPT = 1.4
 """and the time of a kernel of their own, of that in which the result is read at full bandwidth (15 models, H200)."""
 
@@ -243,7 +245,8 @@ def _seconds(graph: Graph, head: Graph, machine: Machine) -> tuple[float, float]
     if not rows.of_sample:
         return _EPILOGUE * seconds + _FINISH, seconds if apart else 0.0
     variance = any(isinstance(op := graph.node(name).op, ReduceOp) and op.fn == "var" for name in found)
-    return _OF_SAMPLE[variance] * seconds + _FINISH_SAMPLES, _SWEPT * seconds + machine.launch if apart else 0.0
+    here = _OF_SAMPLE[variance] * seconds + _STATES * sizes[0] * sizes[1] + _FINISH_SAMPLES
+    return here, _SWEPT * seconds + machine.launch if apart else 0.0
 
 
 def saved(graph: Graph, head: Graph, machine: Machine) -> float:

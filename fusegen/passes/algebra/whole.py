@@ -1,4 +1,5 @@
-"""Convolutions that are matrix products: of kernels that meet all of an image at once, one position of it, or patches.
+"""Convolutions that are matrix products: of kernels that meet all of an image at once, one position of it, patches, or
+windows of few channels.
 
 A linear layer by another name, as networks end (a kernel as large as what is left of the image), gate channels (1x1
 on a mean) or begin (a transposed convolution of a vector, kernels that lie side by side). The product is in full
@@ -11,8 +12,8 @@ from collections.abc import Iterator
 from math import prod
 
 from fusegen import dims, inference, ops
-from fusegen.costs import library
-from fusegen.dims import Dim
+from fusegen.costs import contractions, library, tensor_gemm
+from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     AdaptivePoolOp,
     ConvOp,
@@ -20,6 +21,7 @@ from fusegen.ir import (
     MatmulOp,
     Node,
     NormalizeOp,
+    PadOp,
     PermuteOp,
     PointwiseOp,
     PoolOp,
@@ -28,6 +30,7 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
     TapSumOp,
+    UnfoldOp,
     WindowSumOp,
 )
 from fusegen.machines import DEFAULT_TARGET, machine
@@ -142,6 +145,54 @@ def _side_by_side(m: Match) -> str | None:
     return f"patches of {terms} elements, whose products are not read as rows"
 
 
+def _overlapping(m: Match) -> str | None:
+    """Why the convolution is no product of windows that overlap, which are written for it, or None."""
+    conv, x, w, graph = m.root.op, m["x"], m["w"], m.graph
+    assert isinstance(conv, ConvOp)
+    sizes = tuple(dims.evaluate(size, graph.sizes) for size in w.type.shape)
+    outputs, terms = sizes[0], prod(sizes[1:])
+    apart = all(step >= size for step, size in zip(conv.stride, sizes[2:], strict=True))
+    if conv.transposed or conv.groups != 1 or any(conv.behind) or conv.summed or apart or terms < _MANY_TERMS:
+        return ""
+    if library.allows_tf32(graph, m.root) or isinstance(x.op, WindowSumOp) or isinstance(w.op, TapSumOp):
+        return ""
+    if any(isinstance(node.op, _COLLAPSING) for node, _ in _ends(graph, m.root)):
+        return "what follows may collapse with the convolution"
+    rates, results = machine(DEFAULT_TARGET), dims.numel(m.root.type.shape, graph.sizes)
+    rows = results // outputs
+    moved = 4 * (dims.numel(x.type.shape, graph.sizes) + rows * terms) / rates.bandwidth + rates.launch
+    product = moved + tensor_gemm.seconds(rows, terms, outputs, rates)
+    direct = min(library.seconds(graph, m.root, rates), contractions.kernel_seconds(graph, m.root, False, rates))
+    return None if product < direct else "its windows and their product are expected to take longer"
+
+
+def _windows(m: Match) -> Node:
+    x, w, conv = m["x"], m["w"], m.root.op
+    assert isinstance(conv, ConvOp)
+    kernel, counts = inference.kernel_size(w.type), m.root.type.shape[2:]
+    if any(conv.padding):
+        x = m.add(PadOp(before=(0, 0, *conv.padding), after=(0, 0, *conv.padding)), x)
+    for axis in reversed(range(conv.rank)):
+        op = UnfoldOp(
+            axis=2 + axis, count=counts[axis], size=kernel[axis], step=conv.stride[axis], dilation=conv.dilation[axis]
+        )
+        x = m.add(op, x)
+    return _of_rows(m, x, counts)
+
+
+def _of_rows(m: Match, x: Node, counts: Dims) -> Node:
+    """The product of the weights with windows: ``x`` has a position and a tap for each axis of the image, in turns."""
+    w, conv = m["w"], m.root.op
+    assert isinstance(conv, ConvOp)
+    places = range(2, 2 + 2 * conv.rank)
+    turned = m.add(PermuteOp(order=(0, *places[::2], 1, *places[1::2])), x)
+    terms = dims.product(w.type.shape[1:])
+    rows = m.add(ReshapeOp(shape=(x.type.shape[0], *counts, terms)), turned)
+    weights = m.add(ReshapeOp(shape=(w.type.shape[0], terms)), w)
+    product = m.add(MatmulOp(transposed=True, precise=conv.precise), rows, weights)
+    return m.add(PermuteOp(order=(0, conv.rank + 1, *range(1, conv.rank + 1))), product)
+
+
 def _patches(m: Match) -> Node:
     x, w, conv = m["x"], m["w"], m.root.op
     assert isinstance(conv, ConvOp)
@@ -151,14 +202,7 @@ def _patches(m: Match) -> Node:
         if length != x.type.shape[axis]:  # what is left over takes part in nothing
             x = m.add(SliceOp(axis=axis, start=0, length=length), x)
     apart = tuple(size for pair in zip(counts, kernel, strict=True) for size in pair)
-    places = range(2, 2 + 2 * conv.rank)
-    order = (0, *places[::2], 1, *places[1::2])
-    turned = m.add(PermuteOp(order=order), m.add(ReshapeOp(shape=(*x.type.shape[:2], *apart)), x))
-    terms = dims.product(w.type.shape[1:])
-    rows = m.add(ReshapeOp(shape=(x.type.shape[0], *counts, terms)), turned)
-    weights = m.add(ReshapeOp(shape=(w.type.shape[0], terms)), w)
-    product = m.add(MatmulOp(transposed=True, precise=conv.precise), rows, weights)
-    return m.add(PermuteOp(order=(0, conv.rank + 1, *range(1, conv.rank + 1))), product)
+    return _of_rows(m, m.add(ReshapeOp(shape=(*x.type.shape[:2], *apart)), x), counts)
 
 
 # --- what follows such a product, whose positions are one ---------------------------------------------
@@ -220,6 +264,13 @@ RULES = (
         _patches,
         Numerics.REASSOCIATES,
         _side_by_side,
+    ),
+    Rule(
+        "conv(x, w) = permute(matmul(windows of x, w)),  of few channels and many taps",
+        op(ConvOp, anything("x"), anything("w")),
+        _windows,
+        Numerics.REASSOCIATES,
+        _overlapping,
     ),
     Rule(
         "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product",

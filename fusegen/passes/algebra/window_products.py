@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fusegen import dims, inference, windows
-from fusegen.costs import contractions, library
+from fusegen.costs import contractions, gemm, library
 from fusegen.dims import Dim, Dims
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node, PadOp, PermuteOp, ReshapeOp, SliceOp, UnfoldOp
 from fusegen.machines import DEFAULT_TARGET, machine
@@ -214,7 +214,7 @@ def _pays(m: Match, found: _Convolution) -> str | None:
     convolution += moved(conv.type.shape, conv.type.shape)  # its features come before its positions
     if any(a > b for a, b in pairwise(found.order)):
         convolution += moved(x.type.shape, x.type.shape)
-    columns = moved(x.type.shape, m["x"].type.shape) + library.seconds(graph, product, rates)
+    columns = moved(x.type.shape, m["x"].type.shape) + gemm.product_seconds(graph, product, rates, 0.0)
     return None if convolution <= columns else "the columns and their product are expected to take less time"
 
 

@@ -169,7 +169,7 @@ def _exponential_unit(call: Call, alpha: float, scale: float, input_scale: float
     x = call["self"]
     if scale == 1 and input_scale == 1:
         return pointwise(call, "elu", x, alpha)
-    below = _scaled(call, pointwise(call, "expm1", _scaled(call, x, input_scale)), alpha * scale)
+    below = pointwise(call, "elu", _scaled(call, x, input_scale), alpha * scale)
     return pointwise(call, "where", pointwise(call, "gt", x, 0.0), _scaled(call, x, scale), below)
 
 
