@@ -3133,7 +3133,7 @@ __device__ __forceinline__ void across_threads(State& s, [[maybe_unused]] const 
 }
 
 // A thread has EACH rows to itself.
-constexpr int EACH = 4;
+constexpr int EACH = 2;
 template <typename Index, int WIDTH>
 __global__ void __launch_bounds__(THREADS) run_short(const __grid_constant__ Args args) {
     await_previous();
@@ -3481,16 +3481,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_9529d8c711174d51, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_081934cd6fc8185b, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_9529d8c711174d51, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_081934cd6fc8185b, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_9529d8c711174d51"
+_fusegen_NAMESPACE = "fusegen_081934cd6fc8185b"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -63,7 +63,7 @@
 #   return %conv2d_2
 #
 # Steps:
-#   %conv2d_r2: torch, 540 MB, 5.55 GFLOP (the library's convolution: with relu6_1_4: two convolutions; alone: a kernel is expected to take 125 us, and worth it up to 121 us)
+#   %conv2d_r2: torch, 540 MB, 5.55 GFLOP (the library's convolution: with relu6_1_4: two convolutions; alone: a kernel is expected to take 125 us, and worth it up to 117 us)
 #   k0_conv_direct: generated conv_direct kernel, 578 MB, 954 MFLOP
 #   k1_contraction: generated contraction kernel, 141 MB, 1.86 GFLOP
 #

@@ -281,6 +281,19 @@ def _kernels_side_by_side(draw: Draw) -> Node:
     return draw.add(op, draw.leaf(batch, inputs, *sizes), draw.leaf(outputs, inputs, *kernel, parameter=True))
 
 
+def _overlapping_kernels(draw: Draw) -> Node:
+    """Of a few channels, with zeros around them."""
+    rng, rank = draw.rng, draw.rng.randint(1, 3)
+    batch, inputs, outputs = (rng.randint(1, 3) for _ in range(3))
+    kernel, stride, dilation, padding = (
+        tuple(rng.randint(low, high) for _ in range(rank)) for low, high in ((2, 3), (1, 2), (1, 2), (0, 1))
+    )
+    stride = (1, *stride[1:])
+    sizes = [d * (k - 1) + 1 + rng.randint(0, 2) for k, d in zip(kernel, dilation, strict=True)]
+    op = ConvOp(transposed=False, stride=stride, padding=padding, dilation=dilation, output_padding=(0,) * rank)
+    return draw.add(op, draw.leaf(batch, inputs, *sizes), draw.leaf(outputs, inputs, *kernel, parameter=True))
+
+
 def _rows_of_rows(draw: Draw) -> Node:
     """Over more axes than a softmax, or another reduction of the same data."""
     shape = [*(draw.rng.randint(2, 3) for _ in range(draw.rng.randint(1, 2))), 16]
@@ -1531,6 +1544,7 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "f(fill, fill) = fill,  numbers likewise": _fills,
     "conv(x, w) = matmul(x, w),  w as large as x;  transposed, of one position, likewise": _whole_image,
     "conv(x, w) = permute(matmul(patches of x, w)),  kernels that lie side by side": _kernels_side_by_side,
+    "conv(x, w) = permute(matmul(windows of x, w)),  of few channels and many taps": _overlapping_kernels,
     "sum(x) = sum of the sums of rows,  where rows of its data are reduced,  mean, max and min likewise": _rows_of_rows,
     "f(reshape(x), c) = reshape(f(x, c)),  the reshape adds axes of one element to a product": _product_of_one_position,
     "permute(x) = reshape(x),  where only axes of one element change places": _moved_ones,
@@ -1750,6 +1764,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(moments, "WORTH", 1)
     monkeypatch.setattr(joins, "WORTH", 0)
     monkeypatch.setattr(whole, "_MANY_TERMS", 1)
+    monkeypatch.setattr(whole, "_pays", lambda *_: None)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 0)
     monkeypatch.setattr(direct, "is_narrow", lambda *_: False)
     monkeypatch.setattr(positions, "_WORTH", -1)

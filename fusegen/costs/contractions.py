@@ -147,7 +147,7 @@ def portable_seconds(
 
 
 def _conflicts(conv: ConvOp) -> int:
-    """Times that a fragment is read from one bank of shared memory: eight positions, four neighbouring words of each."""
+    """Times that a fragment meets a bank of shared memory: eight positions, four neighbouring words of each."""
     step = 1 if conv.transposed else conv.stride[-1]
     words = {position * step + word for position in range(8) for word in range(4)}
     return max(Counter(word % _BANKS for word in words).values())
@@ -215,7 +215,7 @@ def _strided_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
 
 
 def _is_in_tf32(conv: ConvOp, inputs: int, outputs: int) -> bool:
-    """Whether cuDNN computes a convolution of groups with so many channels in TF32, where that is permitted, for sure."""
+    """Whether cuDNN is sure to compute a convolution, with so many channels in a group, in TF32 where permitted."""
     return conv.groups == 1 and inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS
 
 

@@ -53,6 +53,9 @@ _SHORT_ROW = 32
 """Elements up to which torch takes longer to copy rows that it turns than a kernel does: rows of 4, 113 MB, 100 us and
 62; of 16, 10 MB, 10 and 8."""
 
+_MANY = 1 << 20
+"""Elements from which on torch's joining of what is cut out takes longer than its call."""
+
 
 def takes(body: Graph) -> bool:
     """True for elementwise nodes and views alone, of which no row space has every element where it is needed.
@@ -124,8 +127,8 @@ def _writer(body: Graph) -> Node:
 def pays(body: Graph) -> bool:
     """False where torch itself writes the result of one view at once, long rows of it; padding it writes twice.
 
-    Windows it reads element by element, as they lie in memory, where caches have most of them already; and what it joins
-    where that is cut out of other data (134 MB took 140 us, at full bandwidth 64).
+    Windows it reads element by element, as they lie in memory, where caches have most of them already, and likewise
+    what it joins where that is cut out of other data (134 MB took 140 us, at full bandwidth 64).
     """
     writer = _writer(body)
     source = body.node(writer.inputs[0]) if isinstance(writer.op, ReshapeOp) else writer
@@ -141,7 +144,14 @@ def pays(body: Graph) -> bool:
     windows = any(isinstance(node.op, UnfoldOp) for node in body.nodes)
     parts = (body.node(name) for name in spread)
     cut = any(isinstance(part.op, SliceOp) and not lies_in_one_piece(part) for part in parts)
-    return turned or windows or cut or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
+    cut = cut and dims.numel(writer.type.shape, body.sizes) >= _MANY
+    return (
+        turned
+        or windows
+        or cut
+        or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp))
+        or written > 1
+    )
 
 
 def numbered(body: Graph) -> list[Dims]:

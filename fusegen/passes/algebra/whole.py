@@ -9,10 +9,12 @@ float32 where the library's convolution is in TF32, and so the more precise one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from math import prod
 
 from fusegen import dims, inference, ops
 from fusegen.costs import contractions, library, tensor_gemm
+from fusegen.costs.tiling import TooLarge
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -158,11 +160,18 @@ def _overlapping(m: Match) -> str | None:
         return ""
     if any(isinstance(node.op, _COLLAPSING) for node, _ in _ends(graph, m.root)):
         return "what follows may collapse with the convolution"
-    rates, results = machine(DEFAULT_TARGET), dims.numel(m.root.type.shape, graph.sizes)
-    rows = results // outputs
-    moved = 4 * (dims.numel(x.type.shape, graph.sizes) + rows * terms) / rates.bandwidth + rates.launch
+    return _pays(m, outputs, terms)
+
+
+def _pays(m: Match, outputs: int, terms: int) -> str | None:
+    """None where writing windows of ``terms`` elements and multiplying them takes less time than the convolution."""
+    graph, rates = m.graph, machine(DEFAULT_TARGET)
+    rows = dims.numel(m.root.type.shape, graph.sizes) // outputs
+    moved = 4 * (dims.numel(m["x"].type.shape, graph.sizes) + rows * terms) / rates.bandwidth + rates.launch
     product = moved + tensor_gemm.seconds(rows, terms, outputs, rates)
-    direct = min(library.seconds(graph, m.root, rates), contractions.kernel_seconds(graph, m.root, False, rates))
+    direct = library.seconds(graph, m.root, rates)
+    with suppress(TooLarge):
+        direct = min(direct, contractions.kernel_seconds(graph, m.root, False, rates))
     return None if product < direct else "its windows and their product are expected to take longer"
 
 
