@@ -6,7 +6,7 @@ import torch
 
 BODY = """return (
     x / y, torch.reciprocal(x), x.sqrt(), F.softplus(x), F.softplus(x, 2, 10), F.elu(x, 0.7), F.selu(x),
-    F.celu(x, 1.5), F.softsign(x), x.sigmoid(), F.mish(x),
+    F.celu(x, 1.5), F.softsign(x), x.sigmoid(), F.mish(x), x.sin(), x.cos(),
 )"""
 ARGUMENTS, INPUTS = "x, y", "torch.rand(64, 96), torch.rand(64, 96)"
 _ROUNDINGS, _LEAST = 8 * 2.0**-24, 2.0**-120

@@ -267,13 +267,21 @@ def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
 
 
 def _turned(grouping: Grouping, free: set[str], machine: Machine) -> dict[str, Group]:
-    """The groups of permutations that kernels read, row by row: torch would copy them for that, in twice the time."""
+    """The groups of permutations that kernels read, row by row: torch would copy them for that, in twice the time.
+
+    Views of views are one.
+    """
     read = {name for group in grouping.groups.values() for name in grouping.body(group)[1]}
     names = {name for name in read & free if isinstance(grouping.by_name[name].op, PermuteOp)}
     grouping.by_rows |= names
-    alone = {name: Group(frozenset((name,))) for name in sorted(names)}
-    fitting = {name: own for name, own in alone.items() if refusal(grouping, own, machine) is None}
-    return {name: own for name, own in fitting.items() if viewspace.pays(grouping.body(own)[0])}
+    found = dict[str, Group]()
+    for name in sorted(names):
+        group, above = Group(frozenset((name,))), grouping.by_name[name].inputs
+        while above[0] in free - names and isinstance(grouping.by_name[above[0]].op, (ReshapeOp, *viewspace.STRIDED)):
+            group, above = group.plus(above, copied=True), grouping.by_name[above[0]].inputs
+        if refusal(grouping, group, machine) is None and viewspace.pays(grouping.body(group)[0]):
+            found[name] = group
+    return found
 
 
 def _lies_like_a_parameter(grouping: Grouping, node: Node) -> bool:
