@@ -86,6 +86,15 @@ MODELS = {
             def forward(self, x):
                 return Found(x.exp(), [x.sum(1), x * 2])
     """,
+    "an ordered dict": """
+        from collections import OrderedDict
+        class Model(nn.Module):
+            def forward(self, x):
+                found = OrderedDict(value=x.exp())
+                found["parts"] = {"sum": x.sum(1), "size": x.shape[0]}
+                found.move_to_end("value")
+                return [found]
+    """,
     "arguments of blocks in tuples with names": """
         import collections
         BlockArgs = collections.namedtuple("BlockArgs", ["scale", "skip"])
@@ -221,6 +230,8 @@ def test_the_generated_module_is_the_model(name: str, tmp_path: Path, recwarn: p
     assert getattr(found, "_fields", None) == getattr(expected, "_fields", None)
     for results in (found, own):
         flat, wanted = (torch.utils._pytree.tree_leaves(values) for values in (results, expected))
+        if isinstance(expected, list):
+            assert [(type(part), list(part)) for part in results] == [(type(part), list(part)) for part in expected]
         torch.testing.assert_close(flat, wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -478,7 +478,7 @@ def test_a_number_that_depends_on_values_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("import collections\nreturn collections.OrderedDict(y=x * 2)", "forward returns a OrderedDict"),
+        ("import collections\nreturn collections.deque([x * 2])", "forward returns a deque"),
         ("return x * 2, x.shape[0] / 2", "a number that is computed"),
         ("return x.shape[0]", "forward returns no tensor"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,7 +106,9 @@ def _structure(results: Any, names: Mapping[str, str]) -> str:
     if isinstance(results, Size):  # operands begin with the inputs
         return re.sub(r"\bx(\d+)_(\d+)\b", r"_fusegen_found[\1].shape[\2]", str(results.dim))
     if isinstance(results, dict):
-        return "{" + ", ".join(f"{key!r}: {_structure(value, names)}" for key, value in results.items()) + "}"
+        items = ", ".join(f"{key!r}: {_structure(value, names)}" for key, value in results.items())
+        ordered = isinstance(results, OrderedDict)
+        return f"_fusegen_collections.OrderedDict({{{items}}})" if ordered else f"{{{items}}}"
     parts = ", ".join(_structure(value, names) for value in results)
     if is_named(results):
         return f"_fusegen_torch.return_types.{type(results).__name__}(({parts},))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,7 @@ def results(program: ExportedProgram, source: str | None = None) -> Any:
     def check(value: Any) -> None:
         if isinstance(value, (int, Size, Constant)):
             return
-        if type(value) not in (list, tuple, dict) and not is_named(value) and not is_record(value):
+        if type(value) not in (list, tuple, dict, OrderedDict) and not is_named(value) and not is_record(value):
             raise TraceError(
                 f"forward returns a {type(value).__name__}",
                 source=source,
