@@ -60,6 +60,7 @@ def templates(found: Program) -> list[str]:
         ("return x.cumsum(1) + x.cumsum(2)", ["scan", "scan"]),
         ("return x.cumsum(1).softmax(1)", ["scan", "row_reduce"]),
         ("return x.permute(0, 2, 3, 1).flatten(1).cumsum(1) + 1", ["pointwise", "scan"]),  # in the order of a copy
+        ("return x[:, :, 1:].permute(0, 2, 3, 1).flatten(1).cumsum(1) + 1", ["pointwise", "scan"]),  # and of a part
         ("return (x > 0.5).cumsum(1)", ["pointwise", "torch"]),  # integers
         ("return x.double().cumsum(1), x.half().cumsum(1)", ["torch"] * 4),
     ],

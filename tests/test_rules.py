@@ -1765,6 +1765,7 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(joins, "WORTH", 0)
     monkeypatch.setattr(whole, "_MANY_TERMS", 1)
     monkeypatch.setattr(whole, "_pays", lambda *_: None)
+    monkeypatch.setattr(whole, "_MOST_OF_RESULTS", 1000)
     monkeypatch.setattr(convreduce, "LEAST_POSITIONS", 0)
     monkeypatch.setattr(direct, "is_narrow", lambda *_: False)
     monkeypatch.setattr(positions, "_WORTH", -1)

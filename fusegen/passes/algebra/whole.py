@@ -94,6 +94,8 @@ def _weighted_channels(m: Match) -> Node:
 _MANY_TERMS = 128
 """Elements of a patch from which on a product of patches is faster wherever its results lie: 16x16 of three channels to
 768 201 us as a convolution in full float32, 50 so; 8x8 to 256 81 and 34 (benchmarks/results/h200-patches.json)."""
+_MOST_OF_RESULTS = 4
+"""Elements of windows for each result, at most."""
 _COLLAPSING = (ReduceOp, PoolOp, AdaptivePoolOp)
 
 
@@ -154,12 +156,15 @@ def _overlapping(m: Match) -> str | None:
     sizes = tuple(dims.evaluate(size, graph.sizes) for size in w.type.shape)
     outputs, terms = sizes[0], prod(sizes[1:])
     apart = all(step >= size for step, size in zip(conv.stride, sizes[2:], strict=True))
-    if conv.transposed or conv.groups != 1 or any(conv.behind) or conv.summed or apart or terms < _MANY_TERMS:
+    plain = conv.groups == 1 and not (conv.transposed or any(conv.behind) or conv.cropped or conv.summed)
+    if not plain or apart or terms < _MANY_TERMS:
         return ""
     if library.allows_tf32(graph, m.root) or isinstance(x.op, WindowSumOp) or isinstance(w.op, TapSumOp):
         return ""
     if any(isinstance(node.op, _COLLAPSING) for node, _ in _ends(graph, m.root)):
         return "what follows may collapse with the convolution"
+    if terms > _MOST_OF_RESULTS * outputs:
+        return "its windows would take much more memory than its result"
     return _pays(m, outputs, terms)
 
 
