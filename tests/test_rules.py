@@ -756,6 +756,17 @@ def _few_of_spread_data(draw: Draw) -> Node:
     return draw.reduce(x, (axis,), draw.rng.choice(["sum", "mean", "max", "min", "prod"]))
 
 
+def _few_of_a_group(draw: Draw) -> Node:
+    """Maxout, and a sum over the units."""
+    few, groups, *shape = (draw.rng.randint(2, 4) for _ in range(draw.rng.randint(4, 5)))
+    x = draw.leaf(shape[0], groups * few, *shape[1:])
+    view = draw.add(ReshapeOp(shape=(shape[0], groups, few, *shape[1:])), x)
+    keepdim = draw.rng.random() < 0.5
+    y = draw.add(ReduceOp(fn=draw.rng.choice(["sum", "mean", "max", "min", "prod"]), axes=(2,), keepdim=keepdim), view)
+    y = draw.add(PointwiseOp(fn="square"), y) if draw.rng.random() < 0.5 else y
+    return draw.reduce(y, (draw.rng.randint(0, 1),), draw.rng.choice(["sum", "max"]))
+
+
 def _patches(draw: Draw) -> Node:
     rank = draw.rng.randint(2, 3)
     before = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
@@ -1643,6 +1654,9 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "sum(stack(x, y)) = x + y over that axis,  mean, max, min, prod likewise": _stacked_parts,
     "sum(x) = x[0] + x[1] + ... of a few elements that follow from less data,  mean, max, min, prod likewise": (
         _few_of_spread_data
+    ),
+    "max(x) = max(x[0], x[1], ...) of groups of a few that are reduced further,  sum, mean, min, prod likewise": (
+        _few_of_a_group
     ),
     "reduce(reshape(x)) = pool(x) of patches,  mean, sum and max": _patches,
     "reduce(x) = reduce(reduce(x)) where that over fewer axes is read, too,  sum, mean, max and min": _reduced_twice,

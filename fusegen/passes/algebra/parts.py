@@ -80,8 +80,39 @@ def _few_of_spread_data(m: Match) -> str | None:
     return None if spread else ""
 
 
-def _element_by_element(m: Match) -> Node:
-    (axis,), x = reduction(m).axes, m["x"]
+def _is_reduced_further(graph: Graph, node: Node) -> bool:
+    """Whether functions of ``node`` alone are reduced, and read by nothing else."""
+    pending, reduces = [node], False
+    while pending:
+        own = pending.pop()
+        if own.name in graph.results:
+            return False
+        for user in map(graph.node, graph.users[own.name]):
+            if isinstance(user.op, PointwiseOp) and user.type.shape == node.type.shape:
+                pending.append(user)
+            elif isinstance(user.op, ReduceOp):
+                reduces = True
+            else:
+                return False
+    return reduces
+
+
+def _few_of_a_group(m: Match) -> str | None:
+    reduce, graph, view = reduction(m), m.graph, m["view"]
+    if len(reduce.axes) != 1 or reduce.fn not in _FOLDS or not m.only_user("view"):
+        return ""
+    size = view.type.shape[reduce.axes[0]]
+    groups = next(
+        (after for _, after in dims.regrouped(m["x"].type.shape, view.type.shape) or () if reduce.axes[0] in after), ()
+    )
+    splits = len(groups) == 2 and groups[1] == reduce.axes[0] < view.type.rank - 1
+    if not splits or not isinstance(size, int) or not 1 < size <= _SHORT:
+        return ""
+    return None if _is_reduced_further(graph, m.root) else ""
+
+
+def _element_by_element(m: Match, of: str = "x") -> Node:
+    (axis,), x = reduction(m).axes, m[of]
     size = x.type.shape[axis]
     assert isinstance(size, int)
     return _fold(m, [m.add(SliceOp(axis=axis, start=i, length=1), x) for i in range(size)])
@@ -174,6 +205,13 @@ RULES = (
         _element_by_element,
         Numerics.REASSOCIATES,
         _few_of_spread_data,
+    ),
+    Rule(
+        "max(x) = max(x[0], x[1], ...) of groups of a few that are reduced further,  sum, mean, min, prod likewise",
+        op(ReduceOp, op(ReshapeOp, anything("x"), name="view")),
+        lambda m: _element_by_element(m, "view"),
+        Numerics.REASSOCIATES,
+        _few_of_a_group,
     ),
     Rule(
         "reduce(reshape(x)) = pool(x) of patches,  mean, sum and max",
