@@ -112,8 +112,10 @@ def is_small(body: Graph, node: Node) -> bool:
             tensor = min(contractions.asynchronous_seconds(body, node, rates), portable)
     except TooLarge:
         return True
-    transposed = node.op.transposed and outputs <= _TRANSPOSED[0] and library.allows_tf32(body, node)
-    return rounding * seconds(body, node, rates) < (_TRANSPOSED[1] if transposed else 1.0) * tensor
+    few, times = _TRANSPOSED
+    if node.op.transposed and outputs <= few and library.allows_tf32(body, node):
+        tensor *= times
+    return rounding * seconds(body, node, rates) < tensor
 
 
 def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:

@@ -144,14 +144,9 @@ def pays(body: Graph) -> bool:
     windows = any(isinstance(node.op, UnfoldOp) for node in body.nodes)
     parts = (body.node(name) for name in spread)
     cut = any(isinstance(part.op, SliceOp) and not lies_in_one_piece(part) for part in parts)
-    cut = cut and dims.numel(writer.type.shape, body.sizes) >= _MANY
-    return (
-        turned
-        or windows
-        or cut
-        or isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp))
-        or written > 1
-    )
+    joined = cut and dims.numel(writer.type.shape, body.sizes) >= _MANY
+    several = isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
+    return turned or windows or joined or several
 
 
 def numbered(body: Graph) -> list[Dims]:

@@ -69,14 +69,18 @@ def _follows_from(graph: Graph, node: Node) -> int:
     return sum(dims.numel(graph.shape(name), graph.sizes) for name in found)
 
 
-def _few_of_spread_data(m: Match) -> str | None:
-    reduce, x = reduction(m), m["x"]
+def _is_of_few(m: Match) -> bool:
+    """Whether the reduction alone reads ``x``, and adds up or compares a few elements along one axis."""
+    reduce, shape = reduction(m), m["x"].type.shape
     if len(reduce.axes) != 1 or reduce.fn not in _FOLDS or not m.only_user("x"):
-        return ""
-    size = x.type.shape[reduce.axes[0]]
-    if not isinstance(size, int) or not 1 < size <= _SHORT:
-        return ""
-    spread = dims.numel(x.type.shape, m.graph.sizes) >= _SPREAD * _follows_from(m.graph, x)
+        return False
+    size = shape[reduce.axes[0]]
+    return isinstance(size, int) and 1 < size <= _SHORT
+
+
+def _few_of_spread_data(m: Match) -> str | None:
+    graph, x = m.graph, m["x"]
+    spread = _is_of_few(m) and dims.numel(x.type.shape, graph.sizes) >= _SPREAD * _follows_from(graph, x)
     return None if spread else ""
 
 
@@ -98,21 +102,17 @@ def _is_reduced_further(graph: Graph, node: Node) -> bool:
 
 
 def _few_of_a_group(m: Match) -> str | None:
-    reduce, graph, view = reduction(m), m.graph, m["view"]
-    if len(reduce.axes) != 1 or reduce.fn not in _FOLDS or not m.only_user("view"):
+    if not _is_of_few(m):
         return ""
-    size = view.type.shape[reduce.axes[0]]
-    groups = next(
-        (after for _, after in dims.regrouped(m["x"].type.shape, view.type.shape) or () if reduce.axes[0] in after), ()
-    )
-    splits = len(groups) == 2 and groups[1] == reduce.axes[0] < view.type.rank - 1
-    if not splits or not isinstance(size, int) or not 1 < size <= _SHORT:
-        return ""
-    return None if _is_reduced_further(graph, m.root) else ""
+    (axis,), x = reduction(m).axes, m["x"]
+    before = m.graph.node(x.inputs[0]).type.shape
+    runs = dims.regrouped(before, x.type.shape) or []
+    splits = axis < x.type.rank - 1 and any(list(after) == [axis - 1, axis] for _, after in runs)
+    return None if splits and _is_reduced_further(m.graph, m.root) else ""
 
 
-def _element_by_element(m: Match, of: str = "x") -> Node:
-    (axis,), x = reduction(m).axes, m[of]
+def _element_by_element(m: Match) -> Node:
+    (axis,), x = reduction(m).axes, m["x"]
     size = x.type.shape[axis]
     assert isinstance(size, int)
     return _fold(m, [m.add(SliceOp(axis=axis, start=i, length=1), x) for i in range(size)])
@@ -208,8 +208,8 @@ RULES = (
     ),
     Rule(
         "max(x) = max(x[0], x[1], ...) of groups of a few that are reduced further,  sum, mean, min, prod likewise",
-        op(ReduceOp, op(ReshapeOp, anything("x"), name="view")),
-        lambda m: _element_by_element(m, "view"),
+        op(ReduceOp, op(ReshapeOp, name="x")),
+        _element_by_element,
         Numerics.REASSOCIATES,
         _few_of_a_group,
     ),

@@ -9,12 +9,10 @@ float32 where the library's convolution is in TF32, and so the more precise one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from math import prod
 
 from fusegen import dims, inference, ops
-from fusegen.costs import contractions, library, tensor_gemm
-from fusegen.costs.tiling import TooLarge
+from fusegen.costs import library, tensor_gemm
 from fusegen.dims import Dim, Dims
 from fusegen.ir import (
     AdaptivePoolOp,
@@ -36,6 +34,7 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.machines import DEFAULT_TARGET, machine
+from fusegen.passes.algebra import boxes
 from fusegen.passes.algebra.collapse import product_below
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 
@@ -174,10 +173,11 @@ def _pays(m: Match, outputs: int, terms: int) -> str | None:
     rows = dims.numel(m.root.type.shape, graph.sizes) // outputs
     moved = 4 * (dims.numel(m["x"].type.shape, graph.sizes) + rows * terms) / rates.bandwidth + rates.launch
     product = moved + tensor_gemm.seconds(rows, terms, outputs, rates)
-    direct = library.seconds(graph, m.root, rates)
-    with suppress(TooLarge):
-        direct = min(direct, contractions.kernel_seconds(graph, m.root, False, rates))
-    return None if product < direct else "its windows and their product are expected to take longer"
+    return (
+        None
+        if product < boxes.product_seconds(graph, m.root, rates)
+        else "its windows and their product are expected to take longer"
+    )
 
 
 def _windows(m: Match) -> Node:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fusegen import dims, inference, windows
-from fusegen.costs import contractions, gemm, library
+from fusegen.costs import gemm
 from fusegen.dims import Dim, Dims
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node, PadOp, PermuteOp, ReshapeOp, SliceOp, UnfoldOp
 from fusegen.machines import DEFAULT_TARGET, machine
+from fusegen.passes.algebra import boxes
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
 from fusegen.spaces import placement
 from fusegen.spaces.placement import Digit, Joined, Place, Places
@@ -210,7 +211,7 @@ def _pays(m: Match, found: _Convolution) -> str | None:
     def moved(*shapes: Dims) -> float:
         return sum(4 * dims.numel(shape, graph.sizes) for shape in shapes) / rates.bandwidth + rates.launch
 
-    convolution = min(library.seconds(body, conv, rates), contractions.kernel_seconds(body, conv, False, rates))
+    convolution = boxes.product_seconds(body, conv, rates)
     convolution += moved(conv.type.shape, conv.type.shape)  # its features come before its positions
     if any(a > b for a, b in pairwise(found.order)):
         convolution += moved(x.type.shape, x.type.shape)
