@@ -147,10 +147,10 @@ POINTWISE: dict[str, PointwiseRow] = {
     "log10": PointwiseRow(1, "torch.log10({0})", "log10f({0})", ("log10.default",), 8, 1),
     "log1p": PointwiseRow(1, "torch.log1p({0})", "log1pf({0})", ("log1p.default",), 12, 1),
     "sin": PointwiseRow(
-        1, "torch.sin({0})", "sine({0})", ("sin.default",), 24, helpers=("sine",), flattens=True, rare=48
+        1, "torch.sin({0})", "sine({0})", ("sin.default",), 16, helpers=("sine",), flattens=True, rare=48
     ),
     "cos": PointwiseRow(
-        1, "torch.cos({0})", "cosine({0})", ("cos.default",), 24, helpers=("cosine",), flattens=True, rare=48
+        1, "torch.cos({0})", "cosine({0})", ("cos.default",), 16, helpers=("cosine",), flattens=True, rare=48
     ),
     "tan": PointwiseRow(1, "torch.tan({0})", "tanf({0})", ("tan.default",), 24, rare=64),
     "atan": PointwiseRow(1, "torch.atan({0})", "atanf({0})", ("atan.default", "arctan.default"), 16, 1, flattens=True),
