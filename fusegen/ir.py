@@ -199,9 +199,10 @@ class MatmulOp(Frozen):
     Inputs: a, b and optionally a bias [N]. ``transposed`` says that b is stored as [*, N, K], as the
     weight of a linear layer is, ``left_transposed`` that a is as [*, K, M]. b has rank 2 (one matrix for every batch)
     or the leading axes of a. ``precise``: a kernel of more than the library's accuracy computes it where there is one.
-    ``summed``: its results are added up, and errors of one sign with them (``passes/truncation.py``); ``amplified``:
-    powers of them are, which only a product in plain float32 is precise enough for. ``biased``: torch adds a bias in
-    the product's own call, for which its library may add up in another order than without one.
+    ``summed``: its results, of factors that are both data, are added up, and errors of one sign with them
+    (``passes/truncation.py``); ``averaged``: those of rows by weights are; ``amplified``: powers of them are, which
+    only a product in plain float32 is precise enough for. ``biased``: torch adds a bias in the product's own call, for
+    which its library may add up in another order than without one.
     """
 
     kind: Literal["matmul"] = "matmul"
@@ -209,6 +210,7 @@ class MatmulOp(Frozen):
     left_transposed: bool = False
     precise: bool = False
     summed: bool = False
+    averaged: bool = False
     amplified: bool = False
     biased: bool = False
 

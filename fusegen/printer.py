@@ -101,7 +101,7 @@ def _call(node: Node) -> tuple[str, list[str]]:
         case ConvOp() as conv:
             return _conv_name(conv), _conv_attributes(conv)
         case MatmulOp():
-            flags = ("left_transposed", "transposed", "precise", "summed", "amplified")
+            flags = ("left_transposed", "transposed", "precise", "summed", "averaged", "amplified")
             return "matmul", [flag for flag in flags if getattr(node.op, flag)]
         case AttentionOp(scale=scale, causal=causal):
             return "attention", [f"scale={scale:g}", *(["causal"] if causal else [])]

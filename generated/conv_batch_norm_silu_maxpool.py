@@ -269,6 +269,17 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
+// As load_vector, for data that the kernel does not write.
+template <int VEC>
+__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
+    if constexpr (VEC == 4) {
+        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
+        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
+    } else {
+        v[0] = __ldg(p);
+    }
+}
+
 // COUNT (1, 2 or 4) neighbouring floats that the kernel does not write.
 template <int COUNT>
 __device__ __forceinline__ void load_run(float* v, const float* p) {
@@ -2020,7 +2031,7 @@ static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stre
     return cudaGetLastError();
 }
 
-constexpr int SWEEP_THREADS = 256, SWEEP_PARTS = 64;   // blocks of a channel, at most
+constexpr int SWEEP_THREADS = 256, SWEEP_PARTS = 64, SWEEP_BLOCKS = 16;   // blocks of a channel, at most, and of a multiprocessor, about
 
 struct Swept {
     const float* states;   // [part][STATE][channel]
@@ -2032,34 +2043,46 @@ struct Swept {
     }
 };
 
-// Block (channel, part): the channel in samples part, part + parts, ... Sums are about the first element.
-__global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, float* states) {
+// SIDE threads share a channel of a sample, and read VEC of its elements at a time; sums are about the first of all.
+// Block (channel, part): the channel in so many `own` samples, each of SIDE threads in turn.
+template <int SIDE, int VEC>
+__global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, int64_t own, float* states) {
     await_previous();
-    const int64_t channel = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
-    __shared__ double sums[2][SWEEP_THREADS];
-    const float origin = __ldg(y + (part * 72 + channel) * positions);
-    double sum = 0.0, squares = 0.0, count = 0.0;
-    for (int64_t sample = part; sample < samples; sample += parts) {
-        const float* row = y + (sample * 72 + channel) * positions;
-        for (int64_t begin = 0; begin < positions; begin += 256 * SWEEP_THREADS) {   // short chains in float
-            const int64_t left = positions - begin, end = left < 256 * SWEEP_THREADS ? left : 256 * SWEEP_THREADS;
+    constexpr int WARP = 32, SIDES = SWEEP_THREADS / SIDE, CHAIN = 256;   // additions in float, before they are added up in double
+    const int side = threadIdx.x / SIDE, thread = threadIdx.x % SIDE;
+    const int64_t channel = blockIdx.x, part = blockIdx.y, first = part * own, end = first + own < samples ? first + own : samples;
+    const float origin = __ldg(y + (first * 72 + channel) * positions);
+    double sum = 0.0, squares = 0.0;
+    for (int64_t sample = first + side; sample < end; sample += SIDES) {
+        const float* from = y + (sample * 72 + channel) * positions;
+        for (int64_t begin = 0; begin < positions; begin += CHAIN * SIDE) {
+            const int left = static_cast<int>(positions - begin < CHAIN * SIDE ? positions - begin : CHAIN * SIDE);
             float a = 0.0f, b = 0.0f;
-#pragma unroll 8
-            for (int i = threadIdx.x; i < end; i += SWEEP_THREADS) {
-                const float apart = __ldg(row + begin + i) - origin;
-                a += apart, b += apart * apart;
+#pragma unroll 16 / VEC
+            for (int i = thread * VEC; i < left; i += SIDE * VEC) {
+                float v[VEC];
+                load_once<VEC>(v, from + begin + i);
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) {
+                    const float apart = v[e] - origin;
+                    a += apart, b += apart * apart;
+                }
             }
             sum += a, squares += b;
         }
-        count += positions;
     }
-    sums[0][threadIdx.x] = sum, sums[1][threadIdx.x] = squares;
-    for (int d = SWEEP_THREADS / 2; d; d /= 2) {
+#pragma unroll
+    for (int d = WARP / 2; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d), squares += __shfl_xor_sync(~0u, squares, d);
+    if constexpr (true) {
+        constexpr int WARPS = SWEEP_THREADS / WARP;
+        __shared__ double sums[2][WARPS];
+        if (threadIdx.x % WARP == 0) sums[0][threadIdx.x / WARP] = sum, sums[1][threadIdx.x / WARP] = squares;
         __syncthreads();
-        if (threadIdx.x < d) sums[0][threadIdx.x] += sums[0][threadIdx.x + d], sums[1][threadIdx.x] += sums[1][threadIdx.x + d];
+        if (threadIdx.x == 0)
+            for (int w = 1; w < WARPS; ++w) sum += sums[0][w], squares += sums[1][w];
     }
     if (threadIdx.x) return;
-    const double shift = sums[0][0] / count, left = sums[1][0] - shift * sums[0][0];
+    const double count = static_cast<double>((end - first) * positions), shift = sum / count, left = squares - shift * sum;
     float* state = states + part * (STATE * 72) + channel;
     state[0] = static_cast<float>(count);
     state[72] = static_cast<float>(origin + shift);
@@ -2067,6 +2090,27 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__
 }
 
 constexpr int64_t sweep_bytes(int64_t) { return int64_t(SWEEP_PARTS) * STATE * 72 * int64_t(sizeof(float)); }
+
+constexpr int SHORT = 2048;   // elements of a channel that a warp has; of a longer one, a block
+
+// Samples of a block: one for each of its sides at least, and no more blocks than fill the device.
+static int64_t samples_of_part(int64_t samples, int64_t positions) {
+    const int64_t wanted = SWEEP_BLOCKS * int64_t(multiprocessors()) / 72 + 1, parts = wanted < SWEEP_PARTS ? wanted : SWEEP_PARTS;
+    const int64_t own = (samples + parts - 1) / parts, sides = positions > SHORT ? 1 : SWEEP_THREADS / 32;
+    return own > sides ? own : sides;
+}
+
+template <int SIDE, int VEC>
+int launch_sweep(const float* y, int64_t samples, int64_t positions, int64_t own, float* states, cudaStream_t stream) {
+    enqueue(sweep<SIDE, VEC>, dim3(72, static_cast<unsigned int>((samples - 1) / own + 1)), SWEEP_THREADS, 0, stream, y, samples, positions, own, states);
+    return cudaGetLastError();
+}
+
+int launch_sweep(const float* y, int64_t samples, int64_t positions, int64_t own, float* states, cudaStream_t stream) {
+    const bool fours = positions % 4 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+    if (positions <= SHORT) return fours ? launch_sweep<32, 4>(y, samples, positions, own, states, stream) : launch_sweep<32, 1>(y, samples, positions, own, states, stream);
+    return fours ? launch_sweep<SWEEP_THREADS, 4>(y, samples, positions, own, states, stream) : launch_sweep<SWEEP_THREADS, 1>(y, samples, positions, own, states, stream);
+}
 
 extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t height, int64_t width) {
     return workspace_bytes() + sweep_bytes(batch);
@@ -2076,9 +2120,9 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
     if (const int error = compute(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream)) return error;
     const int64_t samples = batch, positions = height*width;
     float* const states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
-    const int parts = static_cast<int>(samples < SWEEP_PARTS ? samples : SWEEP_PARTS);
-    if (samples * positions) enqueue(sweep, dim3(72, parts), SWEEP_THREADS, 0, stream, y0, samples, positions, states);
-    if (const int error = cudaGetLastError()) return error;
+    const int64_t own = samples_of_part(samples, positions);
+    if (samples * positions)
+        if (const int error = launch_sweep(y0, samples, positions, own, states, stream)) return error;
     Tail tail = {};
     tail.rows = 72;
     tail.p2 = p2;
@@ -2092,7 +2136,7 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
     tail.height = height;
     tail.width = width;
 
-    return launch_finish(Swept{states, positions ? parts : 0}, tail, stream);
+    return launch_finish(Swept{states, positions ? static_cast<int>((samples + own - 1) / own) : 0}, tail, stream);
 }
 
 }  // namespace k0_contraction_sm80_kernel
@@ -2529,16 +2573,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_979736bd0e2dd840, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5551c9283fbfaffa, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_979736bd0e2dd840, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5551c9283fbfaffa, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_979736bd0e2dd840"
+_fusegen_NAMESPACE = "fusegen_5551c9283fbfaffa"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -232,6 +232,17 @@ __device__ __forceinline__ void store_vector(float* p, const float* v, int strid
     }
 }
 
+// As load_vector, for data that the kernel does not write.
+template <int VEC>
+__device__ __forceinline__ void load_once(float* v, const float* p, int stride = 1) {
+    if constexpr (VEC == 4) {
+        const float4 q = __ldg(reinterpret_cast<const float4*>(p));
+        v[0] = q.x, v[stride] = q.y, v[2 * stride] = q.z, v[3 * stride] = q.w;
+    } else {
+        v[0] = __ldg(p);
+    }
+}
+
 // COUNT (1, 2 or 4) neighbouring floats that the kernel does not write.
 template <int COUNT>
 __device__ __forceinline__ void load_run(float* v, const float* p) {
@@ -2995,34 +3006,48 @@ struct Swept {
     }
 };
 
-// Block (sample, channel). Sums are about the first element.
+// SIDE threads share a channel of a sample, and read VEC of its elements at a time; sums are about the first of all.
+// A block takes as many channels, of one sample after another, as it has threads for.
+template <int SIDE, int VEC>
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, float* states) {
     await_previous();
-    const int64_t channel = blockIdx.x % 80, part = blockIdx.x / 80, parts = samples;
-    __shared__ double sums[2][SWEEP_THREADS];
-    const float origin = __ldg(y + (part * 80 + channel) * positions);
-    double sum = 0.0, squares = 0.0, count = 0.0;
-    for (int64_t sample = part; sample < samples; sample += parts) {
-        const float* row = y + (sample * 80 + channel) * positions;
-        for (int64_t begin = 0; begin < positions; begin += 256 * SWEEP_THREADS) {   // short chains in float
-            const int64_t left = positions - begin, end = left < 256 * SWEEP_THREADS ? left : 256 * SWEEP_THREADS;
+    constexpr int WARP = 32, SIDES = SWEEP_THREADS / SIDE, CHAIN = 256;   // additions in float, before they are added up in double
+    const int side = threadIdx.x / SIDE, thread = threadIdx.x % SIDE;
+    const int64_t row = int64_t(blockIdx.x) * SIDES + side, part = row / 80, channel = row % 80;
+    if (SIDES > 1 && row >= samples * 80) return;
+    const int64_t first = part, end = part + 1;
+    const float origin = __ldg(y + (first * 80 + channel) * positions);
+    double sum = 0.0, squares = 0.0;
+    for (int64_t sample = first; sample < end; sample += 1) {
+        const float* from = y + (sample * 80 + channel) * positions;
+        for (int64_t begin = 0; begin < positions; begin += CHAIN * SIDE) {
+            const int left = static_cast<int>(positions - begin < CHAIN * SIDE ? positions - begin : CHAIN * SIDE);
             float a = 0.0f, b = 0.0f;
-#pragma unroll 8
-            for (int i = threadIdx.x; i < end; i += SWEEP_THREADS) {
-                const float apart = __ldg(row + begin + i) - origin;
-                a += apart, b += apart * apart;
+#pragma unroll 16 / VEC
+            for (int i = thread * VEC; i < left; i += SIDE * VEC) {
+                float v[VEC];
+                load_once<VEC>(v, from + begin + i);
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) {
+                    const float apart = v[e] - origin;
+                    a += apart, b += apart * apart;
+                }
             }
             sum += a, squares += b;
         }
-        count += positions;
     }
-    sums[0][threadIdx.x] = sum, sums[1][threadIdx.x] = squares;
-    for (int d = SWEEP_THREADS / 2; d; d /= 2) {
+#pragma unroll
+    for (int d = WARP / 2; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d), squares += __shfl_xor_sync(~0u, squares, d);
+    if constexpr (SIDE > WARP) {
+        constexpr int WARPS = SWEEP_THREADS / WARP;
+        __shared__ double sums[2][WARPS];
+        if (threadIdx.x % WARP == 0) sums[0][threadIdx.x / WARP] = sum, sums[1][threadIdx.x / WARP] = squares;
         __syncthreads();
-        if (threadIdx.x < d) sums[0][threadIdx.x] += sums[0][threadIdx.x + d], sums[1][threadIdx.x] += sums[1][threadIdx.x + d];
+        if (threadIdx.x == 0)
+            for (int w = 1; w < WARPS; ++w) sum += sums[0][w], squares += sums[1][w];
     }
-    if (threadIdx.x) return;
-    const double shift = sums[0][0] / count, left = sums[1][0] - shift * sums[0][0];
+    if (thread) return;
+    const double count = static_cast<double>((end - first) * positions), shift = sum / count, left = squares - shift * sum;
     float* state = states + part * (STATE * 80) + channel;
     state[0] = static_cast<float>(count);
     state[80] = static_cast<float>(origin + shift);
@@ -3030,6 +3055,22 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__
 }
 
 constexpr int64_t sweep_bytes(int64_t samples) { return samples * (STATE * 80 * int64_t(sizeof(float))); }
+
+constexpr int SHORT = 2048;   // elements of a channel that a warp has; of a longer one, a block
+
+template <int SIDE, int VEC>
+int launch_sweep(const float* y, int64_t samples, int64_t positions, float* states, cudaStream_t stream) {
+    const int64_t blocks = (samples * 80 - 1) / (SWEEP_THREADS / SIDE) + 1;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    enqueue(sweep<SIDE, VEC>, static_cast<unsigned int>(blocks), SWEEP_THREADS, 0, stream, y, samples, positions, states);
+    return cudaGetLastError();
+}
+
+int launch_sweep(const float* y, int64_t samples, int64_t positions, float* states, cudaStream_t stream) {
+    const bool fours = positions % 4 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+    if (positions <= SHORT) return fours ? launch_sweep<32, 4>(y, samples, positions, states, stream) : launch_sweep<32, 1>(y, samples, positions, states, stream);
+    return fours ? launch_sweep<SWEEP_THREADS, 4>(y, samples, positions, states, stream) : launch_sweep<SWEEP_THREADS, 1>(y, samples, positions, states, stream);
+}
 
 extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t height, int64_t width) {
     return workspace_bytes() + sweep_bytes(batch);
@@ -3040,9 +3081,8 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
     const int64_t samples = batch, positions = (-2)*height - 2*width + height*width + 4;
     float* const states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
     if (samples == 0) return cudaSuccess;
-    if (samples * 80 > INT32_MAX) return cudaErrorInvalidValue;
-    if (positions) enqueue(sweep, static_cast<unsigned int>(samples * 80), SWEEP_THREADS, 0, stream, y0, samples, positions, states);
-    if (const int error = cudaGetLastError()) return error;
+    if (positions)
+        if (const int error = launch_sweep(y0, samples, positions, states, stream)) return error;
     Tail tail = {};
     tail.rows = (samples) * 10;
     tail.y1 = y1;
@@ -3484,16 +3524,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4bcc517e87c212dc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7d8a9d250bd64085, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_4bcc517e87c212dc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7d8a9d250bd64085, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_4bcc517e87c212dc"
+_fusegen_NAMESPACE = "fusegen_7d8a9d250bd64085"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

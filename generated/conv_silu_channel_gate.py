@@ -2679,34 +2679,48 @@ struct Swept {
     }
 };
 
-// Block (sample, channel). Sums are about the first element.
+// SIDE threads share a channel of a sample, and read VEC of its elements at a time; sums are about the first of all.
+// A block takes as many channels, of one sample after another, as it has threads for.
+template <int SIDE, int VEC>
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, float* states) {
     await_previous();
-    const int64_t channel = blockIdx.x % 96, part = blockIdx.x / 96, parts = samples;
-    __shared__ double sums[2][SWEEP_THREADS];
-    const float origin = __ldg(y + (part * 96 + channel) * positions);
-    double sum = 0.0, squares = 0.0, count = 0.0;
-    for (int64_t sample = part; sample < samples; sample += parts) {
-        const float* row = y + (sample * 96 + channel) * positions;
-        for (int64_t begin = 0; begin < positions; begin += 256 * SWEEP_THREADS) {   // short chains in float
-            const int64_t left = positions - begin, end = left < 256 * SWEEP_THREADS ? left : 256 * SWEEP_THREADS;
+    constexpr int WARP = 32, SIDES = SWEEP_THREADS / SIDE, CHAIN = 256;   // additions in float, before they are added up in double
+    const int side = threadIdx.x / SIDE, thread = threadIdx.x % SIDE;
+    const int64_t row = int64_t(blockIdx.x) * SIDES + side, part = row / 96, channel = row % 96;
+    if (SIDES > 1 && row >= samples * 96) return;
+    const int64_t first = part, end = part + 1;
+    const float origin = __ldg(y + (first * 96 + channel) * positions);
+    double sum = 0.0, squares = 0.0;
+    for (int64_t sample = first; sample < end; sample += 1) {
+        const float* from = y + (sample * 96 + channel) * positions;
+        for (int64_t begin = 0; begin < positions; begin += CHAIN * SIDE) {
+            const int left = static_cast<int>(positions - begin < CHAIN * SIDE ? positions - begin : CHAIN * SIDE);
             float a = 0.0f, b = 0.0f;
-#pragma unroll 8
-            for (int i = threadIdx.x; i < end; i += SWEEP_THREADS) {
-                const float apart = __ldg(row + begin + i) - origin;
-                a += apart, b += apart * apart;
+#pragma unroll 16 / VEC
+            for (int i = thread * VEC; i < left; i += SIDE * VEC) {
+                float v[VEC];
+                load_once<VEC>(v, from + begin + i);
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) {
+                    const float apart = v[e] - origin;
+                    a += apart, b += apart * apart;
+                }
             }
             sum += a, squares += b;
         }
-        count += positions;
     }
-    sums[0][threadIdx.x] = sum, sums[1][threadIdx.x] = squares;
-    for (int d = SWEEP_THREADS / 2; d; d /= 2) {
+#pragma unroll
+    for (int d = WARP / 2; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d), squares += __shfl_xor_sync(~0u, squares, d);
+    if constexpr (SIDE > WARP) {
+        constexpr int WARPS = SWEEP_THREADS / WARP;
+        __shared__ double sums[2][WARPS];
+        if (threadIdx.x % WARP == 0) sums[0][threadIdx.x / WARP] = sum, sums[1][threadIdx.x / WARP] = squares;
         __syncthreads();
-        if (threadIdx.x < d) sums[0][threadIdx.x] += sums[0][threadIdx.x + d], sums[1][threadIdx.x] += sums[1][threadIdx.x + d];
+        if (threadIdx.x == 0)
+            for (int w = 1; w < WARPS; ++w) sum += sums[0][w], squares += sums[1][w];
     }
-    if (threadIdx.x) return;
-    const double shift = sums[0][0] / count, left = sums[1][0] - shift * sums[0][0];
+    if (thread) return;
+    const double count = static_cast<double>((end - first) * positions), shift = sum / count, left = squares - shift * sum;
     float* state = states + part * (STATE * 96) + channel;
     state[0] = static_cast<float>(count);
     state[96] = static_cast<float>(origin + shift);
@@ -2714,6 +2728,22 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__
 }
 
 constexpr int64_t sweep_bytes(int64_t samples) { return samples * (STATE * 96 * int64_t(sizeof(float))); }
+
+constexpr int SHORT = 2048;   // elements of a channel that a warp has; of a longer one, a block
+
+template <int SIDE, int VEC>
+int launch_sweep(const float* y, int64_t samples, int64_t positions, float* states, cudaStream_t stream) {
+    const int64_t blocks = (samples * 96 - 1) / (SWEEP_THREADS / SIDE) + 1;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    enqueue(sweep<SIDE, VEC>, static_cast<unsigned int>(blocks), SWEEP_THREADS, 0, stream, y, samples, positions, states);
+    return cudaGetLastError();
+}
+
+int launch_sweep(const float* y, int64_t samples, int64_t positions, float* states, cudaStream_t stream) {
+    const bool fours = positions % 4 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+    if (positions <= SHORT) return fours ? launch_sweep<32, 4>(y, samples, positions, states, stream) : launch_sweep<32, 1>(y, samples, positions, states, stream);
+    return fours ? launch_sweep<SWEEP_THREADS, 4>(y, samples, positions, states, stream) : launch_sweep<SWEEP_THREADS, 1>(y, samples, positions, states, stream);
+}
 
 extern "C" int64_t k0_contraction_sm80_workspace(int64_t batch, int64_t height, int64_t width) {
     return workspace_bytes() + sweep_bytes(batch);
@@ -2724,9 +2754,8 @@ extern "C" int k0_contraction_sm80(const float* p0, const float* x0, const float
     const int64_t samples = batch, positions = height*width;
     float* const states = reinterpret_cast<float*>(static_cast<char*>(workspace) + workspace_bytes());
     if (samples == 0) return cudaSuccess;
-    if (samples * 96 > INT32_MAX) return cudaErrorInvalidValue;
-    if (positions) enqueue(sweep, static_cast<unsigned int>(samples * 96), SWEEP_THREADS, 0, stream, y0, samples, positions, states);
-    if (const int error = cudaGetLastError()) return error;
+    if (positions)
+        if (const int error = launch_sweep(y0, samples, positions, states, stream)) return error;
     Tail tail = {};
     tail.rows = (samples) * 96;
     tail.y1 = y1;
@@ -3378,16 +3407,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1f1d4aa173963148, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d7a6491454660685, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_1f1d4aa173963148, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d7a6491454660685, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_1f1d4aa173963148"
+_fusegen_NAMESPACE = "fusegen_d7a6491454660685"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -161,17 +161,36 @@ def test_reads_parts_of_tensors_where_they_lie(name: str, tmp_path: Path, monkey
 LINES = {
     "peaks": (
         "F.adaptive_max_pool2d(x.tanh() - self.p, (9, 5)).exp()",
-        [(2, 3, 150, 33), (1, 3, 145, 41), (2, 3, 151, 129), (1, 3, 160, 301), (1, 3, 7, 33)],
+        [
+            (2, 3, 150, 33),
+            (1, 3, 145, 41),
+            (2, 3, 151, 129),
+            (1, 3, 160, 301),
+            (1, 3, 7, 33),
+            (2, 3, 150, 44),
+            (1, 3, 171, 20),
+        ],
     ),
     "volumes": (
         "F.adaptive_avg_pool3d((x * self.p).unsqueeze(1), (2, 4, 3)) * 2",
-        [(2, 3, 35, 35), (4, 3, 40, 64), (1, 3, 31, 290), (1, 3, 9, 40)],
+        [
+            (2, 3, 35, 35),
+            (4, 3, 40, 64),
+            (1, 3, 31, 290),
+            (1, 3, 9, 40),
+            (2, 3, 68, 48),
+            (2, 3, 65, 20),
+            (1, 3, 70, 16),
+        ],
     ),
     "peaks_and_means": (
         "F.adaptive_max_pool2d(x, (4, 3)) - F.adaptive_avg_pool2d(x * self.p, (4, 3))",
-        [(2, 3, 64, 34), (1, 3, 90, 133), (1, 3, 70, 98)],
+        [(2, 3, 64, 34), (1, 3, 90, 133), (1, 3, 70, 98), (2, 3, 64, 36), (2, 3, 66, 28)],
     ),
-    "parts": ("F.adaptive_max_pool2d(F.glu(x, 1), (2, 3))", [(2, 6, 33, 34), (1, 6, 99, 65), (1, 6, 40, 66)]),
+    "parts": (
+        "F.adaptive_max_pool2d(F.glu(x, 1), (2, 3))",
+        [(2, 6, 33, 34), (1, 6, 99, 65), (1, 6, 40, 66), (2, 6, 34, 24)],
+    ),
 }
 """As above, of windows of many rows that divide rows unevenly: a block computes a row of results."""
 
@@ -183,7 +202,7 @@ def test_windows_of_many_rows_share_what_they_read(name: str, tmp_path: Path, mo
     path = write(tmp_path, f"return {body}", "self.p = nn.Parameter(torch.rand(3, 1, 1))", f"torch.rand{shapes[0]}")
     compiled = compile_file(path)
     assert [step.kind for step in compiled.program.steps] == ["kernel"]
-    assert "launch_lines<1>(args, rows, stream)" in compiled.source
+    assert all(f"launch_lines<{width}>(args, rows, stream)" in compiled.source for width in (1, 2, 4))
     played = OnTheCPU(compiled, f"generated_lines_{name}", tmp_path)
     for shape in shapes:
         x = torch.randn(shape)

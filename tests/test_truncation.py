@@ -16,7 +16,7 @@ _STEP = "STEPS = 1;"
 
 
 def _model(forward: str, x: tuple[int, ...] = (2048, 1000), y: tuple[int, ...] = (1000, 512)) -> str:
-    parameter = "        self.w = nn.Parameter(torch.rand(1000, 512))\n"
+    parameter = f"        self.w = nn.Parameter(torch.rand({y}))\n"
     init = f"class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n{parameter}\n"
     inputs = f"def get_inputs():\n    return [torch.rand({x}), torch.rand({y})]\n"
     body = f"    def forward(self, x, y):\n        return {forward}\n"
@@ -32,7 +32,7 @@ def _model(forward: str, x: tuple[int, ...] = (2048, 1000), y: tuple[int, ...] =
         ("F.gelu(x @ y).reshape(2048, 256, 2).mean(-1)", False),  # two terms
         ("F.gelu(x @ y).amax(1)", False),
         ("F.gelu(x @ y)", False),
-        ("F.gelu(x @ self.w).mean(1)", False),  # weights have either sign
+        ("F.gelu(x @ self.w).mean(1)", False),  # what is lost is given back
         ("F.gelu(x @ (y * self.w)).mean(1)", False),
     ],
 )
@@ -57,6 +57,25 @@ def test_products_split_in_place_promote_as_often(tmp_path: Path) -> None:
     assert "PROMOTED = PRECISE ? 1 : STEPS" in compile_file(path).source
     path.write_text(_model("F.gelu(x @ y)", (64, 512), (512, 1024)))
     assert "PROMOTED = PRECISE ? 2 : STEPS" in compile_file(path).source
+
+
+@pytest.mark.parametrize(
+    ("forward", "averaged"),
+    [
+        ("F.gelu(x @ self.w).mean(1)", True),
+        ("F.relu(F.max_pool1d((x @ (y * self.w)).unsqueeze(1), 4) - 0.5).sum(2)", True),
+        ("F.gelu((x @ self.w).view(len(x), -1, 128).amax(1)).mean(1)", True),
+        ("F.gelu(x @ self.w).view(len(x), -1, 8).sum(2).tanh().sum(1)", True),
+        ("F.gelu(x @ self.w).view(len(x), -1, 8).sum(2).tanh()", False),  # eight terms
+        ("F.gelu(x @ self.w).amax(1)", False),
+        ("F.gelu(x @ y).mean(1)", False),
+    ],
+)
+def test_products_by_weights_get_back_what_truncation_takes(forward: str, averaged: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    for shapes in (((2048, 1000), (1000, 512)), ((64, 512), (512, 1024))):  # prepared rows, and rows split in place
+        path.write_text(_model(forward, *shapes))
+        assert ("constexpr float LOST" in compile_file(path).source) is averaged
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,10 @@ Hopper's kernel, or where the portable one has neighbours of a phase each side b
 _OF_CHANNELS = 2
 """The same of an operand with a value for every channel of every sample: each result reads it (mean and variance of a
 norm before sums over 96 channels: 143 us as products lie, 90 in a kernel of rows behind the library's)."""
-_TF32_INPUTS = 64
+_TF32_INPUTS = {False: 64, True: 128}
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
-those of 8 outputs and of groups (80 channels to 80, three times, 1x1: in full fp32)."""
+those of 8 outputs and of groups (80 channels to 80, three times, 1x1: in full fp32); True: of one tap that skips
+positions (27 of them: 64 channels, and some of 96, in full fp32)."""
 _PORTABLE_TF32 = 2.7
 """Times over that the portable kernel takes in TF32 of what is expected (19 random convolutions took 1.0 to 7.2 times,
 the median 2.5)."""
@@ -214,9 +215,13 @@ def _strided_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
     return _PORTABLE_STRIDED[in_place] * portable_seconds(body, node, whole, machine, few=False)
 
 
-def _is_in_tf32(conv: ConvOp, inputs: int, outputs: int) -> bool:
-    """Whether cuDNN is sure to compute a convolution, with so many channels in a group, in TF32 where permitted."""
-    return conv.groups == 1 and inputs >= _TF32_INPUTS and outputs > LEAST_OUTPUTS
+def _is_in_tf32(body: Graph, node: Node) -> bool:
+    """Whether cuDNN is sure to compute a convolution in TF32 where permitted."""
+    assert isinstance(node.op, ConvOp)
+    x, w = (body.node(name).type for name in node.inputs[:2])
+    inputs, outputs = inference.group_channels(node.op, x, w)
+    picks = not node.op.transposed and max(node.op.stride) > 1 and prod(inference.kernel_size(w)) == 1
+    return node.op.groups == 1 and inputs >= _TF32_INPUTS[picks] and outputs > LEAST_OUTPUTS
 
 
 def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
@@ -227,9 +232,7 @@ def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
     """
     if not isinstance(node.op, ConvOp) or reduces(body):
         return False
-    x, w = (body.node(name).type for name in node.inputs[:2])
-    inputs, outputs = inference.group_channels(node.op, x, w)
-    return _is_in_tf32(node.op, inputs, outputs) and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
+    return _is_in_tf32(body, node) and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
 
 
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine, finished: bool = False) -> float:
@@ -293,9 +296,7 @@ def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:
     Without one the portable kernel takes those calls, and it is in the file in any case.
     """
     assert isinstance(node.op, ConvOp)
-    x, w = (body.node(name).type for name in node.inputs[:2])
-    inputs, outputs = inference.group_channels(node.op, x, w)
-    if _is_in_tf32(node.op, inputs, outputs):
+    if _is_in_tf32(body, node):
         return False
     portable = portable_seconds(body, node, whole, machine, precise=True)
     if max(node.op.dilation) > 1:

@@ -100,7 +100,7 @@ def is_small(body: Graph, node: Node) -> bool:
     try:
         if not _adds_up_few(body, node):
             return False
-        rounding = _ROUNDING if many and not _waits_for_memory(body, node, rates) else 1.0
+        rounds = many and library.allows_tf32(body, node) and not _waits_for_memory(body, node, rates)
     except NotFusable:
         return False
     whole = contractions.reduces(body)
@@ -115,7 +115,7 @@ def is_small(body: Graph, node: Node) -> bool:
     few, times = _TRANSPOSED
     if node.op.transposed and outputs <= few and library.allows_tf32(body, node):
         tensor *= times
-    return rounding * seconds(body, node, rates) < tensor
+    return (_ROUNDING if rounds else 1.0) * seconds(body, node, rates) < tensor
 
 
 def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:

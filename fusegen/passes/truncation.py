@@ -1,10 +1,12 @@
 """Products whose results are added up: what truncation takes from each, a sum adds up too.
 
-Tensor cores truncate as they add. Products of rows by weights, of either sign, lose towards zero from both sides, and a
-mean over many of them averages that out; factors that are both data may have one sign (what follows a ReLU,
-frequencies, images), and then every result loses alike. So do the positions of a convolution's channel, which have its
-weights in common, where data vary little (3 - x for an image x, 5x5 taps of 12 channels, averaged: 4 times eager's
-error with nine products to a partial sum).
+Tensor cores truncate as they add. Products of rows by weights, of either sign, lose towards zero from both sides, which
+a mean over many of them averages out, but not over the larger of several (max pooling, then a mean that the rest
+cancels: 1.4 times the error that is allowed): what they lose on average is given back. Factors that are both data may
+have one sign (what follows a ReLU, frequencies, images), where they lose more, or be whole numbers, of which nothing is
+lost: their partial sums leave the tensor cores more often. So do those of a convolution, whose positions have the
+weights of a channel in common, where data vary little (3 - x for an image x, 5x5 taps of 12 channels, averaged: 4 times
+eager's error with nine products to a partial sum).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from fusegen.ir import (
     ParamOp,
     PermuteOp,
     PointwiseOp,
+    PoolOp,
     ReduceOp,
     ReshapeOp,
 )
@@ -34,7 +37,8 @@ _AVERAGED = 64
 _BORNE = 3
 """Times over that errors may count for it: each chunk's sum is truncated, by half a unit in the last place on average
 (the mean of sixth powers had 0.97 to 1.01 of the error that is allowed, that of cubes 0.54)."""
-_THROUGH = (PointwiseOp, ReshapeOp, PermuteOp)
+_THROUGH = (PointwiseOp, ReshapeOp, PermuteOp, PoolOp)
+_EXTREMES = ("max", "min")
 
 
 def _is_data(graph: Graph, node: Node) -> bool:
@@ -71,7 +75,7 @@ def _is_centre(graph: Graph, mean: Node) -> bool:
 
 
 def _averaged(graph: Graph, node: Node, cancels: Callable[[Graph, Node], bool] = lambda *_: False) -> float:
-    """How many times over errors count where many results are added up, after elementwise work and views; else 0.
+    """How many times over errors count where many results are added up, after chains, views and maxima; else 0.
 
     ``cancels``: of a sum, whether errors of one sign are of no consequence.
     """
@@ -81,9 +85,11 @@ def _averaged(graph: Graph, node: Node, cancels: Callable[[Graph, Node], bool] =
         if read and isinstance(user.op, ReduceOp) and user.op.fn in LINEAR:
             own = graph.node(read[0])
             terms = dims.numel(own.type.shape, graph.sizes) / max(1, dims.numel(user.type.shape, graph.sizes))
-            if terms >= _AVERAGED and not cancels(graph, user):
+            if terms < _AVERAGED:
+                times[user.name] = times[own.name]
+            elif not cancels(graph, user):
                 found = max(found, times[own.name])
-        elif read and isinstance(user.op, _THROUGH):
+        elif read and (isinstance(user.op, _THROUGH) or (isinstance(user.op, ReduceOp) and user.op.fn in _EXTREMES)):
             times[user.name] = _times(graph, user, times)
     return found
 
@@ -97,6 +103,16 @@ def _summed(m: Match) -> Node:
     assert isinstance(m.root.op, MatmulOp)
     amplified = _averaged(m.graph, m.root) > _BORNE
     return m.add(m.root.op.replace(summed=True, amplified=amplified), m["x"], m["y"])
+
+
+def _by_weights(m: Match) -> str | None:
+    of_data = _is_data(m.graph, m["x"]) and _is_data(m.graph, m["w"])
+    return None if not of_data and _averaged(m.graph, m.root, _is_centre) else ""
+
+
+def _averaged_product(m: Match) -> Node:
+    assert isinstance(m.root.op, MatmulOp)
+    return m.add(m.root.op.replace(averaged=True), m["x"], m["w"])
 
 
 def _of_positions(m: Match) -> str | None:
@@ -117,6 +133,13 @@ RULES = (
         _averaged_conv,
         Numerics.EXACT,
         _of_positions,
+    ),
+    Rule(
+        "sum of f(matmul(x, w)) of weights w: what truncation takes is given back",
+        op(MatmulOp, anything("x"), anything("w"), averaged=False),
+        _averaged_product,
+        Numerics.EXACT,
+        _by_weights,
     ),
     Rule(
         "sum of f(matmul(x, y)) of data x and y: partial sums leave the tensor cores at every step",

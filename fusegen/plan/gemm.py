@@ -189,6 +189,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         widths=widths,
         instructions=instructions,
         summed=node.op.summed,
+        averaged=node.op.averaged,
         group=group,
         triangle=_triangle(region, node),
         rows=region.lower(region.space if group else space, style, "v", _FeatureLowering),

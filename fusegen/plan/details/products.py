@@ -60,6 +60,8 @@ class GemmPlan(_BatchedProduct):
     """Blocks side by side that share the prepared rows of a tile."""
     summed: bool = False
     """Its results are added up: partial sums leave the tensor cores, which truncate, after every step."""
+    averaged: bool = False
+    """Its results are added up: what truncation takes from each on average is given back."""
     widths: tuple[int, ...]
     """Rows of a tile, ascending: the last for all heights above the others."""
     instructions: tuple[int, ...]
