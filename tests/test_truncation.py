@@ -67,6 +67,8 @@ def test_products_split_in_place_promote_as_often(tmp_path: Path) -> None:
         ("F.gelu((x @ self.w).view(len(x), -1, 128).amax(1)).mean(1)", True),
         ("F.gelu(x @ self.w).view(len(x), -1, 8).sum(2).tanh().sum(1)", True),
         ("F.gelu(x @ self.w).view(len(x), -1, 8).sum(2).tanh()", False),  # eight terms
+        ("F.relu(x @ self.w).var(1)", True),
+        ("F.layer_norm(x @ self.w, (self.w.shape[1],))", False),  # the norm divides by what is lost from the variance
         ("F.gelu(x @ self.w).amax(1)", False),
         ("F.gelu(x @ y).mean(1)", False),
     ],
@@ -103,6 +105,7 @@ def test_sums_of_high_powers_are_left_to_products_in_plain_fp32(forward: str, am
         ("(F.gelu(self.c(3 - x)) * s).mean((2, 3))", 12, 3),
         ("F.gelu(self.c(x)).cumsum(0) + F.gelu(self.c(x)).sum((1, 2, 3), keepdim=True)", 12, 3),
         ("F.gelu(self.c(3 - x)).cumsum(0)", 12, 9),
+        ("self.c(x).var((2, 3)).cumsum(0)", 12, 3),
         ("F.instance_norm(self.c(x)).cumsum(0)", 12, 9),  # a mean that is taken away takes what is common with it
         ("F.gelu(self.c(x)).cumsum(0) + F.gelu(self.c(x)).amax((1, 2, 3), keepdim=True)", 12, 9),
     ],

@@ -6,7 +6,7 @@ cancels: 1.4 times the error that is allowed): what they lose on average is give
 have one sign (what follows a ReLU, frequencies, images), where they lose more, or be whole numbers, of which nothing is
 lost: their partial sums leave the tensor cores more often. So do those of a convolution, whose positions have the
 weights of a channel in common, where data vary little (3 - x for an image x, 5x5 taps of 12 channels, averaged: 4 times
-eager's error with nine products to a partial sum).
+eager's error with nine products to a partial sum). A variance, which is no norm's, has twice the error of its data.
 """
 
 from __future__ import annotations
@@ -74,6 +74,12 @@ def _is_centre(graph: Graph, mean: Node) -> bool:
     return any(node.op == PointwiseOp(fn="sub") and node.inputs == (*mean.inputs, mean.name) for node in readers)
 
 
+def _is_centred(graph: Graph, var: Node) -> bool:
+    """Whether the mean is taken from what ``var`` is the variance of, as norms do, which divide by it then."""
+    readers = (graph.node(name) for name in graph.users[var.inputs[0]])
+    return any(isinstance(node.op, ReduceOp) and node.op.fn == "mean" and _is_centre(graph, node) for node in readers)
+
+
 def _averaged(graph: Graph, node: Node, cancels: Callable[[Graph, Node], bool] = lambda *_: False) -> float:
     """How many times over errors count where many results are added up, after chains, views and maxima; else 0.
 
@@ -82,13 +88,14 @@ def _averaged(graph: Graph, node: Node, cancels: Callable[[Graph, Node], bool] =
     times, found = {node.name: 1.0}, 0.0
     for user in graph.nodes:
         read = [name for name in user.inputs if name in times]
-        if read and isinstance(user.op, ReduceOp) and user.op.fn in LINEAR:
-            own = graph.node(read[0])
+        if read and isinstance(user.op, ReduceOp) and user.op.fn in (*LINEAR, "var"):
+            own, squares = graph.node(read[0]), user.op.fn == "var"
             terms = dims.numel(own.type.shape, graph.sizes) / max(1, dims.numel(user.type.shape, graph.sizes))
+            counted = times[own.name] * (2 if squares else 1)
             if terms < _AVERAGED:
-                times[user.name] = times[own.name]
-            elif not cancels(graph, user):
-                found = max(found, times[own.name])
+                times[user.name] = counted
+            elif not (_is_centred(graph, user) if squares else cancels(graph, user)):
+                found = max(found, counted)
         elif read and (isinstance(user.op, _THROUGH) or (isinstance(user.op, ReduceOp) and user.op.fn in _EXTREMES)):
             times[user.name] = _times(graph, user, times)
     return found
