@@ -85,9 +85,9 @@ def test_a_convolution_of_part_of_an_image_stays_one(tmp_path: Path) -> None:
 def test_functions_of_few_elements_are_computed_once(tmp_path: Path) -> None:
     """Not again for every row; a cheap one is, and one that each row has a value of."""
     inputs = "torch.rand(64, 12, 256, 64), torch.rand(256, 64)"
-    assert templates(program(tmp_path, "return x * y.cos()", inputs=inputs, arguments="x, y")) == ["pointwise"] * 2
+    assert templates(program(tmp_path, "return x * y.tan()", inputs=inputs, arguments="x, y")) == ["pointwise"] * 2
     assert templates(program(tmp_path, "return x * y.abs()", inputs=inputs, arguments="x, y")) == ["pointwise"]
-    assert templates(program(tmp_path, "return x * y[:, :1].cos()", inputs=inputs, arguments="x, y")) == ["pointwise"]
+    assert templates(program(tmp_path, "return x * y[:, :1].tan()", inputs=inputs, arguments="x, y")) == ["pointwise"]
 
 
 def test_a_sum_that_others_need_is_the_convolution_s(tmp_path: Path) -> None:
