@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
 LEAST_CHANNELS = 16
-"""Input channels per group below which cuDNN computes a (not transposed) convolution in full fp32 on an H200."""
+"""Input channels per group below which cuDNN computes a (not transposed) convolution in full fp32 on an H200, mostly:
+36 of 170 random ones with fewer ran in TF32, of 1 to 125 taps, by no rule of channels, taps, stride or outputs."""
 
 
 def in_tf32(transposed: bool, channels_per_group: int) -> bool:
