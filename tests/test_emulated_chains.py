@@ -133,3 +133,15 @@ def test_a_part_that_begins_at_a_quotient_of_what_is_negative(start: str, tmp_pa
     for length in (8, 9, 13):
         x = torch.randn(2, length, 6)
         assert torch.equal(model(x), reference(x))
+
+
+@pytest.mark.parametrize("norm", ["BatchNorm2d(64)", "GroupNorm(8, 64)", "InstanceNorm2d(64)"])
+def test_statistics_of_a_convolution_in_a_pass_of_their_own(norm: str, tmp_path: Path) -> None:
+    """A warp has a short channel, a block a long one, in accesses of one element and of four; samples share blocks."""
+    init = f"self.c = nn.Conv2d(40, 64, 3, padding=1)\nself.n = nn.{norm}"
+    path = write(tmp_path, "return torch.tanh(self.n(self.c(x)))", init, "torch.rand(3, 40, 48, 48)")
+    compiled = compile_file(path, pins={"statistics of conv2d by": "the convolution"})
+    assert "launch_sweep" in compiled.source
+    model = OnTheCPU(compiled, "generated_statistics", tmp_path)
+    for samples, height, width in ((2, 48, 44), (1, 51, 43), (19, 5, 8), (9, 5, 7)):
+        model(torch.randn(samples, 40, height, width) + 0.5)
