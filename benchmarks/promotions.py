@@ -19,6 +19,7 @@ from side_by_side import HEADER, ROOT
 sys.path.insert(0, str(ROOT))
 
 import torch
+from variants import of_its_own
 
 from fusegen.compiler import compile_file
 from fusegen.doctor import use_environment_tools
@@ -35,7 +36,6 @@ PRODUCTS = {
 }
 STEPS = (1, 2, 4)
 _PROMOTED = re.compile(r"PROMOTED = PRECISE \? \d+")
-_NAMESPACE = re.compile(r"(fusegen_[0-9a-f]{15})[0-9a-f]")
 
 
 def model(draw: str, x: tuple[int, ...], y: tuple[int, ...]) -> str:
@@ -52,7 +52,7 @@ def measure(path: Path) -> dict[str, object]:
         if not found:
             raise SystemExit(f"{path.stem} is not split in place")
         generated = path.with_name(f"generated_{steps}_{path.name}")
-        generated.write_text(_NAMESPACE.sub(rf"\g<1>{steps}", text))
+        generated.write_text(of_its_own(text, str(steps)))
         subject = model_subject(path, generated)
         runs[str(steps)] = subject.build(subject.generated, "cuda")
     eager = subject.build(subject.reference, "cuda")

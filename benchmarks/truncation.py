@@ -18,6 +18,7 @@ from side_by_side import HEADER, ROOT
 sys.path.insert(0, str(ROOT))
 
 import torch
+from variants import of_its_own
 
 from fusegen.compiler import compile_file
 from fusegen.doctor import use_environment_tools
@@ -35,7 +36,6 @@ FORWARDS = {
     "data by data, averaged": ("(z := x @ self.w.exp() @ x.mT), z.square().mean(1)", (1024, 512), (512, 512)),
 }
 STEPS = {"product": PREPARED, "product of long rows": PREPARED, "product of few rows": IN_PLACE}
-_NAMESPACE = re.compile(r"(fusegen_[0-9a-f]{13})[0-9a-f]{3}")
 
 
 def model(draw: str, forward: str, x: tuple[int, ...], w: tuple[int, ...]) -> str:
@@ -61,7 +61,7 @@ def texts(source: str, name: str) -> dict[str, str]:
         text, count = re.subn(STEPS[name], value, source)
         if not count:
             raise SystemExit(f"{name} is another kernel's")
-        found[str(steps)] = _NAMESPACE.sub(rf"\g<1>{steps:03}", text)
+        found[str(steps)] = of_its_own(text, str(steps))
     return found
 
 

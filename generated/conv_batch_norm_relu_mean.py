@@ -3937,7 +3937,8 @@ static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stre
     return cudaGetLastError();
 }
 
-constexpr int SWEEP_THREADS = 256, SWEEP_PARTS = 64, SWEEP_BLOCKS = 16;   // blocks of a channel, at most, and of a multiprocessor, about
+constexpr int SWEEP_THREADS = 256, SHORT = 2048;   // elements of a channel that a warp has; of a longer one, a block
+constexpr int SWEEP_PARTS = 64, SWEEP_BLOCKS = 16;   // blocks of a channel, at most, and of a multiprocessor, about
 
 struct Swept {
     const float* states;   // [part][STATE][channel]
@@ -3954,7 +3955,7 @@ struct Swept {
 template <int SIDE, int VEC>
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, int64_t own, float* states) {
     await_previous();
-    constexpr int WARP = 32, SIDES = SWEEP_THREADS / SIDE, CHAIN = 256;   // additions in float, before they are added up in double
+    constexpr int SIDES = SWEEP_THREADS / SIDE, CHAIN = 256;   // additions in float, before they are added up in double
     const int side = threadIdx.x / SIDE, thread = threadIdx.x % SIDE;
     const int64_t channel = blockIdx.x, part = blockIdx.y, first = part * own, end = first + own < samples ? first + own : samples;
     const float origin = __ldg(y + (first * 64 + channel) * positions);
@@ -3997,12 +3998,10 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__
 
 constexpr int64_t sweep_bytes(int64_t) { return int64_t(SWEEP_PARTS) * STATE * 64 * int64_t(sizeof(float)); }
 
-constexpr int SHORT = 2048;   // elements of a channel that a warp has; of a longer one, a block
-
 // Samples of a block: one for each of its sides at least, and no more blocks than fill the device.
 static int64_t samples_of_part(int64_t samples, int64_t positions) {
     const int64_t wanted = SWEEP_BLOCKS * int64_t(multiprocessors()) / 64 + 1, parts = wanted < SWEEP_PARTS ? wanted : SWEEP_PARTS;
-    const int64_t own = (samples + parts - 1) / parts, sides = positions > SHORT ? 1 : SWEEP_THREADS / 32;
+    const int64_t own = (samples + parts - 1) / parts, sides = positions > SHORT ? 1 : SWEEP_THREADS / WARP;
     return own > sides ? own : sides;
 }
 
@@ -4014,7 +4013,7 @@ int launch_sweep(const float* y, int64_t samples, int64_t positions, int64_t own
 
 int launch_sweep(const float* y, int64_t samples, int64_t positions, int64_t own, float* states, cudaStream_t stream) {
     const bool fours = positions % 4 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
-    if (positions <= SHORT) return fours ? launch_sweep<32, 4>(y, samples, positions, own, states, stream) : launch_sweep<32, 1>(y, samples, positions, own, states, stream);
+    if (positions <= SHORT) return fours ? launch_sweep<WARP, 4>(y, samples, positions, own, states, stream) : launch_sweep<WARP, 1>(y, samples, positions, own, states, stream);
     return fours ? launch_sweep<SWEEP_THREADS, 4>(y, samples, positions, own, states, stream) : launch_sweep<SWEEP_THREADS, 1>(y, samples, positions, own, states, stream);
 }
 
@@ -4831,16 +4830,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_2560e107438415db, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_83c5b039935338e0, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_2560e107438415db, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_83c5b039935338e0, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_2560e107438415db"
+_fusegen_NAMESPACE = "fusegen_83c5b039935338e0"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

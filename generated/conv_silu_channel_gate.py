@@ -2665,7 +2665,7 @@ static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stre
     return cudaGetLastError();
 }
 
-constexpr int SWEEP_THREADS = 256;
+constexpr int SWEEP_THREADS = 256, SHORT = 2048;   // elements of a channel that a warp has; of a longer one, a block
 
 struct Swept {
     const float* states;   // [sample][STATE][channel]
@@ -2684,7 +2684,7 @@ struct Swept {
 template <int SIDE, int VEC>
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__ y, int64_t samples, int64_t positions, float* states) {
     await_previous();
-    constexpr int WARP = 32, SIDES = SWEEP_THREADS / SIDE, CHAIN = 256;   // additions in float, before they are added up in double
+    constexpr int SIDES = SWEEP_THREADS / SIDE, CHAIN = 256;   // additions in float, before they are added up in double
     const int side = threadIdx.x / SIDE, thread = threadIdx.x % SIDE;
     const int64_t row = int64_t(blockIdx.x) * SIDES + side, part = row / 96, channel = row % 96;
     if (SIDES > 1 && row >= samples * 96) return;
@@ -2729,8 +2729,6 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep(const float* __restrict__
 
 constexpr int64_t sweep_bytes(int64_t samples) { return samples * (STATE * 96 * int64_t(sizeof(float))); }
 
-constexpr int SHORT = 2048;   // elements of a channel that a warp has; of a longer one, a block
-
 template <int SIDE, int VEC>
 int launch_sweep(const float* y, int64_t samples, int64_t positions, float* states, cudaStream_t stream) {
     const int64_t blocks = (samples * 96 - 1) / (SWEEP_THREADS / SIDE) + 1;
@@ -2741,7 +2739,7 @@ int launch_sweep(const float* y, int64_t samples, int64_t positions, float* stat
 
 int launch_sweep(const float* y, int64_t samples, int64_t positions, float* states, cudaStream_t stream) {
     const bool fours = positions % 4 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
-    if (positions <= SHORT) return fours ? launch_sweep<32, 4>(y, samples, positions, states, stream) : launch_sweep<32, 1>(y, samples, positions, states, stream);
+    if (positions <= SHORT) return fours ? launch_sweep<WARP, 4>(y, samples, positions, states, stream) : launch_sweep<WARP, 1>(y, samples, positions, states, stream);
     return fours ? launch_sweep<SWEEP_THREADS, 4>(y, samples, positions, states, stream) : launch_sweep<SWEEP_THREADS, 1>(y, samples, positions, states, stream);
 }
 
@@ -3407,16 +3405,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d7a6491454660685, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_02d0a2e8108411bc, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d7a6491454660685, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_02d0a2e8108411bc, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d7a6491454660685"
+_fusegen_NAMESPACE = "fusegen_02d0a2e8108411bc"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

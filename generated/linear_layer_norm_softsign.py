@@ -359,8 +359,6 @@ struct Shape {
     static constexpr int PART = WIDTH * CHUNK * 2;             // bytes of the high or low halves of a chunk
     static constexpr int STAGES = WIDTH > 192 ? 2 : 3;
     static constexpr int STEPS = WIDTH > 192 ? 2 : 4;          // between promotions
-    // What truncation takes from results of factors of either sign, on average: they are added up, and a sum would keep it.
-    static constexpr float LOST = (STEPS == 4 ? 0.75f : 0.47f) * 0x1p-23f;
     static constexpr int WEIGHTS = STAGES * 2 * PART;          // offsets in shared memory
     static constexpr int STAGING = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
     static constexpr int BARRIERS = STAGING + STAGED * PITCH * 4;
@@ -529,6 +527,14 @@ __device__ __forceinline__ void product_end(float (&r)[COUNT]) {
 }
 
 __device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// What truncation takes from sums of so many STEPs of factors of either sign, on average: results are added up, and a sum would keep it.
+template <int STEPS, int COUNT>
+__device__ __forceinline__ void give_back(float (&sum)[COUNT]) {
+    constexpr float LOST = (STEPS == 4 ? 0.75f : 0.47f) * 0x1p-23f;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) sum[i] = fmaf(sum[i], LOST, sum[i]);
+}
 
 // ------------------------------------------------------------------------------------------------
 // splitting
@@ -774,8 +780,7 @@ __device__ __forceinline__ void multiply_split(const Operands<WIDTH>& operands, 
         }
         operands.release(ring.stage);
     }
-#pragma unroll
-    for (int i = 0; i < S::SUMS; ++i) sum[i] = fmaf(sum[i], S::LOST, sum[i]);
+    give_back<S::STEPS>(sum);
 }
 
 // One product, added up on the tensor cores as eager's TF32 is. A row keeps its scale, with room above,
@@ -1887,16 +1892,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6e67eb1109794eed, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3eaeb652a802bcc1, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6e67eb1109794eed, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3eaeb652a802bcc1, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6e67eb1109794eed"
+_fusegen_NAMESPACE = "fusegen_3eaeb652a802bcc1"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -195,8 +195,6 @@ struct Shape {
     static constexpr int PART = WIDTH * CHUNK * 2;             // bytes of the high or low halves of a chunk
     static constexpr int STAGES = WIDTH > 192 ? 2 : 3;
     static constexpr int STEPS = WIDTH > 192 ? 2 : 4;          // between promotions
-    // What truncation takes from results of factors of either sign, on average: they are added up, and a sum would keep it.
-    static constexpr float LOST = (STEPS == 4 ? 0.75f : 0.47f) * 0x1p-23f;
     static constexpr int WEIGHTS = STAGES * 2 * PART;          // offsets in shared memory
     static constexpr int STAGING = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
     static constexpr int BARRIERS = STAGING + STAGED * PITCH * 4;
@@ -366,6 +364,14 @@ __device__ __forceinline__ void product_end(float (&r)[COUNT]) {
 }
 
 __device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// What truncation takes from sums of so many STEPs of factors of either sign, on average: results are added up, and a sum would keep it.
+template <int STEPS, int COUNT>
+__device__ __forceinline__ void give_back(float (&sum)[COUNT]) {
+    constexpr float LOST = (STEPS == 4 ? 0.75f : 0.47f) * 0x1p-23f;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) sum[i] = fmaf(sum[i], LOST, sum[i]);
+}
 
 // ------------------------------------------------------------------------------------------------
 // splitting
@@ -611,8 +617,7 @@ __device__ __forceinline__ void multiply_split(const Operands<WIDTH>& operands, 
         }
         operands.release(ring.stage);
     }
-#pragma unroll
-    for (int i = 0; i < S::SUMS; ++i) sum[i] = fmaf(sum[i], S::LOST, sum[i]);
+    give_back<S::STEPS>(sum);
 }
 
 // One product, added up on the tensor cores as eager's TF32 is. A row keeps its scale, with room above,
@@ -1142,16 +1147,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d6c748b63ff6b963, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0ea84f1341c17e1b, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_d6c748b63ff6b963, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0ea84f1341c17e1b, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_d6c748b63ff6b963"
+_fusegen_NAMESPACE = "fusegen_0ea84f1341c17e1b"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

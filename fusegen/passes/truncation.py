@@ -38,7 +38,7 @@ _BORNE = 3
 """Times over that errors may count for it: each chunk's sum is truncated, by half a unit in the last place on average
 (the mean of sixth powers had 0.97 to 1.01 of the error that is allowed, that of cubes 0.54)."""
 _THROUGH = (PointwiseOp, ReshapeOp, PermuteOp, PoolOp)
-_EXTREMES = ("max", "min")
+_ADDED, _EXTREMES = (*LINEAR, "var"), ("max", "min")
 
 
 def _is_data(graph: Graph, node: Node) -> bool:
@@ -58,8 +58,8 @@ def _is_data(graph: Graph, node: Node) -> bool:
 def _times(graph: Graph, user: Node, times: dict[str, float]) -> float:
     """How many times over a relative error of the product is one of ``user``, of the ``times`` of its operands."""
     own = [times.get(name, 0.0) for name in user.inputs]
-    fn = user.op.fn if isinstance(user.op, PointwiseOp) else ""
-    if fn == "square":
+    fn = user.op.fn if isinstance(user.op, (PointwiseOp, ReduceOp)) else ""
+    if fn in ("square", "var"):
         return 2 * own[0]
     if fn in ("mul", "div"):
         return sum(own)
@@ -80,6 +80,12 @@ def _is_centred(graph: Graph, var: Node) -> bool:
     return any(isinstance(node.op, ReduceOp) and node.op.fn == "mean" and _is_centre(graph, node) for node in readers)
 
 
+def _terms(graph: Graph, reduce: Node) -> float:
+    """Elements to a result."""
+    before, after = graph.node(reduce.inputs[0]).type.shape, reduce.type.shape
+    return dims.numel(before, graph.sizes) / max(1, dims.numel(after, graph.sizes))
+
+
 def _averaged(graph: Graph, node: Node, cancels: Callable[[Graph, Node], bool] = lambda *_: False) -> float:
     """How many times over errors count where many results are added up, after chains, views and maxima; else 0.
 
@@ -87,23 +93,24 @@ def _averaged(graph: Graph, node: Node, cancels: Callable[[Graph, Node], bool] =
     """
     times, found = {node.name: 1.0}, 0.0
     for user in graph.nodes:
-        read = [name for name in user.inputs if name in times]
-        if read and isinstance(user.op, ReduceOp) and user.op.fn in (*LINEAR, "var"):
-            own, squares = graph.node(read[0]), user.op.fn == "var"
-            terms = dims.numel(own.type.shape, graph.sizes) / max(1, dims.numel(user.type.shape, graph.sizes))
-            counted = times[own.name] * (2 if squares else 1)
-            if terms < _AVERAGED:
-                times[user.name] = counted
-            elif not (_is_centred(graph, user) if squares else cancels(graph, user)):
+        if not any(name in times for name in user.inputs):
+            continue
+        fn = user.op.fn if isinstance(user.op, ReduceOp) else ""
+        counted = _times(graph, user, times)
+        if fn in _ADDED and _terms(graph, user) >= _AVERAGED:
+            if not (_is_centred if fn == "var" else cancels)(graph, user):
                 found = max(found, counted)
-        elif read and (isinstance(user.op, _THROUGH) or (isinstance(user.op, ReduceOp) and user.op.fn in _EXTREMES)):
-            times[user.name] = _times(graph, user, times)
+        elif fn in (*_ADDED, *_EXTREMES) or isinstance(user.op, _THROUGH):
+            times[user.name] = counted
     return found
 
 
+def _is_of_data(m: Match) -> bool:
+    return _is_data(m.graph, m["x"]) and _is_data(m.graph, m["y"])
+
+
 def _of_data(m: Match) -> str | None:
-    of_data = _is_data(m.graph, m["x"]) and _is_data(m.graph, m["y"])
-    return None if of_data and _averaged(m.graph, m.root) else ""
+    return None if _is_of_data(m) and _averaged(m.graph, m.root) else ""
 
 
 def _summed(m: Match) -> Node:
@@ -113,13 +120,12 @@ def _summed(m: Match) -> Node:
 
 
 def _by_weights(m: Match) -> str | None:
-    of_data = _is_data(m.graph, m["x"]) and _is_data(m.graph, m["w"])
-    return None if not of_data and _averaged(m.graph, m.root, _is_centre) else ""
+    return None if not _is_of_data(m) and _averaged(m.graph, m.root, _is_centre) else ""
 
 
 def _averaged_product(m: Match) -> Node:
     assert isinstance(m.root.op, MatmulOp)
-    return m.add(m.root.op.replace(averaged=True), m["x"], m["w"])
+    return m.add(m.root.op.replace(averaged=True), m["x"], m["y"])
 
 
 def _of_positions(m: Match) -> str | None:
@@ -143,7 +149,7 @@ RULES = (
     ),
     Rule(
         "sum of f(matmul(x, w)) of weights w: what truncation takes is given back",
-        op(MatmulOp, anything("x"), anything("w"), averaged=False),
+        op(MatmulOp, anything("x"), anything("y"), averaged=False),
         _averaged_product,
         Numerics.EXACT,
         _by_weights,
