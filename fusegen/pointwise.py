@@ -42,6 +42,11 @@ class PointwiseRow:
         """Of the text of a use, about."""
         return self.flops + 8 * self.special + self.rare
 
+    @property
+    def work(self) -> int:
+        """Operations of an element beside which those of memory are to be counted, about; of arithmetic, none."""
+        return 0 if self.flops <= 2 else 2 * self.flops + 8 * self.special
+
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
@@ -86,7 +91,7 @@ POINTWISE: dict[str, PointwiseRow] = {
         helpers=("divided",),
     ),
     "pow": PointwiseRow(
-        2, "torch.pow({0}, {1})", "powf({0}, {1})", ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), 20, 2
+        2, "torch.pow({0}, {1})", "powf({0}, {1})", ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), 70, 4
     ),
     "sqrt": PointwiseRow(
         1, "torch.sqrt({0})", "square_root({0})", ("sqrt.default",), special=1, helpers=("square_root",)

@@ -712,12 +712,12 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     const float t0 = v_variance;   // %batch_norm_1: float32[1, 72, 1, 1] = input(1)
     const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 72, 1, 1] = mul(%batch_norm_1, %scalar)
     const float t2 = divided(t1, static_cast<float>(batch*height*width - 1));   // %batch_norm_4: float32[1, 72, 1, 1] = div(%batch_norm_2, %scalar_3)
-    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
     const float t6 = t2 * 0x1.99999ap-4f;   // %batch_norm_15: float32[72] = mul(%batch_norm_13, %scalar_8)
     const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 72, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
     const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 72, 1, 1] = rsqrt(%batch_norm_19_r5)
     const float t4 = v_p2 * 0x1.ccccccp-1f;   // %batch_norm_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
     const float t7 = v_p3 * 0x1.ccccccp-1f;   // %batch_norm_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
+    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
     const float t5 = t4 + t3;   // %batch_norm_10: float32[72] = add(%batch_norm_6, %batch_norm_9)
     const float t8 = t7 + t6;   // %batch_norm_16: float32[72] = add(%batch_norm_12, %batch_norm_15)
     args.y1[row] = mean;
@@ -2010,12 +2010,12 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     const float t0 = v_variance;   // %batch_norm_1: float32[1, 72, 1, 1] = input(1)
     const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 72, 1, 1] = mul(%batch_norm_1, %scalar)
     const float t2 = divided(t1, static_cast<float>(batch*height*width - 1));   // %batch_norm_4: float32[1, 72, 1, 1] = div(%batch_norm_2, %scalar_3)
-    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
     const float t6 = t2 * 0x1.99999ap-4f;   // %batch_norm_15: float32[72] = mul(%batch_norm_13, %scalar_8)
     const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 72, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
     const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 72, 1, 1] = rsqrt(%batch_norm_19_r5)
     const float t4 = v_p2 * 0x1.ccccccp-1f;   // %batch_norm_6: float32[72] = mul(%b_norm_running_mean, %scalar_5)
     const float t7 = v_p3 * 0x1.ccccccp-1f;   // %batch_norm_12: float32[72] = mul(%b_norm_running_var, %scalar_5)
+    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[72] = mul(%batch_norm_7, %scalar_8)
     const float t5 = t4 + t3;   // %batch_norm_10: float32[72] = add(%batch_norm_6, %batch_norm_9)
     const float t8 = t7 + t6;   // %batch_norm_16: float32[72] = add(%batch_norm_12, %batch_norm_15)
     args.y1[row] = mean;
@@ -2572,16 +2572,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_76246a7a7a6288c0, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f105ab0a27c7cdc1, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_76246a7a7a6288c0, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f105ab0a27c7cdc1, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_76246a7a7a6288c0"
+_fusegen_NAMESPACE = "fusegen_f105ab0a27c7cdc1"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

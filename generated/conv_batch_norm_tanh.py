@@ -754,12 +754,12 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     const float t0 = v_variance;   // %batch_norm_1: float32[1, 48, 1, 1] = input(1)
     const float t1 = t0 * static_cast<float>(4*batch - 2*batch*height - 2*batch*width + batch*height*width);   // %batch_norm_2: float32[1, 48, 1, 1] = mul(%batch_norm_1, %scalar)
     const float t2 = divided(t1, static_cast<float>(4*batch - 2*batch*height - 2*batch*width + batch*height*width - 1));   // %batch_norm_4: float32[1, 48, 1, 1] = div(%batch_norm_2, %scalar_3)
-    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[48] = mul(%batch_norm_7, %scalar_8)
     const float t6 = t2 * 0x1.99999ap-4f;   // %batch_norm_15: float32[48] = mul(%batch_norm_13, %scalar_8)
     const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 48, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
     const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 48, 1, 1] = rsqrt(%batch_norm_19_r5)
     const float t4 = v_p2 * 0x1.ccccccp-1f;   // %batch_norm_6: float32[48] = mul(%b_norm_running_mean, %scalar_5)
     const float t7 = v_p3 * 0x1.ccccccp-1f;   // %batch_norm_12: float32[48] = mul(%b_norm_running_var, %scalar_5)
+    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[48] = mul(%batch_norm_7, %scalar_8)
     const float t5 = t4 + t3;   // %batch_norm_10: float32[48] = add(%batch_norm_6, %batch_norm_9)
     const float t8 = t7 + t6;   // %batch_norm_16: float32[48] = add(%batch_norm_12, %batch_norm_15)
     args.y1[row] = mean;
@@ -2144,12 +2144,12 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__
     const float t0 = v_variance;   // %batch_norm_1: float32[1, 48, 1, 1] = input(1)
     const float t1 = t0 * static_cast<float>(4*batch - 2*batch*height - 2*batch*width + batch*height*width);   // %batch_norm_2: float32[1, 48, 1, 1] = mul(%batch_norm_1, %scalar)
     const float t2 = divided(t1, static_cast<float>(4*batch - 2*batch*height - 2*batch*width + batch*height*width - 1));   // %batch_norm_4: float32[1, 48, 1, 1] = div(%batch_norm_2, %scalar_3)
-    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[48] = mul(%batch_norm_7, %scalar_8)
     const float t6 = t2 * 0x1.99999ap-4f;   // %batch_norm_15: float32[48] = mul(%batch_norm_13, %scalar_8)
     const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 48, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
     const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 48, 1, 1] = rsqrt(%batch_norm_19_r5)
     const float t4 = v_p2 * 0x1.ccccccp-1f;   // %batch_norm_6: float32[48] = mul(%b_norm_running_mean, %scalar_5)
     const float t7 = v_p3 * 0x1.ccccccp-1f;   // %batch_norm_12: float32[48] = mul(%b_norm_running_var, %scalar_5)
+    const float t3 = mean * 0x1.99999ap-4f;   // %batch_norm_9: float32[48] = mul(%batch_norm_7, %scalar_8)
     const float t5 = t4 + t3;   // %batch_norm_10: float32[48] = add(%batch_norm_6, %batch_norm_9)
     const float t8 = t7 + t6;   // %batch_norm_16: float32[48] = add(%batch_norm_12, %batch_norm_15)
     args.y1[row] = mean;
@@ -2646,16 +2646,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_54c93a1be53ef02d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_087e80b3898827e6, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_54c93a1be53ef02d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_087e80b3898827e6, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_54c93a1be53ef02d"
+_fusegen_NAMESPACE = "fusegen_087e80b3898827e6"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -756,12 +756,10 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t row, i
     r3 = over_warp(r3, [](auto a, auto b) { return a + b; });
     const float t4 = r3 / 16.0f;   // %group_norm_3_r1: float32[x0_0, 512, 1] = reduce.mean(%group_norm, axes=(2,), keepdim=True)
     const float t6 = r3 / 16.0f;   // %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
-    float t5[LANE_FEATURES];
     float r9 = 0.0f;   // %group_norm_3_r3: float32[x0_0, 512, 1] = reduce.var(%group_norm, axes=(2,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < LANE_FEATURES; ++i) {
         [[maybe_unused]] const int l = feature % GROUP + i;
-        t5[i] = t2[i] - t4;   // %group_norm_3_r2: float32[x0_0, 512, 16] = sub(%group_norm, %group_norm_3_r1)
         const float t7 = t2[i] - t6;   // distance from the mean
         const float t8 = t7 * t7;   // its square
         if (live) r9 += t8;
@@ -775,7 +773,8 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t row, i
         [[maybe_unused]] const int l = feature % GROUP + i;
         const float v_p2 = values.v_p2[i];
         const float v_p3 = values.v_p3[i];
-        const float t13 = t5[i] * t12;   // %group_norm_3_r7: float32[x0_0, 512, 16] = mul(%group_norm_3_r2, %group_norm_3_r6)
+        const float t5 = t2[i] - t4;   // %group_norm_3_r2: float32[x0_0, 512, 16] = sub(%group_norm, %group_norm_3_r1)
+        const float t13 = t5 * t12;   // %group_norm_3_r7: float32[x0_0, 512, 16] = mul(%group_norm_3_r2, %group_norm_3_r6)
         const float t14 = t13 * v_p2;   // %group_norm_3_r8: float32[x0_0, 512, 16] = mul(%group_norm_3_r7, %group_norm_1)
         const float t15 = t14 + v_p3;   // %group_norm_3: float32[x0_0, 512, 16] = add(%group_norm_3_r8, %group_norm_2)
         v[i] = t15;
@@ -1191,16 +1190,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_14bfb3c6ec201f5e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_82406ebdabb91390, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_14bfb3c6ec201f5e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_82406ebdabb91390, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_14bfb3c6ec201f5e"
+_fusegen_NAMESPACE = "fusegen_82406ebdabb91390"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1569,7 +1569,6 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     float t4[S::ROWS];   // %layer_norm_r3: float32[x0_0, 1] = reduce.var(%linear, axes=(1,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) t4[i] = r1[i] / 1024.0f;
-    float t3[S::ROWS][S::VALUES];
     float r7[S::ROWS];   // %layer_norm_r3: float32[x0_0, 1] = reduce.var(%linear, axes=(1,), keepdim=True)
 #pragma unroll
     for (int i = 0; i < S::ROWS; ++i) r7[i] = 0.0f;
@@ -1577,7 +1576,6 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
         for (int i = 0; i < S::ROWS; ++i) {
-            t3[i][j] = t0[i][j] - t2[i];   // %layer_norm_r2: float32[x0_0, 1024] = sub(%linear, %layer_norm_r1)
             const float t5 = t0[i][j] - t4[i];   // distance from the mean
             const float t6 = t5 * t5;   // its square
             if (live(j)) r7[i] += t6;
@@ -1612,7 +1610,8 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
         for (int i = 0; i < S::ROWS; ++i) {
             const float v_p1 = v_p1_at[STRIDED ? i : j % S::ELEMENT];
             const float v_p2 = v_p2_at[STRIDED ? i : j % S::ELEMENT];
-            const float t11 = t3[i][j] * t10[i];   // %layer_norm_r7: float32[x0_0, 1024] = mul(%layer_norm_r2, %layer_norm_r6)
+            const float t3 = t0[i][j] - t2[i];   // %layer_norm_r2: float32[x0_0, 1024] = sub(%linear, %layer_norm_r1)
+            const float t11 = t3 * t10[i];   // %layer_norm_r7: float32[x0_0, 1024] = mul(%layer_norm_r2, %layer_norm_r6)
             const float t12 = t11 * v_p1;   // %layer_norm_r8: float32[x0_0, 1024] = mul(%layer_norm_r7, %p_norm_weight)
             const float t13 = t12 + v_p2;   // %layer_norm: float32[x0_0, 1024] = add(%layer_norm_r8, %p_norm_bias)
             const float t14 = fabsf(t13);   // %abs_1: float32[x0_0, 1024] = abs(%layer_norm)
@@ -1892,16 +1891,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3eaeb652a802bcc1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fdff5814ce9aa8df, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3eaeb652a802bcc1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_fdff5814ce9aa8df, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3eaeb652a802bcc1"
+_fusegen_NAMESPACE = "fusegen_fdff5814ce9aa8df"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -137,7 +137,9 @@ def test_full_fp32_runs_where_it_is_faster(inputs: int, outputs: int, kernel: in
     ("inputs", "outputs", "kernel", "both"),
     [
         (24, 64, 5, True),
-        (96, 64, 5, False),  # cuDNN is in TF32 whatever the other sizes
+        (96, 64, 5, True),
+        (64, 64, 5, False),  # cuDNN is in TF32 whatever the other sizes
+        (144, 64, 5, False),
     ],
 )
 def test_a_file_has_both_classes_where_cudnn_may_choose(inputs: int, outputs: int, kernel: int, both: bool) -> None:
@@ -152,6 +154,28 @@ def test_a_file_has_both_classes_where_cudnn_may_choose(inputs: int, outputs: in
     assert not hopper.precise
     assert (hopper.in_fp32 is not None) == both
     assert hopper.in_fp32 is None or hopper.in_fp32.precise
+
+
+@pytest.mark.parametrize(
+    ("module", "tf32"),
+    [
+        ("nn.Conv2d(3, 64, 7, 2, 3)", True),
+        ("nn.Conv2d(3, 64, 3)", False),
+        ("nn.Conv2d(3, 16, 7)", False),
+        ("nn.Conv2d(8, 32, 5)", True),
+        ("nn.Conv2d(8, 32, 3)", False),
+        ("nn.Conv2d(16, 32, 3, groups=4)", True),
+        ("nn.Conv2d(16, 32, 1, groups=4)", False),
+        ("nn.Conv2d(16, 32, 3, groups=2)", False),
+    ],
+)
+def test_few_channels_are_expected_in_either_class(module: str, tf32: bool) -> None:
+    """As cuDNN has them at the sizes of benchmarks (h200-tf32-classes.json); a file asks it at others."""
+    with torch.device("meta"):
+        layer = eval(module, {"nn": nn})
+        graph = trace(layer, (torch.empty(128, layer.in_channels, 128, 128),), Path(__file__)).graph
+    (node,) = (node for node in graph.nodes if isinstance(node.op, ConvOp))
+    assert library.allows_tf32(graph, node) is tf32
 
 
 @pytest.mark.parametrize(("outputs", "plain"), [(16, True), (64, False)])

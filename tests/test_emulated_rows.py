@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from itertools import product
 from math import prod
@@ -338,6 +339,32 @@ def test_scales_of_channels_and_other_alignments(offset: int, tmp_path: Path) ->
         operands = [known.get(arg.name, x) for arg in plan.args]
         (y,), (r,) = kernel(operands), interpret.run(kernel.body, [operand.double() for operand in operands], {})
         torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5)
+
+
+FEW = {
+    "pairs": "(x.abs() + self.q).unflatten(-1, (4, 2)).amax(-1).sigmoid()",
+    "elements": "F.normalize(x.mul(self.q).unflatten(-1, (2, 4)), dim=-1)",
+    "sums": "x.unflatten(-1, (4, 2)).sum(-1).mul(self.q)",
+    "less_their_mean": "(lambda z: z - z.mean(-1, True))(x.unflatten(-1, (2, 4)))",
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_rows_of_few_elements_lie_together(name: str, tmp_path: Path) -> None:
+    """A thread has several of them; where their number leaves some over, or they begin elsewhere, one."""
+    body, init = FEW[name], "self.q = nn.Parameter(torch.randn(6, 1, 1))"
+    compiled = compile_file(write(tmp_path, f"return {body}", init, "torch.rand(300, 6, 10, 8)"))
+    plans = [step.plan for step in compiled.program.steps if isinstance(step, KernelStep)]
+    (plan,) = (p for p in plans if isinstance(p.detail, RowReducePlan) and p.detail.together)
+    kernel = Kernel(compiled, plan, tmp_path)
+    for samples, offset in ((300, 0), (7, 0), (3, 1)):
+        given = []
+        for arg in plan.args:
+            shape = [samples if size == 300 else size for size in map(int, kernel.body.shape(arg.node))]
+            given.append((torch.randn(math.prod(shape) + offset)[offset:] + 0.5).view(shape))
+        found, exact = kernel(given), interpret.run(kernel.body, [v.double() for v in given], {})
+        for y, r in zip(found, exact, strict=True):
+            torch.testing.assert_close(y.double(), r, rtol=1e-5, atol=1e-5)
 
 
 def test_an_operand_along_strided_rows(tmp_path: Path) -> None:

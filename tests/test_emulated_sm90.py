@@ -56,10 +56,19 @@ CASES = MODELS | {
     "abreast_channels": ("nn.Conv2d(48, 30, 3, padding=1)", "self.m(x).softmax(1) * 2", (48, 13, 20)),
     "layers_of_rows": ("nn.Conv3d(40, 40, 3)", "F.hardswish(self.m(x)) * 2", (40, 5, 24, 70)),
     "channels": ("nn.Conv2d(24, 40, 3, padding=1)", "(self.m(x) + y).softmax(1) * y", (24, 13, 20), (40, 13, 20)),
+    "pairs": ("nn.Conv2d(4, 40, 5, padding=2)", "F.hardswish(self.m(x)) * 2", (4, 19, 26)),
+    "pairs_of_halves": ("nn.Conv2d(3, 33, 7, 2, 3)", "F.hardswish(self.m(x)) * 2", (3, 30, 41)),
+    "pairs_of_a_volume": ("nn.Conv3d(3, 24, (2, 3, 4), dilation=(1, 1, 2))", "F.mish(self.m(x)) * 2", (3, 4, 9, 33)),
+    "pairs_of_groups": ("nn.Conv2d(12, 36, 3, groups=3)", "F.hardswish(self.m(x)) * 2", (12, 10, 29)),
+    "pairs_transposed": ("nn.ConvTranspose3d(4, 16, 4, 2, 1)", "F.mish(self.m(x)) * 2", (4, 3, 5, 8)),
+    "six_channels": ("nn.Conv2d(6, 33, 5)", "F.hardswish(self.m(x)) * 2", (6, 19, 26)),
 }
+PAIRS = tuple(name for name in CASES if name.startswith("pairs"))
 ABREAST = tuple(name for name in CASES if name.startswith("abreast"))
 PREPARED = (
     *ABREAST,
+    *PAIRS,
+    "six_channels",
     "layers_of_rows",
     "plain",
     "uneven",
@@ -189,6 +198,7 @@ def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatc
     assert isinstance(plan.hopper, HopperConvPlan)
     assert bool(plan.hopper.ahead) == (name in MODELS)
     assert name not in ABREAST or plan.hopper.abreast > 1
+    assert (plan.hopper.chunk == 4) == (name in PAIRS)
     kernel = HopperKernel(compiled, plan, variant, tmp_path)
     agrees(plan, kernel, compiled, path, [untied(torch.randn(2, *shape)) for shape in shapes])
 

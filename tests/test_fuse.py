@@ -277,6 +277,15 @@ def test_a_view_of_what_a_larger_kernel_writes_is_left_outside(
     assert computed.template == kernels[-2:][0]
 
 
+@pytest.mark.parametrize(("function", "times"), [("pow(self.e)", 1), ("sigmoid()", 2)])
+def test_what_takes_longer_than_memory_is_computed_once(function: str, times: int, tmp_path: Path) -> None:
+    """A general power is written and read again; a sigmoid is computed wherever it is read."""
+    forward = f"p = (x + 1).{function}\nreturn p - p.sum(2, keepdim=True) + p.transpose(1, 2)"
+    found = program(tmp_path, forward, "self.e = nn.Parameter(torch.rand(8, 1, 1))", "torch.rand(8, 512, 512)").after
+    computed = [node for node in found.every_node if node.op == PointwiseOp(fn=function.partition("(")[0])]
+    assert len(computed) == times
+
+
 @pytest.mark.parametrize("module", ["nn.Conv2d(64, 128, 3, padding=1)", "nn.Conv2d(64, 128, 3, padding=1, groups=4)"])
 def test_a_mean_over_channels_leaves_one_in_plain_fp32(module: str, tmp_path: Path) -> None:
     """Its kernel has the activation too, although the channels' axis is gone by then."""

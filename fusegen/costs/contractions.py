@@ -66,10 +66,11 @@ Hopper's kernel, or where the portable one has neighbours of a phase each side b
 _OF_CHANNELS = 2
 """The same of an operand with a value for every channel of every sample: each result reads it (mean and variance of a
 norm before sums over 96 channels: 143 us as products lie, 90 in a kernel of rows behind the library's)."""
-_TF32_INPUTS = {False: 64, True: 128}
+_TF32_INPUTS, _TF32_MULTIPLE = 128, 64
 """Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
-those of 8 outputs and of groups (80 channels to 80, three times, 1x1: in full fp32); True: of one tap that skips
-positions (27 of them: 64 channels, and some of 96, in full fp32)."""
+those of 8 outputs and of groups; and of fewer, multiples of which it did so for (96 and 48 channels of 56x56, 3x3, to
+8 to 64 are in full fp32, and so are 80 to 80, 1x1), unless they have one tap that skips positions (27 of these: 64
+channels, and some of 96, in full fp32)."""
 _PORTABLE_TF32 = 2.7
 """Times over that the portable kernel takes in TF32 of what is expected (19 random convolutions took 1.0 to 7.2 times,
 the median 2.5)."""
@@ -215,13 +216,16 @@ def _strided_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
     return _PORTABLE_STRIDED[in_place] * portable_seconds(body, node, whole, machine, few=False)
 
 
-def _is_in_tf32(body: Graph, node: Node) -> bool:
+def surely_in_tf32(body: Graph, node: Node) -> bool:
     """Whether cuDNN is sure to compute a convolution in TF32 where permitted."""
     assert isinstance(node.op, ConvOp)
+    if node.op.precise:
+        return False
     x, w = (body.node(name).type for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(node.op, x, w)
     picks = not node.op.transposed and max(node.op.stride) > 1 and prod(inference.kernel_size(w)) == 1
-    return node.op.groups == 1 and inputs >= _TF32_INPUTS[picks] and outputs > LEAST_OUTPUTS
+    many = inputs >= _TF32_INPUTS or (inputs % _TF32_MULTIPLE == 0 and not picks)
+    return node.op.groups == 1 and many and outputs > LEAST_OUTPUTS
 
 
 def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
@@ -232,7 +236,7 @@ def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
     """
     if not isinstance(node.op, ConvOp) or reduces(body):
         return False
-    return _is_in_tf32(body, node) and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
+    return surely_in_tf32(body, node) and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
 
 
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine, finished: bool = False) -> float:
@@ -296,7 +300,7 @@ def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:
     Without one the portable kernel takes those calls, and it is in the file in any case.
     """
     assert isinstance(node.op, ConvOp)
-    if _is_in_tf32(body, node):
+    if surely_in_tf32(body, node):
         return False
     portable = portable_seconds(body, node, whole, machine, precise=True)
     if max(node.op.dilation) > 1:

@@ -15,6 +15,9 @@ _GRID = 1.5
 """Times over that the traffic of writing the input as a grid counts."""
 STORE = 0.8
 """Likewise that of the results."""
+_STORE_PHASES = 2.0
+"""The same of phases of a transposed convolution, where products do not hide it (4 to 16 channels to 16 to 64, stride
+2: 1.9 to 2.4)."""
 _SCATTERED = 1.6
 """More of that for every further kind of tile along x: each stores some of the phases that lie side by side."""
 _NARROW = 0.11
@@ -33,8 +36,10 @@ _CLOCK_FLOPS = 2 * 1024
 """Operations a clock of its tensor cores."""
 _FOLD = 4e-13
 """Seconds of a result that is pooled instead of stored, beside its products."""
-_LEAST_CHANNELS = 8
-"""Depth of one product."""
+_LEAST_CHANNELS, _LEAST_INPUTS = 8, 3
+"""Depth of one product, and input channels of a group from which on one in TF32 is not mostly zeros: taps of four go in
+pairs. Not of a transposed convolution along fewer than three axes: what it stores takes longer here (4 channels to 32,
+4x4, stride 2: 246 us against 188 of the portable kernel; 3 to 16, 3x3x3, stride 2: 343 against 510)."""
 _HALVES = 2
 """Columns of a product for each result in full fp32: the weights' high and low halves."""
 _SCALED = 1.3
@@ -82,8 +87,9 @@ def window_refusal(conv: ConvOp, windows: Windows) -> str | None:
 def refusal(conv: ConvOp, channels: tuple[int, int], precise: bool) -> str | None:
     """Why a convolution of (input, output) ``channels`` has no kernel, or None."""
     inputs, outputs = (count // conv.groups for count in channels)
-    if (inputs < _LEAST_CHANNELS and not precise) or outputs < _LEAST_CHANNELS:
-        return f"groups of fewer than {_LEAST_CHANNELS} channels would mostly multiply zeros"
+    least = _LEAST_CHANNELS if conv.transposed and conv.rank < 3 else _LEAST_INPUTS
+    if (inputs < least and not precise) or outputs < _LEAST_CHANNELS:
+        return f"groups of {inputs} to {outputs} channels would mostly multiply zeros"
     return None
 
 
@@ -184,7 +190,7 @@ def in_block(phases: int) -> int:
     return 4 if -(-phases // 4) * 4 <= 1.5 * phases else 2
 
 
-def _product_seconds(products: int, columns: int, machine: Machine) -> float:
+def _product_seconds(products: float, columns: int, machine: Machine) -> float:
     """The tensor cores' time for so many multiplications and additions, ``columns`` wide."""
     return products / machine.tensor_flops * (1 + _NARROW * (_COLUMNS / columns - 1))
 
@@ -250,6 +256,14 @@ def _pitches(taps: list[Taps], lengths: Lengths) -> list[int]:
     return [axis.pitch(*own) for axis, own in zip(taps, lengths, strict=True)]
 
 
+def _depths(taps: list[Taps], inputs: int) -> tuple[int, float]:
+    """Input channels of a slot, and those that products multiply for each tap: of four channels, taps go in pairs."""
+    beside = [len(shifts) for shifts in taps[-1].shifts.values()]
+    if inputs > 4 or min(beside) == 1:
+        return (depth := -(-inputs // 8) * 8), depth
+    return 4, 4 * sum(count + count % 2 for count in beside) / sum(beside)
+
+
 def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool, plain: bool = False) -> float:
     """Seconds at the traced sizes: the input is written once as a grid, then the products and what follows them.
 
@@ -262,23 +276,24 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool, plain
     taps, lengths = _axes(body, node)
     pitches = _pitches(taps, lengths)
     slots = body.shape(x.name)[0] * prod(pitches)
-    depth, width = (-(-count // 8) * 8 for count in (inputs, outputs))
-    depth = 4 if precise and inputs <= 4 else depth  # two taps to a product
+    (depth, multiplied), width = _depths(taps, inputs), -(-outputs // 8) * 8
     halves = _HALVES if precise else 1
     beside = 1 if precise else abreast(taps, inputs, outputs)
     columns = min(_COLUMNS, halves * width * beside * prod(axis.phases for axis in taps))
     along_x, together = taps[-1].phases, in_block(taps[-1].phases)
     kinds = -(-along_x // together)
-    products = 2 * slots * prod(axis.products for axis in taps) * depth * halves * width * conv.groups
-    products = products * kinds * together // along_x
+    products = 2 * slots * prod(axis.products for axis in taps) * multiplied * halves * width * conv.groups
+    products = products * kinds * together / along_x
     if beside > 1:
-        products = products * _SLOTS // (_SLOTS - taps[-1].reach)
+        products = products * _SLOTS / (_SLOTS - taps[-1].reach)
     grid = 4 * dims.numel(x.type.shape, body.sizes) + 4 * slots * depth * conv.groups * prod(
         len(axis.shifts) for axis in taps
     )
     tensor = _product_seconds(products, columns, machine)
-    stored = 4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth
-    stored *= STORE + _SCATTERED * (kinds - 1)
+    written = 4 * dims.numel(node.type.shape, body.sizes) / machine.bandwidth
+    stored = (STORE + _SCATTERED * (kinds - 1)) * written
+    if any(axis.phases > 1 for axis in taps):
+        stored = max(stored, _STORE_PHASES * written - tensor)
     if precise:
         each = width * prod(axis.phases for axis in taps)
         tiles = _tile_seconds(slots * conv.groups, each, machine)
@@ -372,18 +387,19 @@ def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine,
     batch, depth, width = body.shape(x.name)[0], *(-(-count // 8) * 8 for count in (inputs, outputs))
     halves = _HALVES if precise else 1
     patch, columns = windows.patch(bases[1], bases[2]), min(_COLUMNS, halves * width)
+    stored, multiplied = (depth, depth) if precise else _depths(taps, inputs)
     results = batch * prod(windows.parts) * bases[0] * covered(patch, bases[1], bases[2])
     tensor = _product_seconds(2 * results * prod(kernel) * depth * halves * width * conv.groups, columns, machine)
     # For each tap along z a patch reads its rows and columns of every residue, the reach of the taps included.
     read = prod(size + own.reach for size, own in zip(patch, taps[1:], strict=True))
     read *= kernel[0] * prod(len(own.shifts) for own in taps[1:])
-    prepared = tensor * _waiting(read, prod(patch), columns, prod(kernel))
+    prepared = tensor * multiplied / depth * _waiting(read, prod(patch), columns, prod(kernel))
     sizes = absent + body.shape(x.name)[2:]
     slots = batch * prod(own.pitch(*axis) for own, *axis in zip(taps, sizes, bases, strict=True))
     folds = _FOLD * results * outputs * conv.groups
     grids = prod(len({at for moved in own.moved for at, _ in moved.values()}) for own in taps)
     moved = 4 * dims.numel(x.type.shape, body.sizes)
-    grid = moved + 4 * slots * depth * conv.groups * grids
+    grid = moved + 4 * slots * stored * conv.groups * grids
     pooled = 4 * batch * outputs * conv.groups * prod(b // w for b, w in zip(bases, (1, *windows.within), strict=True))
     if precise:
         work = max(prepared, _tile_seconds(results * conv.groups, width, machine) + folds)

@@ -5,7 +5,7 @@ Fitted to ``benchmarks/results/convolutions-h200.json`` and ``h200-library-convo
 
 from __future__ import annotations
 
-from math import prod
+from math import log2, prod
 
 from fusegen import dims, inference, ops
 from fusegen.ir import ConvOp, Graph, MatmulOp, Node
@@ -34,7 +34,13 @@ _PHASES = (1.0, 1.2, 1.5)
 """Times over that a transposed convolution of stride 1, 2 or more takes (the lower quartiles of 65 that are strided,
 h200-library-convolutions.json; the medians are 1.3 and 1.7)."""
 _UNALIGNED = 1.6
-"""Times over that a convolution of 1x1 moves input and result whose channels are no multiple of 16 bytes."""
+"""Times over that a convolution of 1x1 in fp32 moves input and result whose channels are no multiple of 16 bytes."""
+_UNALIGNED_RATE, _UNALIGNED_MOVED, _UNALIGNED_SECONDS = 0.82, 0.6, 13.5e-6
+"""Of the same in TF32: share of the rate of ``mma.sync`` that its products have, share of the traffic's time that they
+do not hide, and the rest (16 of networks, planes of 7x7 to 55x55, which took 0.7 to 1.6 times as long)."""
+_BESIDE = (-1.2, 0.6)
+"""Times over that a convolution takes whose kernels lie side by side, once at least: the first, and the second for each
+doubling of its taps (11 of 2x2 to 32x32, which took 0.8 to 1.5 times as long)."""
 _ONE_TAP_TILE, _ONE_TAP_REST = 64, 0.3
 """Positions of a tile of a convolution of 1x1 in TF32, whose products are those of ``mma.sync``; and the share of the
 shorter of products and traffic that the longer one does not hide (15 of networks, h200-one-tap.json, and 512 to 1500
@@ -47,14 +53,37 @@ samples, 256 and 512 channels to 512, H100)."""
 _LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 
+_FEW_CHANNELS = (
+    (1, 9, 4, 128),
+    (2, 49, 1, 32),
+    (2, 25, 4, 1),
+    (2, 16, 4, 64),
+    (3, 125, 1, 1),
+    (3, 8, 4, 1),
+)
+"""(Axes, taps, input and output channels) from which on cuDNN is expected to compute in TF32 what has fewer channels
+than it mostly does. Of 1,624 (H200, h200-tf32-classes.json) most of these did at the sizes of benchmarks, and smaller
+ones did not: a file has a kernel for either."""
+_FEW_GROUPED = ((2, 4, 9, 2), (3, 2, 27, 4))
+"""(Axes, groups, taps and channels of a group) from which on it does, of several groups (672, likewise)."""
+
 
 def allows_tf32(graph: Graph, node: Node) -> bool:
-    """True when eager computes this contraction with TF32 operands as far as torch's settings permit it."""
+    """True when eager is expected to compute this contraction with TF32 operands where torch's settings permit it."""
     if not isinstance(node.op, ConvOp):
         return True
+    if node.op.precise:
+        return False
     x, w = (graph.node(name).type for name in node.inputs[:2])
-    channels, _ = inference.group_channels(node.op, x, w)
-    return not node.op.precise and in_tf32(node.op.transposed and not node.op.enlarged, channels)
+    channels, outputs = inference.group_channels(node.op, x, w)
+    if in_tf32(node.op.transposed and not node.op.enlarged, channels):
+        return True
+    taps, several = prod(inference.kernel_size(w)), node.op.groups > 1
+    sizes = (node.op.groups, taps, channels) if several else (taps, channels, outputs)
+    return any(
+        rank == node.op.rank and all(size >= least for size, least in zip(sizes, others, strict=True))
+        for rank, *others in (_FEW_GROUPED if several else _FEW_CHANNELS)
+    )
 
 
 def seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -87,10 +116,13 @@ def _call_seconds(body: Graph, node: Node, machine: Machine) -> float:
     if one_tap and not (strided and (node.op.transposed or not tf32)):  # a matrix product where the data lies
         positions = prod(body.shape(node.name)[2:])
         moved *= _UNALIGNED if positions % 4 else 1.0
-        if not tf32 or strided or outputs < full:
+        if not tf32 or strided or (outputs < full and positions % 4 == 0):
             return products + moved + 2 * machine.launch
         tiles = -(-positions // _ONE_TAP_TILE) * _ONE_TAP_TILE / max(1, positions)
         products = flops / machine.mma_flops * tiles
+        if positions % 4:
+            products *= -(-outputs // full) * full / outputs / _UNALIGNED_RATE
+            return products + _UNALIGNED_MOVED * moved / _UNALIGNED + _UNALIGNED_SECONDS
         return max(products, moved) + _ONE_TAP_REST * min(products, moved) + 2 * machine.launch
     if tf32 and not node.op.transposed and not one_tap:
         few, times = _LEAST_PLANE
@@ -103,6 +135,9 @@ def _call_seconds(body: Graph, node: Node, machine: Machine) -> float:
         return seconds
     if node.op.groups > 1 and inputs > 1:
         return _STRIDED_GROUPS * seconds
+    if node.op.rank == 2 and node.op.stride == inference.kernel_size(w) and not any(node.op.padding):
+        first, doubled = _BESIDE
+        return max(1.0, first + doubled * log2(prod(node.op.stride))) * seconds
     taps, times = _STRIDED_TAPS
     if tf32 and node.op.rank == 2 and prod(inference.kernel_size(w)) >= taps:
         return times * seconds

@@ -29,6 +29,7 @@ from fusegen.ir import (
     SoftmaxOp,
     UnfoldOp,
 )
+from fusegen.pointwise import POINTWISE
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Group:
 _NOTHING = Group(frozenset())
 _SECTOR = 8
 """Neighbouring elements that memory is read by."""
+_DEAR = 112
+"""Operations of a function that take as long as its result does on its way to memory and back: general powers do."""
 
 
 class Grouping:
@@ -176,7 +179,8 @@ class Grouping:
             return dims.numel(named, sizes) >= _SECTOR
         operands = [self.by_name[name] for name in dict.fromkeys(node.inputs)]
         data = sum(dims.numel(o.type.shape, sizes) for o in operands if not isinstance(o.op, (ParamOp, ConstOp)))
-        return isinstance(node.op, PointwiseOp) and 16 * data <= 17 * dims.numel(node.type.shape, sizes)
+        cheap = isinstance(node.op, PointwiseOp) and POINTWISE[node.op.fn].work < _DEAR
+        return cheap and 16 * data <= 17 * dims.numel(node.type.shape, sizes)
 
     def fusable_readers(self, name: str, joins: bool = False) -> bool:
         """Whether all that reads a value, or a view of it, may be in a kernel; ``joins``: those of other data, too."""

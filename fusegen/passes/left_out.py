@@ -260,7 +260,7 @@ def numbered_apart(grouping: Grouping, group: Group, node: Node, free: set[str])
 def work(node: Node) -> int:
     """Instructions for an element of a function, about; of anything else, none."""
     row = POINTWISE[node.op.fn] if isinstance(node.op, PointwiseOp) else None
-    return 0 if row is None or row.flops <= 2 else 2 * row.flops + 8 * row.special
+    return 0 if row is None else row.work
 
 
 def _readers(grouping: Grouping, name: str) -> set[str]:

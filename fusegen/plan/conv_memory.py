@@ -162,7 +162,7 @@ class Geometry:
 
     def chunks(self, sizes: tuple[int, ...]) -> list[int]:
         """Channels that a stage may hold, least padding first. Taps go in pairs where four are enough."""
-        if self.precise and self.depth <= 4 and all(len(residue.taps) > 1 for residue in self.residues):
+        if self.depth <= 4 and all(len(residue.taps) > 1 for residue in self.residues):
             return [4]
         return sorted(sizes, key=lambda size: (round_up(self.depth, size), -size))
 

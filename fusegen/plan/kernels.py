@@ -40,7 +40,7 @@ from fusegen.plan.details import PointwisePlan, RowReducePlan, WindowAxis, Windo
 from fusegen.plan.region import Region, is_arithmetic
 from fusegen.plan.rowdraft import Style, indexed
 from fusegen.plan.rowprogram import Operand, RowProgram
-from fusegen.plan.rows import RowLowering
+from fusegen.plan.rowquotients import DividedLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import POINTWISE
 from fusegen.spaces import viewspace
@@ -127,6 +127,11 @@ def _most_held(region: Region) -> int:
     while most > 8 and most * each > _TEXT:
         most //= 2
     return most
+
+
+_FEW_TOGETHER = 7
+"""Elements of contiguous rows up to which a thread has several of them (pairs of 38 million numbers, their maximum: 716
+us with a thread for each, of four that share a row)."""
 
 
 def _split(
@@ -244,7 +249,7 @@ def _is_stored_turned(region: Region, rows: RowProgram) -> bool:
     return rows.length % 4 == 0 and bool(found) and all(found)
 
 
-class _HeldLowering(RowLowering):
+class _HeldLowering(DividedLowering):
     """Knows operands of strided rows of which neighbouring rows have neighbours: whole accesses read those."""
 
     def vector(self, order: list[int], index: str) -> Literal["", "source", "row"]:
@@ -269,7 +274,7 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
     rows, _ = space.traced(region.body.sizes)
     size, most = rows * space.length, _most_held(region)
     style = Style("{}[i][j]", "{}[i]", moves_rows=True, double=double)
-    lowered = region.lower(space, style, "v", _HeldLowering if strided else RowLowering)
+    lowered = region.lower(space, style, "v", _HeldLowering if strided else DividedLowering)
     cut = isinstance(region.body.node(space.source).op, CUT)
     vectors = [operand for operand in lowered.operands if operand.along_row and not strided]
     if strided:
@@ -277,11 +282,16 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
         vectors = [operand for operand in vectors if _in_whole_accesses(operand.apart or ())]
     data = {arg.name for arg in region.args.values() if dims.numel(arg.type.shape, region.body.sizes) >= size}
     several = any(operand.arg in data for operand in vectors)
-    splits = [_split(space.length, rows, strided, wide, taken, most, several) for wide in (False, True)]
+    source = "" if region.pooled or cut else region.args[space.source].name
+    together = bool(source) and not strided and space.length <= _FEW_TOGETHER and not vectors
+    splits = [
+        (1, 256) if together else _split(space.length, rows, strided, wide, taken, most, several)
+        for wide in (False, True)
+    ]
     runs = tuple(operand.apart or () for operand in vectors)
     apart = tuple(dict.fromkeys(size for sizes in runs for size in sizes))
     detail = RowReducePlan(
-        source="" if region.pooled or cut else region.args[space.source].name,
+        source=source,
         wide=not region.pooled and not (strided and cut) and _in_whole_accesses(apart),
         vectors=tuple(operand.name for operand in vectors),
         apart=tuple(size for size in apart if not isinstance(size, int)),
@@ -293,6 +303,7 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
         resident=_resident(*splits[1]) if strided else 512,
         turned=strided and not double and _is_stored_turned(region, lowered),
         double=double,
+        together=together,
         rows=lowered,
     )
     return region.plan(f"{name}_row_reduce", detail)

@@ -97,7 +97,7 @@ class Operand(Frozen):
     @property
     def divides(self) -> bool:
         """Whether finding a row in it takes divisions."""
-        return any(sign in self.fixed for sign in "/%")
+        return any(sign in self.fixed for sign in ("/", "%", "divide("))
 
     @property
     def along_row(self) -> bool:
@@ -192,7 +192,7 @@ class Store(Frozen):
 
 
 class Divider(Frozen):
-    """``name`` is the position along the row divided by ``divisor`` (over binding names)."""
+    """``name`` is a position, that along the row for the most part, divided by ``divisor`` (over binding names)."""
 
     name: str
     divisor: Dim

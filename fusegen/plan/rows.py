@@ -30,6 +30,7 @@ from fusegen.ir import (
 from fusegen.literals import hex_float
 from fusegen.plan.rowdraft import Draft, DraftReduction, DraftScan, Value, total
 from fusegen.plan.rowprogram import OutputArg, Phase, Reduction, RowProgram, Statement, Store
+from fusegen.plan.rowsinking import sink
 from fusegen.plan.rowvalues import RowValues
 from fusegen.printer import format_node
 from fusegen.spaces.parts import CUT, Part, indices
@@ -235,6 +236,9 @@ class RowLowering(RowValues):
 
     def phases(self, count: int, results: list[Value]) -> tuple[Phase, ...]:
         """The drafts by phase, as text."""
+        across = rf"\b({self.style.outer}|middle|inner)\b"
+        along = {operand.name for operand in self.operands.values() if not re.search(across, operand.index)}
+        sink(self.drafts, count, results, along)
         phases: list[Phase] = []
         for number in range(count):
             elements: list[Statement] = []

@@ -12,7 +12,8 @@ from fusegen.plan.stream import MemoryLowering
 from fusegen.plan.types import KernelPlan
 
 _HELD = 48
-"""Values of operands and scans in a thread's registers: a multiprocessor has room for 1,024 threads of 64."""
+"""Values of operands and scans in a thread's registers: a multiprocessor has room for 1,024 threads of 64. What is
+computed before the scan and read after it is held, too: the compiler does not compute it again."""
 
 
 class ScanLowering(MemoryLowering):
@@ -49,7 +50,8 @@ def plan(region: Region, name: str) -> KernelPlan:
     rows = region.lower(space, Style("{}", "{}", moves_rows=True), "v", ScanLowering)
     inner = region.product(space.inner_axes)
     before, after = rows.phases
-    held = max(len(before.loads), len(before.scans)) + len(after.loads)
+    again = {statement.name for statement in before.elements} & {statement.name for statement in after.elements}
+    held = max(len(before.loads), len(before.scans)) + len(after.loads) + bool(again)
     detail = ScanPlan(
         outer=region.product(space.outer_axes),
         length=region.product(space.row_axes),

@@ -49,6 +49,11 @@ MODELS = {
     ),
     "narrow_groups": ("nn.Conv3d(40, 12, 5, groups=4)", "return self.m(x).relu() * 2", (40, 7, 8, 14)),
     "narrow_phases": ("nn.ConvTranspose3d(24, 8, 5, padding=2, groups=2)", "return self.m(x).tanh()", (24, 6, 9, 7)),
+    "stem": ("nn.Conv2d(3, 64, 7, 2, 3)", "return self.m(x).relu()", (3, 37, 44)),
+    "pairs_of_a_volume": ("nn.Conv3d(4, 24, 5, padding=2)", "return F.mish(self.m(x))", (4, 7, 11, 13)),
+    "pairs_of_groups": ("nn.Conv2d(16, 40, 3, padding=1, groups=4)", "return self.m(x).tanh()", (16, 21, 33)),
+    "pairs_transposed": ("nn.ConvTranspose3d(4, 16, 4, 2, 1)", "return F.mish(self.m(x))", (4, 4, 6, 9)),
+    "six_channels": ("nn.Conv2d(6, 33, 5)", "return self.m(x).sigmoid()", (6, 21, 33)),
     "residual": ("nn.Conv2d(20, 20, 3, padding=1, bias=False)", "return self.m(x) * self.s + x", (20, 19, 28)),
 }
 """By name: the module ``self.m``, the forward, the shape of one sample."""
@@ -91,7 +96,10 @@ def test_as_accurate_as_eager_in_full_precision(name: str, tmp_path: Path) -> No
     agrees(reference, model, torch.randn(2, shape[0], *(size + 5 for size in shape[1:]), device="cuda"))
 
 
-TF32 = ["conv", "strided", "pixels", "transposed", "transposed_volume", "transposed_rows", "merged", "merged_volume"]
+TF32 = [
+    *("conv", "strided", "pixels", "transposed", "transposed_volume", "transposed_rows", "merged", "merged_volume"),
+    *("stem", "pairs_of_a_volume", "pairs_of_groups", "pairs_transposed", "six_channels"),
+]
 
 
 def rounded(t: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ from fusegen.machines import DEFAULT_TARGET, machine
 from fusegen.passes.algebra import boxes
 from fusegen.passes.algebra.collapse import product_below
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
+from fusegen.verdict.tf32 import in_tf32
 
 
 def _whole(m: Match) -> str | None:
@@ -128,6 +129,14 @@ def _are_rows(node: Node, axis: int | None, graph: Graph) -> bool:
     return axis is not None and (along == (axis,) or axis == graph.node(node.inputs[0]).type.rank - 1)
 
 
+def _reads_in_place(m: Match) -> bool:
+    """Whether a kernel in TF32 reads the input of the convolution as it lies: not of few channels."""
+    conv = m.root.op
+    assert isinstance(conv, ConvOp)
+    channels, _ = inference.group_channels(conv, m["x"].type, m["w"].type)
+    return not conv.precise and in_tf32(conv.transposed, channels)
+
+
 def _side_by_side(m: Match) -> str | None:
     """Why the convolution is no product of patches that do not overlap, or None."""
     conv, graph = m.root.op, m.graph
@@ -137,8 +146,8 @@ def _side_by_side(m: Match) -> str | None:
     apart = conv.stride == kernel and dense and not any((*conv.padding, *conv.behind))
     if conv.transposed or conv.groups != 1 or not apart or prod(kernel) == 1:
         return ""
-    if library.allows_tf32(graph, m.root) or conv.summed or isinstance(m["x"].op, WindowSumOp):
-        return ""  # whose kernels read the input in place
+    if _reads_in_place(m) or conv.summed or isinstance(m["x"].op, WindowSumOp):
+        return ""
     ends = list(_ends(graph, m.root))
     if any(isinstance(node.op, _COLLAPSING) for node, _ in ends):
         return "what follows may collapse with the convolution"
@@ -158,7 +167,7 @@ def _overlapping(m: Match) -> str | None:
     plain = conv.groups == 1 and not (conv.transposed or any(conv.behind) or conv.cropped or conv.summed)
     if not plain or apart or terms < _MANY_TERMS:
         return ""
-    if library.allows_tf32(graph, m.root) or isinstance(x.op, WindowSumOp) or isinstance(w.op, TapSumOp):
+    if _reads_in_place(m) or isinstance(x.op, WindowSumOp) or isinstance(w.op, TapSumOp):
         return ""
     if any(isinstance(node.op, _COLLAPSING) for node, _ in _ends(graph, m.root)):
         return "what follows may collapse with the convolution"

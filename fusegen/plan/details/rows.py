@@ -238,6 +238,8 @@ class RowReducePlan(Frozen):
     """Rows that are read side by side are stored as rows: 16 bytes along them at a time."""
     double: bool
     """Values are kept and computed in double."""
+    together: bool
+    """A thread has several neighbouring rows of few elements, which are whole accesses together."""
     rows: RowProgram
 
 
