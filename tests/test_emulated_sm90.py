@@ -127,6 +127,12 @@ POOLED = {
     "transposed_in_place": ("nn.ConvTranspose2d(16, 24, 3, 1, 1)", "F.max_pool2d(self.m(x).abs(), 2)", (16, 17, 24)),
     "strided_in_place": ("nn.Conv2d(20, 33, 3, 2, 1)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (20, 41, 60)),
     "volume_in_place": ("nn.Conv3d(17, 40, 3)", "F.avg_pool3d(self.m(x).sigmoid(), (1, 2, 4))", (17, 7, 11, 24)),
+    "prepared": ("nn.Conv2d(20, 33, 3, padding=1)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (20, 21, 35)),
+    "parts_prepared": ("nn.Conv2d(20, 24, 3, (2, 1), 1)", "F.avg_pool2d(self.m(x).abs(), (3, 2))", (20, 37, 33)),
+    "pairs_prepared": ("nn.Conv2d(4, 33, 5)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (4, 21, 35)),
+    "pairs_of_halves_prepared": ("nn.Conv2d(3, 24, 7, 2, 3)", "F.avg_pool2d(self.m(x).abs(), 2)", (3, 41, 50)),
+    "pairs_of_a_volume_prepared": ("nn.Conv3d(3, 16, 3, 1, 1)", "F.max_pool3d(F.silu(self.m(x)), 2)", (3, 7, 11, 19)),
+    "six_channels_prepared": ("nn.Conv2d(6, 24, 5)", "F.max_pool2d(self.m(x).abs(), 4)", (6, 28, 41)),
 }
 
 
@@ -168,13 +174,16 @@ def _played(
 def test_pooled_results_agree_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
-    monkeypatch.setattr(hopper, "pools_in_place", lambda *_: True)
+    variant = "sm90" if name.endswith("prepared") else "in_place"
+    monkeypatch.setattr(hopper, "pools_in_place", lambda *_: variant == "in_place")
     monkeypatch.setattr(convpool, "together_or_apart", lambda *_: None)
     module, body, shape = POOLED[name]
     path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(3, {', '.join(map(str, shape))})")
     compiled = compile_file(path)
     (plan,) = steps(compiled, ConvApartPlan)
-    kernel = HopperKernel(compiled, plan, "in_place", tmp_path)
+    assert isinstance(plan.hopper, HopperConvPlan)
+    assert (plan.hopper.chunk == 4) == name.startswith("pairs")
+    kernel = HopperKernel(compiled, plan, variant, tmp_path)
     for batch in (2, 5):
         agrees(plan, kernel, compiled, path, [untied(torch.randn(batch, *shape))])
 
@@ -211,6 +220,7 @@ OF_SAMPLES = {
     "phases": ("nn.ConvTranspose2d(16, 24, 4, 2, 1)", 4, "nn.GroupNorm(4, 24)", (16, 7, 9)),
     "kinds": ("nn.ConvTranspose1d(16, 30, 5, 3)", 2, "nn.GroupNorm(2, 30)", (16, 31)),
     "abreast": ("nn.Conv2d(50, 24, 3)", 4, "nn.GroupNorm(4, 24)", (50, 9, 15)),
+    "pairs": ("nn.Conv2d(3, 24, 5, 2)", 4, "nn.GroupNorm(4, 24)", (3, 19, 25)),
     "means": ("nn.Conv2d(24, 40, 3, padding=1)", 40, "lambda y: y - y.mean((2, 3), keepdim=True)", (24, 13, 20)),
     "means_of_all": ("nn.Conv2d(24, 44, 3)", 1, "lambda y: y - y.mean((1, 2, 3), keepdim=True)", (24, 7, 9)),
 }

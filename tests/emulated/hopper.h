@@ -7,7 +7,7 @@
 inline int cudaGetDevice(int* device) { return *device = 0; }
 template <typename Kernel>
 int cudaOccupancyMaxActiveClusters(int* count, Kernel, const cudaLaunchConfig_t*) { return *count = 2, cudaSuccess; }
-struct CUtensorMap { const float* data; int64_t sizes[5]; int box[5]; bool rounds; };
+struct CUtensorMap { const float* data; int64_t sizes[5]; int box[5]; bool rounds; int64_t plane; };
 
 namespace emulated {
 struct Barrier { int count, left, bytes, phase; };
@@ -44,6 +44,8 @@ inline void cluster_sync() {
     if (++waiting == static_cast<int>(emulated::fibers.size())) waiting = 0, ++turn;
     while (turn == own) emulated::yield();
 }
+inline float shared_read(uint32_t from) { return __uint_as_float(emulated::word(from)); }
+inline void shared_write(uint32_t to, float v) { memcpy(emulated::at(to), &v, 4); }
 inline void tensor_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, int channel, int sample, uint32_t bar) {
     const int first[5] = {x, y, z, channel, sample};
     int bytes = 0;
@@ -60,6 +62,18 @@ inline void tensor_load(uint32_t to, const CUtensorMap& map, int x, int y, int z
     }
     arrived(bar, bytes);
 }
+inline void tensor_load(uint32_t to, const CUtensorMap& map, int x, int line, int quad, uint32_t bar) {   // of a grid of slots
+    int bytes = 0;
+    for (int q = 0; q < map.box[2]; ++q)
+        for (int l = 0; l < map.box[1]; ++l)
+            for (int i = 0; i < map.box[0]; ++i, bytes += 4) {
+                const int64_t at[3] = {4 * x + i, line + l, quad + q};
+                bool in = true;
+                for (int axis = 0; axis < 3; ++axis) in = in && at[axis] >= 0 && at[axis] < map.sizes[axis];
+                shared_write(to + bytes, in ? map.data[at[2] * map.plane + at[1] * map.sizes[0] + at[0]] : 0.0f);
+            }
+    arrived(bar, bytes);
+}
 inline void named_arrive(int id, int threads) {
     auto& b = emulated::named[id];
     if (++b.waiting == threads) b.waiting = 0, ++b.turn;
@@ -70,8 +84,6 @@ inline void named_sync(int id, int threads) {
     while (emulated::named[id].turn == own) emulated::yield();
 }
 inline void send(uint32_t to, float v, uint32_t bar) { memcpy(emulated::at(to), &v, 4), arrived(bar, 4); }
-inline float shared_read(uint32_t from) { return __uint_as_float(emulated::word(from)); }
-inline void shared_write(uint32_t to, float v) { memcpy(emulated::at(to), &v, 4); }
 template <int OFFSET>
 uint32_t shared_load(uint32_t from) { return emulated::word(from + OFFSET); }
 // What is not aligned is a trap on the device; here it is NaN.

@@ -16,6 +16,12 @@ _MAP = """static bool describe(CUtensorMap& map, const float* x, int64_t batch, 
     return true;
 }
 """
+_GRID_MAP = """static bool describe(CUtensorMap& map, const float* grid, int64_t pitch, int64_t plane) {
+    map = {grid, {pitch * 4, plane / pitch, GRIDS * GROUPS * GROUP_QUADS}, {ROW * 4, SLOTS / ROW, QUADS}};
+    map.plane = plane * 4;
+    return true;
+}
+"""
 
 
 def translated(kernel: str) -> str:
@@ -34,7 +40,11 @@ def translated(kernel: str) -> str:
     )
     kernel = re.sub(r"^using Encode.*?^(?=static bool describe)", "", kernel, flags=re.S | re.M)
     describe = _MAP % ("true" if "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32" in kernel else "false")
-    return re.sub(r"^static bool describe\(.*?^\}\n", describe, kernel, flags=re.S | re.M)
+
+    def simulated(found: re.Match[str]) -> str:
+        return _GRID_MAP if "float* grid" in found[0] else describe
+
+    return re.sub(r"^static bool describe\(.*?^\}\n", simulated, kernel, flags=re.S | re.M)
 
 
 class HopperKernel(Kernel):
