@@ -231,18 +231,6 @@ __device__ __forceinline__ void load_once(float* v, const float* p, int stride =
     }
 }
 
-// As load_once, for data that is not read again, in kernels that write little: past L1. What others wrote stays in L2 for longer.
-template <int VEC>
-__device__ __forceinline__ void load_streaming(float* v, const float* p, int stride = 1) {
-    if constexpr (VEC == 4)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v[0]), "=f"(v[stride]), "=f"(v[2 * stride]), "=f"(v[3 * stride]) : "l"(p));
-    else if constexpr (VEC == 2)
-        asm volatile("ld.global.nc.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[stride]) : "l"(p));
-    else
-        v[0] = __ldg(p);
-}
-
 // Rounded to TF32: to nearest, ties away from zero, as cuDNN does.
 [[maybe_unused]] __device__ __forceinline__ float round_tf32(float v) {
     unsigned r;
@@ -1901,7 +1889,7 @@ namespace k1_row_reduce_kernel {
 
 // Every element of a row is read once, kept in registers, and written once. Two layouts:
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
-//   contiguous  inner = 1: a thread has VEC neighbouring rows, whose few elements are whole accesses together.
+//   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
 // Data are few, statistics of more data or weights, and computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8;
@@ -1917,11 +1905,11 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 1 : 1;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 256 : 256;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 4 : 4;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
-    static constexpr int ROWS = VEC;                    // rows that one thread works on
-    static constexpr int ELEMENT = 1;                   // neighbouring elements of a row in a thread
+    static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
+    static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
     static constexpr int VALUES = (LENGTH + PARTS * ELEMENT - 1) / (PARTS * ELEMENT) * ELEMENT;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr int ROW_WARPS = STRIDED ? PARTS : (PARTS + WARP - 1) / WARP;   // partial results of a row
@@ -1999,12 +1987,11 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     double v[S::ROWS][S::VALUES] = {};
     {
         const float* p = args.x + first;
-        float read[S::ROWS * LENGTH] = {};
 #pragma unroll
-        for (int j = 0; j < S::ROWS * LENGTH; j += VEC, advance(p, hop))
-            if (in) load_streaming<VEC>(read + j, p);
+        for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
 #pragma unroll
-        for (int j = 0; j < S::ROWS * LENGTH; ++j) v[j / LENGTH][j % LENGTH] = read[j];
+            for (int e = 0; e < VEC; ++e)
+                if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
     double r0[S::ROWS];   // sum for the mean
 #pragma unroll
@@ -2013,7 +2000,6 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
         for (int i = 0; i < S::ROWS; ++i) {
-            [[maybe_unused]] const int64_t outer = row + i;
             if (live(j)) r0[i] += v[i][j];
         }
     }
@@ -2031,7 +2017,6 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
         for (int i = 0; i < S::ROWS; ++i) {
-            [[maybe_unused]] const int64_t outer = row + i;
             const double t2 = v[i][j] - t1[i];   // distance from the mean
             const double t5 = t2 * t2;   // its square
             if (live(j)) r3[i] += t2;
@@ -2057,15 +2042,11 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int i = 0; i < S::ROWS; ++i) t10[i] = (t9[i] < 0.0f ? 0.0f : t9[i]);
 
     if (in && part == 0) {
-        float y0_at[S::ROWS];
-        float y1_at[S::ROWS];
 #pragma unroll
         for (int i = 0; i < S::ROWS; ++i) {
-            y0_at[i] = t8[i];
-            y1_at[i] = t10[i];
+            args.y0[outer] = t8[i];
+            args.y1[outer] = t10[i];
         }
-        store_vector<VEC>(args.y0 + row, y0_at);
-        store_vector<VEC>(args.y1 + row, y1_at);
     }
 }
 
@@ -2087,8 +2068,8 @@ extern "C" int k1_row_reduce(const float* x0, float* y0, float* y1, int64_t size
     args.row_count = outer * inner;
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y1) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
-    return aligned && outer % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+    const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
+    return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
 }
 
 }  // namespace k1_row_reduce_kernel
@@ -2101,7 +2082,7 @@ namespace k2_row_reduce_kernel {
 
 // Every element of a row is read once, kept in registers, and written once. Two layouts:
 //   strided     inner > 1: threads side by side take neighbouring rows, PARTS threads share a row in runs;
-//   contiguous  inner = 1: a thread has VEC neighbouring rows, whose few elements are whole accesses together.
+//   contiguous  inner = 1: PARTS neighbouring threads share a row in vectors of VEC elements.
 // Partial results of a row are combined in fixed order: bitwise the same at every run.
 // Data are few, statistics of more data or weights, and computed in double, which rounds once, at the store.
 constexpr int LENGTH = 8;
@@ -2117,11 +2098,11 @@ constexpr int WARP = 32;
 
 template <int VEC>
 struct Shape {
-    static constexpr int PARTS = VEC == WIDE ? 1 : 1;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 256 : 256;   // rows (or vectors of rows) side by side
+    static constexpr int PARTS = VEC == WIDE ? 4 : 4;   // threads that share a row
+    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
-    static constexpr int ROWS = VEC;                    // rows that one thread works on
-    static constexpr int ELEMENT = 1;                   // neighbouring elements of a row in a thread
+    static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
+    static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
     static constexpr int VALUES = (LENGTH + PARTS * ELEMENT - 1) / (PARTS * ELEMENT) * ELEMENT;
     static constexpr int BLOCK_ROWS = LANES * ROWS;
     static constexpr int ROW_WARPS = STRIDED ? PARTS : (PARTS + WARP - 1) / WARP;   // partial results of a row
@@ -2198,12 +2179,11 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     double v[S::ROWS][S::VALUES] = {};
     {
         const float* p = args.x + first;
-        float read[S::ROWS * LENGTH] = {};
 #pragma unroll
-        for (int j = 0; j < S::ROWS * LENGTH; j += VEC, advance(p, hop))
-            if (in) load_streaming<VEC>(read + j, p);
+        for (int j = 0; j < S::VALUES; j += S::ELEMENT, advance(p, hop))
 #pragma unroll
-        for (int j = 0; j < S::ROWS * LENGTH; ++j) v[j / LENGTH][j % LENGTH] = read[j];
+            for (int e = 0; e < VEC; ++e)
+                if (in && live(j)) v[STRIDED ? e : 0][STRIDED ? j : j + e] = __ldg(p + e);
     }
     double r0[S::ROWS];   // %mean_r1_r12: float32[x0_0, 4, 1, 1, 1, 1] = reduce.mean(%mean_r1_r9, axes=(2,), keepdim=True)
 #pragma unroll
@@ -2212,7 +2192,6 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int j = 0; j < S::VALUES; ++j) {
 #pragma unroll
         for (int i = 0; i < S::ROWS; ++i) {
-            [[maybe_unused]] const int64_t outer = row + i;
             if (live(j)) r0[i] += v[i][j];
         }
     }
@@ -2222,12 +2201,10 @@ __global__ void __launch_bounds__(Shape<VEC>::THREADS, Shape<VEC>::MIN_BLOCKS) r
     for (int i = 0; i < S::ROWS; ++i) t1[i] = r0[i] / 8.0f;
 
     if (in && part == 0) {
-        float y0_at[S::ROWS];
 #pragma unroll
         for (int i = 0; i < S::ROWS; ++i) {
-            y0_at[i] = t1[i];
+            args.y0[outer] = t1[i];
         }
-        store_vector<VEC>(args.y0 + row, y0_at);
     }
 }
 
@@ -2249,7 +2226,7 @@ extern "C" int k2_row_reduce(const float* x0, float* y0, int64_t size0, cudaStre
     args.inner_count = inner;
     if (inner <= INT32_MAX) args.by_inner = fast_divide(static_cast<unsigned int>(inner));
     const bool aligned = (reinterpret_cast<uintptr_t>(x0) | reinterpret_cast<uintptr_t>(y0)) % 16 == 0;
-    return aligned && outer % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
+    return aligned && (STRIDED ? inner : LENGTH) % WIDE == 0 ? launch<WIDE>(args, stream) : launch<1>(args, stream);
 }
 
 }  // namespace k2_row_reduce_kernel
@@ -2913,16 +2890,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6b8b40b3310ce6c2, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_4006754ab77b0bbc, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6b8b40b3310ce6c2, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_4006754ab77b0bbc, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6b8b40b3310ce6c2"
+_fusegen_NAMESPACE = "fusegen_4006754ab77b0bbc"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -16,7 +16,7 @@ from torch import nn
 
 from fusegen import ops
 from fusegen.compiler import optimise
-from fusegen.costs import contractions, hopper, library
+from fusegen.costs import contractions, hopper, library, precision
 from fusegen.ir import ConvOp, DType, Graph, InputOp, Node, ParamOp, TensorType
 from fusegen.machines import machine
 from fusegen.plan.details import ContractionPlan, DirectConvPlan, HopperConvPlan
@@ -175,7 +175,7 @@ def test_few_channels_are_expected_in_either_class(module: str, tf32: bool) -> N
         layer = eval(module, {"nn": nn})
         graph = trace(layer, (torch.empty(128, layer.in_channels, 128, 128),), Path(__file__)).graph
     (node,) = (node for node in graph.nodes if isinstance(node.op, ConvOp))
-    assert library.allows_tf32(graph, node) is tf32
+    assert precision.allows_tf32(graph, node) is tf32
 
 
 @pytest.mark.parametrize(("outputs", "plain"), [(16, True), (64, False)])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fusegen.compiler import compile_file, optimise
-from fusegen.costs import contractions, direct, hopper, library
+from fusegen.costs import contractions, direct, hopper, library, precision
 from fusegen.costs.hopper_taps import Taps
 from fusegen.emit import kernels
 from fusegen.emit.render import environment
@@ -478,7 +478,7 @@ def test_products_read_what_was_loaded_where_the_next_loads_write_other_register
     """A chunk of one batch is converted: what its products read would be loaded again while they are on the way."""
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
     monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
     path = write(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fusegen.compiler import Compiled, compile_file
-from fusegen.costs import direct, hopper, library
+from fusegen.costs import direct, hopper, library, precision
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, ConvApartPlan, HopperConvPlan
 from fusegen.plan.types import KernelPlan
@@ -154,7 +154,7 @@ def _without_costs(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     """Every convolution in TF32 by the kernel ``variant``, however long it is expected to take."""
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
 
@@ -173,7 +173,7 @@ def _played(
 @pytest.mark.parametrize("name", POOLED)
 def test_pooled_results_agree_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     variant = "sm90" if name.endswith("prepared") else "in_place"
     monkeypatch.setattr(hopper, "pools_in_place", lambda *_: variant == "in_place")
     monkeypatch.setattr(convpool, "together_or_apart", lambda *_: None)

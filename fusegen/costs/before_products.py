@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from fusegen.costs import contractions, gemm, hopper, library
+from fusegen.costs import contractions, gemm, hopper, precision
 from fusegen.dims import numel
 from fusegen.ir import HALVES, ConvOp, Graph, MatmulOp, Node
 from fusegen.machines import Machine
@@ -36,7 +36,7 @@ def _of_convolution(body: Graph, node: Node, whole: bool, machine: Machine) -> s
     asynchronous, portable = contractions.tensor_core_seconds(body, node, whole, machine, finished=True)
     if asynchronous > portable or contractions.plain_seconds(body, node, whole, machine) < inf:
         return _AS_IT_IS
-    precise = not library.allows_tf32(body, node)
+    precise = not precision.allows_tf32(body, node)
     return _AS_IT_IS if not precise and hopper.reads_in_place(body, node, machine) else None
 
 

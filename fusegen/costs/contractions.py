@@ -10,7 +10,7 @@ from collections import Counter
 from math import ceil, inf, prod
 
 from fusegen import dims, inference, ops
-from fusegen.costs import gemm, hopper, library
+from fusegen.costs import gemm, hopper, library, precision
 from fusegen.costs.matmul_tiling import tile_matmul
 from fusegen.costs.tiling import Structure, TooLarge, tile_conv
 from fusegen.dims import Dims
@@ -66,11 +66,6 @@ Hopper's kernel, or where the portable one has neighbours of a phase each side b
 _OF_CHANNELS = 2
 """The same of an operand with a value for every channel of every sample: each result reads it (mean and variance of a
 norm before sums over 96 channels: 143 us as products lie, 90 in a kernel of rows behind the library's)."""
-_TF32_INPUTS, _TF32_MULTIPLE = 128, 64
-"""Input channels from which cuDNN was seen to compute in TF32 whatever the other sizes (235 convolutions), but for
-those of 8 outputs and of groups; and of fewer, multiples of which it did so for (96 and 48 channels of 56x56, 3x3, to
-8 to 64 are in full fp32, and so are 80 to 80, 1x1), unless they have one tap that skips positions (27 of these: 64
-channels, and some of 96, in full fp32)."""
 _PORTABLE_TF32 = 2.7
 """Times over that the portable kernel takes in TF32 of what is expected (19 random convolutions took 1.0 to 7.2 times,
 the median 2.5)."""
@@ -109,7 +104,7 @@ def portable_seconds(
     ``precise``: in full fp32, also where TF32 may be permitted. ``few``: with smaller tiles where positions are few,
     as it has them if its results are only stored.
     """
-    split = precise or not library.allows_tf32(body, node) or isinstance(node.op, MatmulOp)
+    split = precise or not precision.allows_tf32(body, node) or isinstance(node.op, MatmulOp)
     shape, block_seconds, resident, loaded, in_turns = body.shape(node.name), BLOCK_SECONDS, _RESIDENT, 0, False
     if isinstance(node.op, ConvOp):
         x, w = (body.node(name).type for name in node.inputs[:2])
@@ -180,7 +175,7 @@ def tensor_core_seconds(
     In TF32 that is the portable one for the most part: convolutions of 1x1 that it was expected to be better at took it
     twice as long. ``finished``: with the operands that each result has one of.
     """
-    asynchronous, tf32 = asynchronous_seconds(body, node, machine), library.allows_tf32(body, node)
+    asynchronous, tf32 = asynchronous_seconds(body, node, machine), precision.allows_tf32(body, node)
     if finished:
         asynchronous += operand_seconds(body, node, machine, streamed=not whole, neighbours=True)
     beside = asynchronous < inf and tf32
@@ -216,18 +211,6 @@ def _strided_seconds(body: Graph, node: Node, whole: bool, machine: Machine) -> 
     return _PORTABLE_STRIDED[in_place] * portable_seconds(body, node, whole, machine, few=False)
 
 
-def surely_in_tf32(body: Graph, node: Node) -> bool:
-    """Whether cuDNN is sure to compute a convolution in TF32 where permitted."""
-    assert isinstance(node.op, ConvOp)
-    if node.op.precise:
-        return False
-    x, w = (body.node(name).type for name in node.inputs[:2])
-    inputs, outputs = inference.group_channels(node.op, x, w)
-    picks = not node.op.transposed and max(node.op.stride) > 1 and prod(inference.kernel_size(w)) == 1
-    many = inputs >= _TF32_INPUTS or (inputs % _TF32_MULTIPLE == 0 and not picks)
-    return node.op.groups == 1 and many and outputs > LEAST_OUTPUTS
-
-
 def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
     """Whether the asynchronous kernel has too few tiles for the machine, in a convolution that is one in TF32.
 
@@ -236,7 +219,7 @@ def _leaves_idle(body: Graph, node: Node, machine: Machine) -> bool:
     """
     if not isinstance(node.op, ConvOp) or reduces(body):
         return False
-    return surely_in_tf32(body, node) and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
+    return precision.surely_in_tf32(body, node) and hopper.blocks(body, node) <= (1 - _IDLE) * machine.multiprocessors
 
 
 def kernel_seconds(body: Graph, node: Node, whole: bool, machine: Machine, finished: bool = False) -> float:
@@ -279,7 +262,7 @@ def operand_seconds(body: Graph, node: Node, machine: Machine, streamed: bool, n
     if streamed:
         return (_STREAMED - 1) * sum(_differs(n.type.shape, node.type.rank) for n in whole) * once
     traffic = sum(dims.numel(n.type.shape, body.sizes) == size for n in whole) * once
-    products = ops.flops(body, node) / machine.tensor_flops * (1 if library.allows_tf32(body, node) else SPLIT)
+    products = ops.flops(body, node) / machine.tensor_flops * (1 if precision.allows_tf32(body, node) else SPLIT)
     fewer = (n.type.shape for n in whole if dims.numel(n.type.shape, body.sizes) != size)
     of_channels = _OF_CHANNELS * once * sum(_differs(shape, node.type.rank) for shape in fewer)
     return max(0.0, ((_NEIGHBOURS if neighbours else _GATHERED) - 1) * traffic + of_channels - products)
@@ -289,7 +272,7 @@ def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
     """Expected time of a convolution on Hopper's tensor cores; infinite where there is no such kernel."""
     if not isinstance(node.op, ConvOp) or not machine.wgmma or hopper_refusal(body, node):
         return inf
-    precise = not library.allows_tf32(body, node)
+    precise = not precision.allows_tf32(body, node)
     prepared = hopper.conv_seconds(body, node, machine, precise, plain=not reduces(body))
     return prepared if precise else min(prepared, hopper.in_place_seconds(body, node, machine))
 
@@ -300,7 +283,7 @@ def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:
     Without one the portable kernel takes those calls, and it is in the file in any case.
     """
     assert isinstance(node.op, ConvOp)
-    if surely_in_tf32(body, node):
+    if precision.surely_in_tf32(body, node):
         return False
     portable = portable_seconds(body, node, whole, machine, precise=True)
     if max(node.op.dilation) > 1:
@@ -312,7 +295,7 @@ def hopper_refusal(body: Graph, conv: Node) -> str | None:
     """Why the tensor cores of sm_90a have no kernel for a convolution, or None."""
     assert isinstance(conv.op, ConvOp)
     x, w = (body.node(name).type for name in conv.inputs[:2])
-    return hopper.refusal(conv.op, inference.conv_channels(conv.op, x, w), not library.allows_tf32(body, conv))
+    return hopper.refusal(conv.op, inference.conv_channels(conv.op, x, w), not precision.allows_tf32(body, conv))
 
 
 def _only_adds_bias(body: Graph, node: Node) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusegen import dims, inference, ops
-from fusegen.costs import contractions, direct_shared, hopper, library
+from fusegen.costs import contractions, direct_shared, hopper, precision
 from fusegen.costs.direct_tiles import CHAIN, Tile, along_axes, chain, lines_read, tiles
 from fusegen.costs.tiling import TooLarge
 from fusegen.ir import ConvOp, DType, Graph, InputOp, MatmulOp, Node
@@ -100,7 +100,7 @@ def is_small(body: Graph, node: Node) -> bool:
     try:
         if not _adds_up_few(body, node):
             return False
-        rounds = many and library.allows_tf32(body, node) and not _waits_for_memory(body, node, rates)
+        rounds = many and precision.allows_tf32(body, node) and not _waits_for_memory(body, node, rates)
     except NotFusable:
         return False
     whole = contractions.reduces(body)
@@ -113,7 +113,7 @@ def is_small(body: Graph, node: Node) -> bool:
     except TooLarge:
         return True
     few, times = _TRANSPOSED
-    if node.op.transposed and outputs <= few and library.allows_tf32(body, node):
+    if node.op.transposed and outputs <= few and precision.allows_tf32(body, node):
         tensor *= times
     return (_ROUNDING if rounds else 1.0) * seconds(body, node, rates) < tensor
 
@@ -126,7 +126,7 @@ def pays_in_fp32(body: Graph, node: Node, machine: Machine) -> bool:
     assert isinstance(node.op, ConvOp)
     x, w = (body.node(name).type for name in node.inputs[:2])
     _, outputs = inference.group_channels(node.op, x, w)
-    if node.op.groups > 1 or outputs > direct_shared.MOST_OUTPUTS or not library.allows_tf32(body, node):
+    if node.op.groups > 1 or outputs > direct_shared.MOST_OUTPUTS or not precision.allows_tf32(body, node):
         return False
     try:
         split(body)

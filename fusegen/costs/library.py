@@ -8,9 +8,9 @@ from __future__ import annotations
 from math import log2, prod
 
 from fusegen import dims, inference, ops
+from fusegen.costs import precision
 from fusegen.ir import ConvOp, Graph, MatmulOp, Node
 from fusegen.machines import Machine
-from fusegen.verdict.tf32 import in_tf32
 
 _PASSES = {True: 2.8, False: 1.2}
 """In TF32 or fp32: times over that cuDNN moves input and result (H200, NCHW). It transposes both for TF32."""
@@ -53,38 +53,6 @@ samples, 256 and 512 channels to 512, H100)."""
 _LAUNCHES = 8
 """Of its call, transposes of the operands included."""
 
-_FEW_CHANNELS = (
-    (1, 9, 4, 128),
-    (2, 49, 1, 32),
-    (2, 25, 4, 1),
-    (2, 16, 4, 64),
-    (3, 125, 1, 1),
-    (3, 8, 4, 1),
-)
-"""(Axes, taps, input and output channels) from which on cuDNN is expected to compute in TF32 what has fewer channels
-than it mostly does. Of 1,624 (H200, h200-tf32-classes.json) most of these did at the sizes of benchmarks, and smaller
-ones did not: a file has a kernel for either."""
-_FEW_GROUPED = ((2, 4, 9, 2), (3, 2, 27, 4))
-"""(Axes, groups, taps and channels of a group) from which on it does, of several groups (672, likewise)."""
-
-
-def allows_tf32(graph: Graph, node: Node) -> bool:
-    """True when eager is expected to compute this contraction with TF32 operands where torch's settings permit it."""
-    if not isinstance(node.op, ConvOp):
-        return True
-    if node.op.precise:
-        return False
-    x, w = (graph.node(name).type for name in node.inputs[:2])
-    channels, outputs = inference.group_channels(node.op, x, w)
-    if in_tf32(node.op.transposed and not node.op.enlarged, channels):
-        return True
-    taps, several = prod(inference.kernel_size(w)), node.op.groups > 1
-    sizes = (node.op.groups, taps, channels) if several else (taps, channels, outputs)
-    return any(
-        rank == node.op.rank and all(size >= least for size, least in zip(sizes, others, strict=True))
-        for rank, *others in (_FEW_GROUPED if several else _FEW_CHANNELS)
-    )
-
 
 def seconds(body: Graph, node: Node, machine: Machine) -> float:
     """Expected time of the library's call at the traced sizes, and of a copy of an input that it cannot pad itself."""
@@ -102,7 +70,7 @@ def _call_seconds(body: Graph, node: Node, machine: Machine) -> float:
         weights = 4 * dims.numel(w.shape, body.sizes) / machine.bandwidth
         return max(flops / machine.flops, moved + weights) + machine.launch
     assert isinstance(node.op, ConvOp)
-    tf32 = allows_tf32(body, node)
+    tf32 = precision.allows_tf32(body, node)
     full, loss = _NARROW[tf32]
     inputs, outputs = inference.group_channels(node.op, x, w)
     rate = machine.tensor_flops if tf32 else _FP32 * machine.flops

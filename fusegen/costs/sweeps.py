@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, prod
 
 from fusegen import dims, inference, ops
-from fusegen.costs import contractions, library
+from fusegen.costs import contractions, precision
 from fusegen.costs.tiling import Structure, tile_conv
 from fusegen.ir import ConvOp, Graph, Node
 from fusegen.machines import Machine
@@ -49,7 +49,7 @@ def seconds(
     """
     conv = node.op
     assert isinstance(conv, ConvOp)
-    split = not library.allows_tf32(body, node)
+    split = not precision.allows_tf32(body, node)
     x, w = (body.node(name).type for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(conv, x, w)
     tiling = tile_conv(Structure(conv, inference.kernel_size(w), inputs, outputs, whole, swept=swept))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusegen import dims
-from fusegen.costs import contractions
+from fusegen.costs import precision
 from fusegen.ir import (
     ConstOp,
     ConvOp,
@@ -130,7 +130,7 @@ def _averaged_product(m: Match) -> Node:
 
 def _of_positions(m: Match) -> str | None:
     """A mean that is taken from the data itself, as norms do, takes what is common to both with it."""
-    in_fp32 = not contractions.surely_in_tf32(m.graph, m.root)
+    in_fp32 = not precision.surely_in_tf32(m.graph, m.root)
     return None if in_fp32 and _averaged(m.graph, m.root, _is_centre) else ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf, prod
 
 from fusegen import inference
-from fusegen.costs import contractions, direct, hopper, library, tiling
+from fusegen.costs import contractions, direct, hopper, precision, tiling
 from fusegen.ir import ConvOp, Node, ReduceOp, RegionOp
 from fusegen.machines import machine
 from fusegen.plan import conv_direct, conv_sm90, gemm
@@ -82,7 +82,7 @@ def hopper_conv(
         region.body.shape(x.name)[0],
     )
     in_and_out = inference.conv_channels(node.op, x.type, w.type)
-    precise = not library.allows_tf32(region.body, node)
+    precise = not precision.allows_tf32(region.body, node)
     rates = machine("sm_90")
     if pooling:
         in_place = not precise and hopper.pools_in_place(region.body, node, pooling.windows, rates)
@@ -150,7 +150,7 @@ def portable_conv(
         groups=node.op.groups,
         axes=axes,
         tiling=choose(f"{node.name} tile", tiling.conv_tilings(structure)) if alone else tiling.tile_conv(structure),
-        precise=not library.allows_tf32(region.body, node),
+        precise=not precision.allows_tf32(region.body, node),
         rows=rows,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen import dims, inference, windows
-from fusegen.costs import boxes, library
+from fusegen.costs import boxes, precision
 from fusegen.ir import ReduceOp
 from fusegen.plan.details import ContractionAxis, ConvBoxesPlan, EagerAxis
 from fusegen.plan.region import Region
@@ -50,7 +50,7 @@ def plan(region: Region, name: str) -> KernelPlan:
     tiling = boxes.tile(kernel, parts.op.dilation, parts.window, parts.op.stride, inputs, outputs)
     if isinstance(tiling, str):
         raise Unplanned(tiling)
-    precise = not library.allows_tf32(region.body, parts.conv)
+    precise = not precision.allows_tf32(region.body, parts.conv)
     after, quick = (_lower(region, parts, quick) for quick in (False, True))
     detail = ConvBoxesPlan(
         axes=axes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fusegen import inference
-from fusegen.costs import contractions, direct, direct_shared, library
+from fusegen.costs import contractions, direct, direct_shared, precision
 from fusegen.ir import Graph
 from fusegen.plan.conv_axes import axes_of, line_of
 from fusegen.plan.details import ABSENT_AXIS, DirectConvPlan
@@ -72,7 +72,7 @@ def detail_of(region: Region, part: Graph | None = None) -> DirectConvPlan:
         outputs=outputs,
         source=region.args[parts.before_space.source].name,
         weight=region.args[conv.inputs[1]].name,
-        precise=not library.allows_tf32(region.body, conv),
+        precise=not precision.allows_tf32(region.body, conv),
         tiles=tiles,
         chunk=direct_shared.weights_kept(tiles, inference.kernel_size(w.type), inputs, outputs),
         before=_lower(region, parts.before, parts.before_space, "v", line),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen import dims, inference
-from fusegen.costs import contractions, hopper, library
+from fusegen.costs import contractions, hopper, library, precision
 from fusegen.costs.hopper_taps import Windows
 from fusegen.costs.tiling import Structure, TooLarge, tile_conv
 from fusegen.ir import ConvOp, DType, Graph, Node, PoolOp
@@ -141,7 +141,7 @@ def refusal(body: Graph, machine: Machine) -> str | None:
             return "only the kernel for sm_90a pools what it computes"
         if reason := contractions.hopper_refusal(body, conv) or hopper.window_refusal(conv.op, parts.windows):
             return reason
-        ours = hopper.pooled_seconds(body, conv, parts.windows, machine, not library.allows_tf32(body, conv))
+        ours = hopper.pooled_seconds(body, conv, parts.windows, machine, not precision.allows_tf32(body, conv))
     asynchronous = contractions.asynchronous_seconds(body, conv, machine)
     alone = min(portable, asynchronous, library.seconds(body, conv, machine))
     apart = alone + result + pooled + machine.launch

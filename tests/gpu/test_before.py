@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import direct, gemm, hopper, library
+from fusegen.costs import direct, gemm, hopper, library, precision
 from fusegen.plan import contraction
 from fusegen.plan.details import ContractionPlan, GemmPlan, HopperConvPlan
 from fusegen.verdict.subject import call
@@ -70,7 +70,7 @@ def _asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_asynchronous")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_agrees_with_float64_of_rounded_operands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     reference, model = pair(name, tmp_path)
     type(model).forward.__globals__["_fusegen_rounds"] = lambda *_, **__: 1
     exact = copy.deepcopy(reference).double()
@@ -87,7 +87,7 @@ def test_agrees_with_float64_of_rounded_operands(name: str, tmp_path: Path, monk
 @pytest.mark.usefixtures("_asynchronous", "full_precision")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_as_accurate_as_eager(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: False)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: False)
     reference, model = pair(name, tmp_path)
     for batch in (3, 1, 17):
         agrees(reference, model, (torch.randn(batch, *CONVOLUTIONS[name][2], device="cuda"),))
@@ -96,7 +96,7 @@ def test_convolutions_as_accurate_as_eager(name: str, tmp_path: Path, monkeypatc
 @pytest.mark.usefixtures("_asynchronous")
 def test_the_portable_kernel_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the calls that Hopper's does not: a kernel before it computes the chain."""
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     monkeypatch.setattr("fusegen.costs.contractions.fp32_pays", lambda *_: False)
     reference, model = pair("where", tmp_path)
     type(model).forward.__globals__["_fusegen_rounds"] = lambda *_, **__: 0

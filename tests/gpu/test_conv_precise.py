@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import contractions, direct, hopper, library
+from fusegen.costs import contractions, direct, hopper, library, precision
 from fusegen.plan import contraction
 from fusegen.plan.details import HopperConvPlan
 from fusegen.plan.types import KernelStep
@@ -53,7 +53,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def _whatever_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every convolution is one that eager computes in fp32, and is taken."""
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: False)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: False)
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
@@ -119,7 +119,7 @@ def test_as_accurate_as_eager(name: str, tmp_path: Path) -> None:
 def test_a_file_in_tf32_has_a_kernel_in_full_fp32_too(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     monkeypatch.setattr(contractions, "fp32_pays", lambda *_: True)
     module, body, shape = MODELS[name]
     init = f"self.m = {module}\nself.s = nn.Parameter(torch.randn(64, 1, 1))\nself.n = nn.BatchNorm2d(64)"

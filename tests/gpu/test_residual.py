@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import direct, hopper, library
+from fusegen.costs import direct, hopper, library, precision
 from fusegen.plan import contraction
 from fusegen.plan.details import HopperConvPlan
 from fusegen.verdict.subject import call
@@ -111,7 +111,7 @@ def test_agrees_with_float64_of_rounded_operands(
     name: str, reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: reads == "in place")
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     reference, model, plan = pair(name, tmp_path)
     if reads == "in place" and (plan.alternative is None or MODELS[name][2][-1] % 4):
         pytest.skip("its input cannot be read as it lies")
@@ -130,7 +130,7 @@ def test_agrees_with_float64_of_rounded_operands(
 @pytest.mark.usefixtures("full_precision")
 @pytest.mark.parametrize("name", MODELS)
 def test_as_accurate_as_eager_in_full_precision(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "allows_tf32", lambda *_: False)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: False)
     reference, model, _ = pair(name, tmp_path)
     for batch in (3, 1, 17):
         agrees(reference, model, drawn(name, batch))

@@ -7,7 +7,7 @@ weights, of the samples or of the rows. Every value that is left is computed as 
 from __future__ import annotations
 
 from fusegen import dims
-from fusegen.costs.library import allows_tf32
+from fusegen.costs.precision import allows_tf32
 from fusegen.ir import (
     ConvOp,
     Graph,
