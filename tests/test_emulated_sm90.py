@@ -61,6 +61,8 @@ CASES = MODELS | {
     "pairs_of_a_volume": ("nn.Conv3d(3, 24, (2, 3, 4), dilation=(1, 1, 2))", "F.mish(self.m(x)) * 2", (3, 4, 9, 33)),
     "pairs_of_groups": ("nn.Conv2d(12, 36, 3, groups=3)", "F.hardswish(self.m(x)) * 2", (12, 10, 29)),
     "pairs_transposed": ("nn.ConvTranspose3d(4, 16, 4, 2, 1)", "F.mish(self.m(x)) * 2", (4, 3, 5, 8)),
+    "pairs_as_they_lie": ("nn.Conv2d(3, 40, 3, padding=1)", "F.hardswish(self.m(x)) * 2", (3, 14, 28)),
+    "six_as_they_lie": ("nn.Conv2d(6, 33, 5, 2)", "F.hardswish(self.m(x)) * 2", (6, 19, 28)),
     "six_channels": ("nn.Conv2d(6, 33, 5)", "F.hardswish(self.m(x)) * 2", (6, 19, 26)),
 }
 PAIRS = tuple(name for name in CASES if name.startswith("pairs"))
@@ -114,6 +116,8 @@ IN_PLACE = (
     "dilated",
     "volume",
     "transposed",
+    "pairs_as_they_lie",
+    "six_as_they_lie",
     *STRIDED,
 )
 
