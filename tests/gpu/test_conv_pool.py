@@ -45,7 +45,11 @@ MODELS = {
     "channels": ("nn.Conv2d(64, 300, 3)", "F.max_pool2d(F.silu(self.m(x)), 2)", (64, 15, 18)),
     "streamed": ("nn.Conv2d(128, 128, 3)", "F.max_pool2d(F.silu(self.m(x)), 2)", (128, 37, 41)),
     "streamed_parts": ("nn.Conv3d(64, 128, 3)", "F.max_pool3d(F.silu(self.m(x)), (2, 2, 2))", (64, 9, 11, 21)),
+    "pairs": ("nn.Conv2d(4, 33, 5)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (4, 21, 35)),
+    "pairs_strided": ("nn.Conv2d(3, 40, 7, 2, 3)", "F.avg_pool2d(self.m(x).abs(), 2)", (3, 41, 50)),
+    "pairs_of_a_volume": ("nn.Conv3d(3, 16, 5)", "F.max_pool3d(F.silu(self.m(x)), 2)", (3, 9, 13, 21)),
     # read as it lies
+    "three_in_place": ("nn.Conv2d(3, 40, 7)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (3, 26, 36)),
     "in_place": ("nn.Conv2d(16, 40, 3, padding=1)", "F.max_pool2d(F.hardswish(self.m(x)), 2).tanh()", (16, 21, 36)),
     "four_in_place": ("nn.Conv2d(64, 136, 3)", "F.mish(F.avg_pool2d(F.silu(self.m(x)), 4))", (64, 43, 40)),
     "eight_in_place": ("nn.Conv2d(16, 24, 5)", "F.max_pool2d(self.m(x) ** 2, (8, 2))", (16, 41, 52)),
