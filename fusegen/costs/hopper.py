@@ -87,9 +87,10 @@ def window_refusal(conv: ConvOp, windows: Windows) -> str | None:
 def refusal(conv: ConvOp, channels: tuple[int, int], precise: bool) -> str | None:
     """Why a convolution of (input, output) ``channels`` has no kernel, or None."""
     inputs, outputs = (count // conv.groups for count in channels)
-    least = _LEAST_CHANNELS if conv.transposed and conv.rank < 3 else _LEAST_INPUTS
-    if (inputs < least and not precise) or outputs < _LEAST_CHANNELS:
+    if (inputs < _LEAST_INPUTS and not precise) or outputs < _LEAST_CHANNELS:
         return f"groups of {inputs} to {outputs} channels would mostly multiply zeros"
+    if inputs < _LEAST_CHANNELS and not precise and conv.transposed and conv.rank < 3:
+        return f"results of {inputs} channels, transposed, take longer to store than the portable kernel takes"
     return None
 
 

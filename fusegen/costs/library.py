@@ -83,14 +83,15 @@ def _call_seconds(body: Graph, node: Node, machine: Machine) -> float:
     strided, one_tap = max(node.op.stride) > 1, prod(inference.kernel_size(w)) == node.op.groups == 1
     if one_tap and not (strided and (node.op.transposed or not tf32)):  # a matrix product where the data lies
         positions = prod(body.shape(node.name)[2:])
-        moved *= _UNALIGNED if positions % 4 else 1.0
-        if not tf32 or strided or (outputs < full and positions % 4 == 0):
-            return products + moved + 2 * machine.launch
         tiles = -(-positions // _ONE_TAP_TILE) * _ONE_TAP_TILE / max(1, positions)
-        products = flops / machine.mma_flops * tiles
-        if positions % 4:
-            products *= -(-outputs // full) * full / outputs / _UNALIGNED_RATE
-            return products + _UNALIGNED_MOVED * moved / _UNALIGNED + _UNALIGNED_SECONDS
+        tiled = flops / machine.mma_flops * tiles
+        if positions % 4 and tf32 and not strided:
+            filled = -(-outputs // full) * full / outputs
+            return tiled * filled / _UNALIGNED_RATE + _UNALIGNED_MOVED * moved + _UNALIGNED_SECONDS
+        moved *= _UNALIGNED if positions % 4 else 1.0
+        if not tf32 or strided or outputs < full:
+            return products + moved + 2 * machine.launch
+        products = tiled
         return max(products, moved) + _ONE_TAP_REST * min(products, moved) + 2 * machine.launch
     if tf32 and not node.op.transposed and not one_tap:
         few, times = _LEAST_PLANE

@@ -141,13 +141,16 @@ def plan(
         _, most, _ = hopper.block_shape(slots, round_up(outputs, 8), conv.groups, machine("sm_90"))
     # With all channels of two positions and what is read for each, registers do not do (127 channels to 127, 1x1,
     # blended with the input behind a norm over them: 465 us, 213 with half as many).
-    crowded = reduces and any(operand.per_element and operand.index != "l" for operand in lower(False).operands)
-    tiles_of = [_tile(outputs, columns // share // halves, reduces) for columns in (most // 2 * halves, most)]
-    tile = tiles_of[0] if crowded and not isinstance(tiles_of[0], str) else tiles_of[1]
+    rows = lower(False)
+    crowded = reduces and any(operand.per_element and operand.index != "l" for operand in rows.operands)
+    tile = _tile(outputs, most // share // halves, reduces)
+    if crowded and not isinstance(narrow := _tile(outputs, most // 2 // share, reduces), str):
+        tile = narrow
     if isinstance(tile, str):
         return tile
     block, tiles, split = tile
-    rows = lower(split > 1)
+    if split > 1:
+        rows = lower(True)
     functions = [result.fn for result in reduced]
     # A warp has a value of every channel that its lanes share.
     by_channel = (statistics and statistics.squares) or has_moments(functions) or has_exponentials(functions)

@@ -198,6 +198,11 @@ class Divider(Frozen):
     divisor: Dim
 
 
+def divider(known: dict[str, Divider], divisor: Dim) -> Divider:
+    """The one of ``known`` for ``divisor``, which has a name of its own from then on."""
+    return known.setdefault(str(divisor), Divider(name=f"q{len(known)}", divisor=divisor))
+
+
 class RowProgram(Frozen):
     """Statements over one row of ``length`` elements (0: known at run time), as a kernel template runs them.
 

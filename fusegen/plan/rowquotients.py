@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fusegen.dims import Dim
 from fusegen.plan.rowdraft import factor
-from fusegen.plan.rowprogram import Divider, OutputArg, Phase, RowProgram
+from fusegen.plan.rowprogram import Divider, OutputArg, Phase, RowProgram, divider
 from fusegen.plan.rows import RowLowering
 
 
@@ -26,8 +26,7 @@ class DividedLowering(RowLowering):
         return f"{text} - {self._quotient(name, self.sizes.product([*after, size]))} * {factor(self.text(size))}"
 
     def _quotient(self, name: str, divisor: Dim) -> str:
-        found = self.dividers.setdefault(str(divisor), Divider(name=f"q{len(self.dividers)}", divisor=divisor))
-        return f"divide({name}, args.by_{found.name}, args.row_count)"
+        return f"divide({name}, args.by_{divider(self.dividers, divisor).name}, args.row_count)"
 
     def assemble(self, phases: tuple[Phase, ...], outputs: tuple[OutputArg, ...]) -> RowProgram:
         return super().assemble(phases, outputs).replace(dividers=tuple(self.dividers.values()))

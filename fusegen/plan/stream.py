@@ -16,7 +16,7 @@ from fusegen.ir import Node, PointwiseOp, ReduceOp
 from fusegen.plan.details import HeldRows, RowStreamPlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Draft, DraftReduction, Reduced, Style, Value, factor
-from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement, Weighted
+from fusegen.plan.rowprogram import Divider, OutputArg, Phase, Reduction, RowProgram, Statement, Weighted, divider
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.printer import format_node
@@ -69,9 +69,7 @@ class StreamLowering(MemoryLowering):
 
     def quotient(self, divisor: Dim) -> str:
         """The position along the row over ``divisor``, by name: a division costs more than an element."""
-        key = str(divisor)
-        self.dividers.setdefault(key, Divider(name=f"q{len(self.dividers)}", divisor=divisor))
-        return self.dividers[key].name
+        return divider(self.dividers, divisor).name
 
     def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
         if name != "l":

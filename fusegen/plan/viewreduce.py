@@ -9,7 +9,7 @@ from fusegen.dims import Dim
 from fusegen.plan.details import ViewReducePlan
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import factor
-from fusegen.plan.rowprogram import Divider, Reduction
+from fusegen.plan.rowprogram import Divider, Reduction, divider
 from fusegen.plan.types import KernelPlan
 from fusegen.plan.viewproduct import ElementLowering
 from fusegen.printer import format_node
@@ -29,8 +29,7 @@ class _Lowering(ElementLowering):
         """C++ of ``whole / divisor``, over binding names."""
         if isinstance(divisor, int):
             return whole if divisor == 1 else f"{whole} / {divisor}"
-        found = self.dividers.setdefault(str(divisor), Divider(name=f"q{len(self.dividers)}", divisor=divisor))
-        return f"args.by_{found.name}.of({whole})"
+        return f"args.by_{divider(self.dividers, divisor).name}.of({whole})"
 
     def portion(self, whole: str, stride: Dim, size: Dim, total: Dim) -> str:
         text = self.quotient(whole, self.sizes.local(stride))

@@ -28,7 +28,7 @@ from fusegen.plan.details import CountedDigit, JoinedPart, PointwisePlan, Turned
 from fusegen.plan.placed import WIDE, PlacedRows
 from fusegen.plan.region import Region
 from fusegen.plan.rowdraft import Style, Value
-from fusegen.plan.rowprogram import Divider, Operand, OutputArg, RowProgram, Store
+from fusegen.plan.rowprogram import Divider, Operand, OutputArg, RowProgram, Store, divider
 from fusegen.plan.rowvalues import CTYPES
 from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import ROUNDED
@@ -286,16 +286,14 @@ class ViewLowering(PlacedRows):
         names = {position.name for position in self.positions.values()}
         found, dividers = list[CountedDigit](), dict[str, Divider]()
 
-        def divider(size: Dim | None) -> str:
-            if size is None or isinstance(size, int):
-                return ""
-            return dividers.setdefault(size, Divider(name=f"q{len(dividers)}", divisor=size)).name
+        def named(size: Dim | None) -> str:
+            return "" if size is None or isinstance(size, int) else divider(dividers, size).name
 
         for name, digit in self.of_index.items():
             if name in names:
                 last = dims.mul(digit.stride, digit.size) == digit.total
                 stride, size = self.sizes.local(digit.stride), None if last else self.sizes.local(digit.size)
-                by, end = divider(stride), divider(size)
+                by, end = named(stride), named(size)
                 found.append(CountedDigit(name=name, stride=stride, size=size, by=by, end=end))
         return tuple(found), tuple(dividers.values())
 
