@@ -484,9 +484,9 @@ __device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b,
 }
 
 // ---- Preparation: weights in core-matrix order, the input as a grid ----------------------------------------
-struct Residue { int at[3], first_row, rows, taps, tap[MAX_TAPS]; };   // its rows, and the taps of a row along x
+struct Residue { int at[3], first_row, rows, taps, tap[MAX_TAPS]; };   // its rows, and the taps of a row along x: one in two pairs has half its weight in each
 __constant__ constexpr Residue RESIDUE[RESIDUES] = {
-    {{0, 0, 0}, 0, 9, 4, {0, 1, -1, 2}},
+    {{0, 0, 0}, 0, 9, 4, {0, 1, 1, 2}},
 };
 __constant__ constexpr int ROW_TAP[ROWS][2] = {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {1, 2}, {2, 0}, {2, 1}, {2, 2}};   // shifts along z and y
 __constant__ constexpr int OUTER_PHASE[OUTER_PHASES][3] = {{0, 0, 0}};
@@ -514,6 +514,7 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         const Residue& residue = RESIDUE[r];
         const int row = tap / residue.taps;
         tap %= residue.taps;
+        const bool twice = (tap > 0 && residue.tap[tap - 1] == residue.tap[tap]) || (tap + 1 < residue.taps && residue.tap[tap + 1] == residue.tap[tap]);
         int rest = i / ALL_TAPS;
         const int of_all = rest % ALL_QUADS, column = rest / ALL_QUADS % COLUMNS;
         rest /= ALL_QUADS * COLUMNS;
@@ -526,13 +527,14 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[residue.first_row + row][0], residue.at[0]);
         const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[residue.first_row + row][1], residue.at[1]);
         const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
+        const float share = twice ? 0.5f : 1.0f;
         uint32_t v[4];
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
             const int c = chunk * CHUNK + quad * 4 + u;
             const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
             const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
-            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
+            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx] * share) : 0u;
         }
         reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(v[0], v[1], v[2], v[3]);
     }
@@ -2551,16 +2553,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b4ed0c04f179a772, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_d550cf2211874caa, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b4ed0c04f179a772, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_d550cf2211874caa, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b4ed0c04f179a772"
+_fusegen_NAMESPACE = "fusegen_d550cf2211874caa"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -174,6 +174,25 @@ def _played(
     return model, lambda x, scalar: kernel([parameters.get(arg.name, x) for arg in plan.args], scalar)
 
 
+@pytest.mark.parametrize("name", [name for name in PAIRS if name not in IN_PLACE])
+def test_an_odd_tap_makes_no_nan_of_an_infinity(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside it in its pair is nothing that multiplies another by zero."""
+    _without_costs(monkeypatch, "sm90")
+    module, _, shape = CASES[name]
+    path = write(tmp_path, "return self.m(x) * 2", f"self.m = {module}", f"torch.rand(3, {', '.join(map(str, shape))})")
+    model, run = _played(path, "sm90", tmp_path)
+    x = torch.zeros(2, *shape)
+    x[0, ::2, ..., ::5] = torch.inf
+    x[1, 1, ..., ::7] = -torch.inf
+    x[1, ..., 3, 4] = torch.nan
+    with torch.no_grad():
+        exact = model.double()(x.double())
+    (found,) = run(x, 1)
+    for special in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert special(exact).any()
+        assert torch.equal(special(found), special(exact))
+
+
 @pytest.mark.parametrize("name", POOLED)
 def test_pooled_results_agree_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)

@@ -35,10 +35,13 @@ class TapResidue(Frozen):
     taps: tuple[int, ...]
 
     def tiles(self, chunk: int) -> tuple[int, ...]:
-        """The taps of the tiles of a row's weights. -1 has zeros, beside the last tap where taps go in pairs."""
+        """The taps of the tiles of a row's weights. Where an odd number goes in pairs, one is in two, each time half.
+
+        (A weight of zero in the odd place would make NaN of an infinity.)
+        """
         if chunk > 4 or len(self.taps) % 2 == 0:
             return self.taps
-        return (*self.taps[:-1], -1, self.taps[-1])
+        return (*self.taps[:-1], *self.taps[-2:])
 
     def steps(self, chunk: int) -> tuple[TapStep, ...]:
         """The products of a row."""
@@ -230,6 +233,11 @@ class HopperConvPlan(Reducing):
     def width(self) -> int:
         """Columns of the product: those of high and low halves of the weights are apart, and those of taps abreast."""
         return self.columns * (2 if self.precise else self.abreast)
+
+    @property
+    def halves_taps(self) -> bool:
+        """Some taps are in two pairs of neighbours, half their weights in each."""
+        return any(len(residue.tiles(self.chunk)) > len(residue.taps) for residue in self.residues)
 
     @property
     def max_taps(self) -> int:
