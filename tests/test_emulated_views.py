@@ -76,6 +76,8 @@ RUNS: dict[str, tuple[str, list[Shapes]]] = {
         [[(3, 5, 24), (3, 5, 24)], [(1, 7, 24), (1, 7, 24)]],
     ),
     "crossed": ("torch.cross(x, y, dim=1) * self.w", [[(5, 3, 24), (5, 3, 24)], [(1, 3, 24), (1, 3, 24)]]),
+    "odd_planes": ("torch.cat([x.tanh(), x.exp() - 1], 1)", [[(3, 2, 17, 19)], [(1, 3, 5, 7)], [(2, 1, 16, 31)]]),
+    "odd_lines": ("torch.cat([x[..., :301].tanh(), x[..., 1:302].exp()], 1)", [[(3, 2, 305)]]),
     "from_the_second": ("torch.cat([x[..., 1:], x[..., 1:] * 2], 1) + 1", [[(3, 5, 25)], [(2, 7, 6)], [(2, 3, 9)]]),
 }
 """The same for accesses of several elements that lie in one part, or in several."""

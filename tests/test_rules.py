@@ -71,6 +71,7 @@ from fusegen.passes.algebra import (
     collapse,
     crops,
     dots,
+    joined_pools,
     pooled_norms,
     pools,
     samples,
@@ -1212,6 +1213,28 @@ def _views_of_planes(draw: Draw, adaptive: bool) -> Node:
     return draw.add(ReshapeOp(shape=(*planes, *pooled.type.shape[view.type.rank - rank :])), pooled)
 
 
+def _pooled_join(draw: Draw, adaptive: bool, function: bool = False) -> Node:
+    """A pooling of what is joined before the axes that it runs over, or of its sum with one or a few numbers."""
+    rank = draw.rng.randint(1, 3)
+    planes = [draw.rng.randint(1, 3) for _ in range(draw.rng.randint(1, 2))]
+    lengths = [draw.rng.randint(2, 4) for _ in range(rank)]
+    axis = draw.rng.randrange(len(planes))
+    parts = [
+        draw.leaf(*(draw.rng.randint(1, 3) if i == axis else n for i, n in enumerate(planes)), *lengths)
+        for _ in range(draw.rng.randint(1, 3))
+    ]
+    x = draw.add(CatOp(axis=axis), *parts)
+    if function:
+        along = [n if i == axis or draw.rng.random() < 0.3 else 1 for i, n in enumerate(x.type.shape)]
+        other = draw.const() if draw.rng.random() < 0.3 else draw.leaf(*along[draw.rng.randint(0, axis) :])
+        x = draw.add(PointwiseOp(fn=draw.rng.choice(["add", "mul", "sub"])), *draw.rng.sample([x, other], 2))
+        x = draw.add(PointwiseOp(fn="neg"), x) if draw.rng.random() < 0.3 else x
+    if adaptive:
+        size = tuple(draw.rng.randint(1, n) for n in lengths)
+        return draw.add(AdaptivePoolOp(fn="mean", size=size), x)
+    return _pooling(draw, x, "mean", planes=len(planes))
+
+
 def _pooled_whole(draw: Draw) -> Node:
     rank = draw.rng.randint(1, 3)
     x = draw.leaf(*(draw.rng.randint(1, 3) for _ in range(2 + rank)))
@@ -1608,6 +1631,13 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "pool(x) of one window = reduce(x)": _pooled_whole,
     "mean_pool(pad(x)) = mean_pool(x) that pads,  padded with zeros": lambda d: _pooled_padding(d, "mean"),
     "max_pool(pad(x)) = max_pool(x) that pads,  padded with -inf": lambda d: _pooled_padding(d, "max"),
+    "pool(cat(x, y)) = cat(pool(x), pool(y)) over other axes": lambda d: _pooled_join(d, False),
+    "adaptive_pool(cat(x, y)) = cat(adaptive_pool(x), adaptive_pool(y)) over other axes": (
+        lambda d: _pooled_join(d, True)
+    ),
+    "f(cat(x, y)) = cat(f(x), f(y)) before a pooling over other axes,  f elementwise": (
+        lambda d: _pooled_join(d, d.rng.random() < 0.5, True)
+    ),
     "reshape(pool(reshape(x))) = pool(x),  views of planes": lambda d: _views_of_planes(d, False),
     "reshape(adaptive_pool(reshape(x))) = adaptive_pool(x),  views of planes": lambda d: _views_of_planes(d, True),
     **{
@@ -1765,6 +1795,8 @@ def test_rule_is_exact(identity: str, chunk: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(samples, "_pays", lambda graph, conv: None)
     monkeypatch.setattr(pooled_norms, "_pays", lambda match, conv: None)
     monkeypatch.setattr(transposed_pools, "_pays", lambda match: None)
+    monkeypatch.setattr(joined_pools, "_pays", lambda *_: True)
+    monkeypatch.setattr(joined_pools, "_MOST_SLICED", 1)
     monkeypatch.setattr(pools, "cheaper", lambda merged, direct: True)
     monkeypatch.setattr(pools, "_dear", lambda *_: None)
     monkeypatch.setattr(box_means, "_pays", lambda match, rates: None)

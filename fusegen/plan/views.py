@@ -42,6 +42,13 @@ _LEAST_TURNED, _FEW = 1 << 18, 8
 """Elements of an operand that is worth it, and the part of the result's that it has at least."""
 _MOST_TURNED = 2
 """Operands whose tiles fit the shared memory that every kernel may have."""
+LONG_RUN = 256
+"""Elements of a run whose end few warps cross."""
+
+
+def _crossed(run: Dim) -> bool:
+    """Whether an access may begin in one run and end in the next."""
+    return dims.exact_quotient(run, WIDE) is None
 
 
 def number(value: float, dtype: DType) -> str:
@@ -219,7 +226,7 @@ class ViewLowering(PlacedRows):
         lengths = {*last, *strides}
         run = min(lengths, key=lambda size: dims.numel((size,), self.body.sizes), default=1)
         whole = all(dims.exact_quotient(length, run) is not None for length in lengths)
-        return run if whole and not (isinstance(run, int) and run % WIDE) else None
+        return run if whole and not (isinstance(run, int) and run < LONG_RUN and _crossed(run)) else None
 
     def steps(self) -> dict[str, str]:
         """By operand, C++ of the distance of neighbours in a run."""
@@ -281,8 +288,8 @@ class ViewLowering(PlacedRows):
         (near_size, _, _), names = max(found.items(), key=lambda item: len(item[1]))
         return near_size, digits[names[0]], tuple(names[:_MOST_TURNED])
 
-    def counted(self) -> tuple[tuple[CountedDigit, ...], tuple[Divider, ...]]:
-        """The digits of the result's number that are positions, and what they are divided by."""
+    def counted(self, run: Dim | None) -> tuple[tuple[CountedDigit, ...], tuple[Divider, ...], str]:
+        """The digits of the result's number that are positions, what they are divided by, and what by a ``run``."""
         names = {position.name for position in self.positions.values()}
         found, dividers = list[CountedDigit](), dict[str, Divider]()
 
@@ -295,7 +302,8 @@ class ViewLowering(PlacedRows):
                 stride, size = self.sizes.local(digit.stride), None if last else self.sizes.local(digit.size)
                 by, end = named(stride), named(size)
                 found.append(CountedDigit(name=name, stride=stride, size=size, by=by, end=end))
-        return tuple(found), tuple(dividers.values())
+        run_by = "" if run is None or not _crossed(run) else named(self.sizes.local(run))
+        return tuple(found), tuple(dividers.values()), run_by
 
     def in_tile(self, digit: Digit, near: Dim, far: Digit) -> str | None:
         """C++ of a digit of ``from + f * step + n``, as far as it is one of ``n``, of ``f`` or of ``from`` alone."""
@@ -344,12 +352,14 @@ def plan(region: Region, name: str) -> KernelPlan:
     shapes = [*(arg.type.shape for arg in region.args.values()), *viewspace.numbered(region.body)]
     counts = {dims.product(shape): shape for shape in shapes}
     more = [shape for count, shape in counts.items() if dims.exact_quotient(elements, count) is None]
-    counted, dividers = lowering.counted()
+    counted, dividers, run_by = lowering.counted(run)
     detail = PointwisePlan(
         elements=region.sizes.product(result.type.shape),
         vector_args=tuple(o.arg for o in rows.operands if o.index == "index" and not o.guard),
         reach=tuple(map(region.sizes.product, more)),
         run=None if run is None else region.sizes.local(run),
+        long_run=LONG_RUN if run is not None and _crossed(run) else 0,
+        run_by=run_by,
         line=None if line is None else region.sizes.local(line),
         counted=counted,
         dividers=dividers,

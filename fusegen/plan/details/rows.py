@@ -63,6 +63,10 @@ class PointwisePlan(Frozen):
     run: Dim | None = None
     """Elements of the result, from every multiple of it on, between which positions and conditions are the same and
     operands lie ``step`` apart."""
+    long_run: int = 0
+    """Elements of a run from which on few warps cross its end; 0: no access begins in one run and ends in the next."""
+    run_by: str = ""
+    """What tells in which run an access begins, where its length is known at a launch only."""
     line: Dim | None = None
     """Elements of the result, from every multiple of it on, of whose positions the last one alone differs, by one."""
     counted: tuple[CountedDigit, ...] = ()
