@@ -149,12 +149,17 @@ def skipping() -> Iterator[Case]:
 
 
 def transposed() -> Iterator[Case]:
-    for c in (3, 8, 16, 32, 48, 64, 128):
-        for o in (3, 8, 16, 32, 64):
-            for k, stride in ((3, 1), (2, 2), (3, 2), (4, 2), (5, 3)):
-                for g in (1, 2):
-                    yield (16, c * g, 32, 32), (c * g, o, k, k), stride, 0, g, 1, True
-                yield (8, c, 8, 16, 16), (c, o, k, k, k), stride, 0, 1, 1, True
+    for c in (3, 8, 16, 24, 32, 48, 64, 128):
+        for o in (3, 8, 16, 24, 32, 64, 128):
+            for k, stride in ((2, 2), (3, 1), (3, 2), (3, 3), (4, 2), (5, 1), (5, 2), (5, 3), (7, 2)):
+                for samples, side in ((16, 32), (64, 64)):
+                    for g in (1, 2):
+                        yield (samples, c * g, side, side), (c * g, o, k, k), stride, 0, g, 1, True
+                for samples, side in ((8, 12), (16, 24)) if k < 7 else ():
+                    for g in (1, 2):
+                        yield (samples, c * g, side // 2, side, side), (c * g, o, k, k, k), stride, 0, g, 1, True
+            for k, stride in ((3, 1), (4, 2), (9, 3)):
+                yield (32, c, 1024), (c, o, k), stride, 0, 1, 1, True
 
 
 def rounds(case: Case) -> bool:

@@ -2288,6 +2288,7 @@ namespace k1_pointwise_kernel {
 
 constexpr int THREADS = 256;
 constexpr int WIDTH = 4;  // elements of a 16-byte access
+constexpr int LONG_RUN = 256;  // elements of a run of which few warps cross the end
 
 template <typename T, int COUNT>
 struct alignas(sizeof(T) * COUNT) Pack {
@@ -2401,11 +2402,14 @@ __global__ void __launch_bounds__(THREADS) run(
     const Index height,
     const Index width,
     const Quotient q0,
+    const Index long_run,   // elements of a run of which few warps cross the end, or 0
     const int64_t count
 ) {
     await_previous();
     const int64_t base = (int64_t(blockIdx.x) * THREADS + threadIdx.x) * COUNT;
-    if (RUNS && base + COUNT <= count) compute_run<Index, COUNT>(p0, p1, x0, x1, x2, y0, height, width, base);
+    const Index number = static_cast<Index>(base);
+    const bool in_run = RUNS || number - q0.of(number) * long_run + COUNT <= long_run;
+    if (in_run && base + COUNT <= count) compute_run<Index, COUNT>(p0, p1, x0, x1, x2, y0, height, width, base);
     else if (base + COUNT <= count) compute<Index, COUNT>(p0, p1, x0, x1, x2, y0, height, width, q0, base);
     else for (int64_t i = base; i < count; ++i) compute<Index, 1>(p0, p1, x0, x1, x2, y0, height, width, q0, i);
 }
@@ -2417,11 +2421,12 @@ int launch(const float* p0, const float* p1, const float* x0, const float* x1, c
     if (needed > INT32_MAX) return cudaErrorInvalidValue;
     const auto blocks = static_cast<unsigned int>(needed);
     const Quotient q0(height*width);
+    const int64_t long_run = height*width < LONG_RUN ? 0 : height*width;
     if (count <= INT32_MAX) {
         enqueue(run<int32_t, COUNT, RUNS>, blocks, THREADS, 0, stream,
-            p0, p1, x0, x1, x2, y0, int32_t(height), int32_t(width), q0, count);
+            p0, p1, x0, x1, x2, y0, int32_t(height), int32_t(width), q0, int32_t(long_run), count);
     } else {
-        enqueue(run<int64_t, COUNT, RUNS>, blocks, THREADS, 0, stream, p0, p1, x0, x1, x2, y0, height, width, q0, count);
+        enqueue(run<int64_t, COUNT, RUNS>, blocks, THREADS, 0, stream, p0, p1, x0, x1, x2, y0, height, width, q0, long_run, count);
     }
     return cudaGetLastError();
 }
@@ -2646,16 +2651,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_087e80b3898827e6, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7acc515fd497bd94, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_087e80b3898827e6, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7acc515fd497bd94, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_087e80b3898827e6"
+_fusegen_NAMESPACE = "fusegen_7acc515fd497bd94"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

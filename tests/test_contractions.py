@@ -83,7 +83,8 @@ def test_what_is_chosen_for_random_convolutions_was_nearly_the_fastest() -> None
     """The kernel or cuDNN, as expected times choose, beside the fastest of those that were measured.
 
     Those with blocks of three warpgroups and 128 columns, that is: where there are few, their shape is another since.
-    Three phases along x are together in a block since, and were measured again where cuDNN computes in TF32.
+    Three phases along x are together in a block since, and were measured again where cuDNN computes in TF32. Transposed
+    ones that were expected in TF32 then, and are not since, are left out.
     """
     results = ROOT / "benchmarks" / "results"
     again = json.loads((results / "h200-phases-together.json").read_text())["cases"]
@@ -95,6 +96,8 @@ def test_what_is_chosen_for_random_convolutions_was_nearly_the_fastest() -> None
         if not measured:
             continue
         graph, conv = _lone(case)
+        if "Transpose" in case["layer"] and not precision.allows_tf32(graph, conv):
+            continue
         seconds = contractions.tensor_core_seconds(graph, conv, False, machine("sm_90"))
         prepared = (hopper.conv_seconds(graph, conv, machine("sm_90"), False, plain) for plain in (False, True))
         if len(set(prepared)) > 1:
@@ -167,6 +170,11 @@ def test_a_file_has_both_classes_where_cudnn_may_choose(inputs: int, outputs: in
         ("nn.Conv2d(16, 32, 3, groups=4)", True),
         ("nn.Conv2d(16, 32, 1, groups=4)", False),
         ("nn.Conv2d(16, 32, 3, groups=2)", False),
+        ("nn.Conv2d(240, 60, 1, groups=3)", False),
+        ("nn.Conv2d(256, 256, 1, groups=2)", True),
+        ("nn.ConvTranspose2d(24, 48, 2, 2)", False),
+        ("nn.ConvTranspose2d(64, 48, 2, 2)", True),
+        ("nn.ConvTranspose2d(48, 40, 3, groups=2)", False),
     ],
 )
 def test_few_channels_are_expected_in_either_class(module: str, tf32: bool) -> None:

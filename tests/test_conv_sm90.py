@@ -186,17 +186,20 @@ def test_long_sums_leave_the_tensor_cores(channels: tuple[int, int], kernel: int
 
 @pytest.mark.parametrize("taps", [(0, 1), (0, 1, 2), (0, 3, 4, 7), (0, 2, 4, 6, 8)])
 def test_taps_of_few_channels_go_in_pairs(taps: tuple[int, ...]) -> None:
-    """Every tap meets its own weights once, and the zeros lie beside one that is met twice."""
+    """Every tap meets its own weights once; of an odd number, the one that is met twice has two tiles, of halves."""
     residue = TapResidue(at=(0, 0, 0), first_row=0, rows=1, taps=taps)
-    tiles, met = residue.tiles(4), []
+    tiles, met = residue.tiles(4), list[int]()
     for step in residue.steps(4):
         assert step.tap in taps
         assert step.tap + step.apart in taps
         for at, tile in ((step.tap, step.tile), (step.tap + step.apart, step.tile + 1)):
-            assert tiles[tile] in (at, -1)
-            met.append((at, tiles[tile]))
-    assert sorted(tap for tap, own in met if own >= 0) == list(taps)
-    assert len(met) == len(tiles)
+            assert tiles[tile] == at
+            met.append(tile)
+    assert sorted(met) == list(range(len(tiles)))
+    assert sorted(set(tiles)) == list(taps)
+    twice = [tap for tap in taps if tiles.count(tap) == 2]
+    assert len(twice) == len(tiles) - len(taps) == len(taps) % 2
+    assert all(tiles[tiles.index(tap) + 1] == tap for tap in twice)
 
 
 def test_steps_of_more_channels_cover_a_stage() -> None:

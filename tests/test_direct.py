@@ -69,6 +69,16 @@ def test_up_to_sixteen_outputs_that_wait_for_memory(init: str, x: str, expected:
     assert ("conv_direct" in templates(found)) == expected
 
 
+def test_groups_in_full_fp32_of_more_outputs_that_wait_for_memory(tmp_path: Path) -> None:
+    """Of one tap, which cuDNN does not round."""
+    found = {}
+    for groups in (1, 3):
+        module = f"self.c = nn.Conv2d(240, 60, 1, groups={groups})"
+        path = write(tmp_path, "return self.c(x).relu()", module, "torch.empty(32, 240, 56, 56)")
+        found[groups] = templates(compile_file(path))
+    assert found == {1: ["contraction"], 3: ["conv_direct"]}
+
+
 def test_of_one_tap_it_is_a_product(tmp_path: Path) -> None:
     """Elementwise, as any scale and activation."""
     init = "self.c = nn.ConvTranspose2d(16, 16, 1, groups=16)"

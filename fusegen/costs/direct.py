@@ -95,7 +95,8 @@ def is_small(body: Graph, node: Node) -> bool:
     x, w = (body.node(name).type for name in node.inputs[:2])
     _, outputs = inference.group_channels(node.op, x, w)
     many = outputs >= contractions.LEAST_OUTPUTS and ops.flops(body, node) > _FEW_SECONDS * _FLOPS * rates.flops
-    if many and outputs > direct_shared.MOST_OUTPUTS:
+    apart = node.op.groups > 1 and not precision.allows_tf32(body, node)  # tensor cores multiply three times over
+    if many and outputs > direct_shared.MOST_OUTPUTS and not apart:
         return False
     try:
         if not _adds_up_few(body, node):
