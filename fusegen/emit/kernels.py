@@ -84,6 +84,7 @@ def parameters(plan: KernelPlan, glue: bool = False) -> list[str]:
     found += ["unsigned int* counters"] if plan.counters else []
     found += [f"int64_t {b.name}" for b in plan.bindings]
     found += [f"int64_t {name}" for name in plan.scalars]
+    found += [f"int64_t {o.name}_channels" for o in plan.outputs if o.part]
     return [*found, "cudaStream_t stream"]
 
 
@@ -129,11 +130,14 @@ def sizes_text(plans: tuple[KernelPlan, ...]) -> str:
 def arguments(plan: KernelPlan) -> list[str]:
     """What the glue hands to the launcher, given tensors of the operands' names."""
     found = [f"data<{_const(plan, a.name)}{glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
-    found += [f"data<{glue_type(o.dtype)}>({o.name})" for o in plan.outputs]
+    for o in plan.outputs:
+        found.append(
+            f"data<{glue_type(o.dtype)}>({o.name}){f' + {o.name}_first * {o.name}.stride(1)' if o.part else ''}"
+        )
     found += ["kept.workspace()" if plan.counters else "workspace"] if plan.workspace else []
     found += ["kept.counters()"] if plan.counters else []
     found += [b.name for b in plan.bindings]
-    return [*found, *plan.scalars, "at.stream"]
+    return [*found, *plan.scalars, *(f"{o.name}.size(1)" for o in plan.outputs if o.part), "at.stream"]
 
 
 def output_sizes(output: OutputArg) -> str:

@@ -122,6 +122,8 @@ def _varies(type_: TensorType) -> bool:
 
 def tensors(count: int) -> str:
     """The C++ type of so many results."""
+    if count == 0:
+        return "void"
     return "Tensor" if count == 1 else f"std::tuple<{', '.join(['Tensor'] * count)}>"
 
 
@@ -200,14 +202,17 @@ class _Body:
         self.written |= {given[arg] for arg in step.plan.written}
         asked = tf32(step, self.graph, self.device)
         flags = [text if text.isdigit() else self._integer(text, f"tf32_{len(self.integers)}") for text in asked]
-        call = ", ".join([*operands, *map(dims.cpp, step.given), *flags, "at"])
+        place = [self.values[step.part.whole], str(step.part.first)] if step.part else []
+        call = ", ".join([*operands, *map(dims.cpp, step.given), *flags, *place, "at"])
         self.lines.append(_assigned(targets, f"run_{step.plan.name}({call})"))
-        call = ", ".join([*operands, *step.given, *flags])
-        self.shapes.append(f"{', '.join(targets)} = _fusegen_fake_{step.plan.name}({call})")
+        if targets:
+            call = ", ".join([*operands, *step.given, *flags])
+            self.shapes.append(f"{', '.join(targets)} = _fusegen_fake_{step.plan.name}({call})")
 
     def library(self, step: EagerStep) -> None:
         (target,), _ = self._begin(step)
-        by_rows = step.output in self._read_by_kernels or step.output in self.run.results
+        needed = step.output in self._read_by_kernels or step.output in self.run.results
+        by_rows = needed and not step.written_later
         value = re.sub(r"\bv_(\w+)", lambda found: self.values[found[1]], step.native)
         self.lines.append(f"// {comment(step.comment)}")
         self.lines.append(_assigned((target,), f"row_major({value})" if by_rows else value))
@@ -239,6 +244,8 @@ class _Body:
 
 
 def _assigned(targets: Sequence[str], value: str) -> str:
+    if not targets:
+        return f"{value};"
     return f"Tensor {targets[0]} = {value};" if len(targets) == 1 else f"auto [{', '.join(targets)}] = {value};"
 
 

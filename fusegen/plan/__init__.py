@@ -6,7 +6,7 @@ from fusegen import ops
 from fusegen.ir import EagerOp, GetItemOp, Graph, Node, RegionOp, RuleApplied, RuleRefused
 from fusegen.passes import recurrent
 from fusegen.passes.fuse import FUSION
-from fusegen.plan import cost, native, strided, updates
+from fusegen.plan import cost, joined, native, strided, updates
 from fusegen.plan.inline import inline
 from fusegen.plan.sharing import Kernels
 from fusegen.plan.sizes import Unplanned
@@ -100,7 +100,7 @@ def make_program(
                 flops=flops,
             )
         )
-    return Program(
+    program = Program(
         before=before,
         after=after,
         steps=tuple(steps),
@@ -113,6 +113,7 @@ def make_program(
         target=target,
         evaluation=evaluation,
     )
+    return joined.write_in_place(program)
 
 
 def _kernel_step(graph: Graph, region: Node, plan: KernelPlan, kernels: Kernels, moved: int, flops: int) -> KernelStep:

@@ -43,6 +43,8 @@ class OutputArg(Frozen):
     shape: Dims
     into: str = ""
     """The operand that it is written over instead."""
+    part: bool = False
+    """It is written into a tensor of more channels (axis 1) that the caller hands over, from one of these on."""
 
 
 class Count(Frozen):

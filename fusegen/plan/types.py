@@ -55,7 +55,7 @@ class KernelPlan(Frozen):
     @property
     def results(self) -> tuple[OutputArg, ...]:
         """The outputs that the operator returns."""
-        return tuple(output for output in self.outputs if not output.into)
+        return tuple(output for output in self.outputs if not output.into and not output.part)
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -73,6 +73,13 @@ class KernelPlan(Frozen):
         return (*(given.name for given in self.given), *(["tf32"] if self.tf32 else []))
 
 
+class Part(Frozen):
+    """Where a kernel's result is written: into the tensor ``whole``, from the channel ``first`` on."""
+
+    whole: str
+    first: int
+
+
 class KernelStep(Frozen):
     """Call a generated kernel: ``outputs = name(*inputs)``."""
 
@@ -84,6 +91,8 @@ class KernelStep(Frozen):
     """Sizes, over the graph's symbols, for those that the plan is given."""
     updates: tuple[str, ...] = ()
     """Paths of the buffers that it updates."""
+    part: Part | None = None
+    """Of its only result, which is none of ``outputs`` then."""
     bytes: int
     flops: int
 
@@ -101,6 +110,8 @@ class EagerStep(Frozen):
     """The same as C++ over ``v_<node>`` and size symbols, where the glue can call it."""
     view: bool = False
     """True where the output may be the memory of an input."""
+    written_later: bool = False
+    """True where the output is memory that later steps fill, part by part."""
     inputs: tuple[str, ...]
     output: str
     comment: str

@@ -24,6 +24,8 @@ _DYNAMIC = r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
 """The declaration of dynamic shared memory."""
 _INSTRUCTIONS = {"load_stream", "copy_async", "copy_async_wait"}
 """Functions of kernels that are instructions, as those of the helpers are."""
+_AROUND = (3, 2)
+"""Channels before and after the part of a tensor that a kernel writes."""
 
 
 def _library(
@@ -90,10 +92,18 @@ class Kernel:
         given = [ctypes.c_int64(size) for size in bound.values()]
         shapes = [tuple(dims.evaluate(size, sizes) for size in output.shape) for output in self.plan.outputs]
         own = dict(zip((arg.name for arg in self.plan.args), operands, strict=True))
-        results = [
-            own[output.into] if output.into else _unwritten(shape, getattr(torch, output.dtype.value))
-            for output, shape in zip(self.plan.outputs, shapes, strict=True)
-        ]
+        results, wholes = list[torch.Tensor](), list[torch.Tensor]()
+        for output, shape in zip(self.plan.outputs, shapes, strict=True):
+            if output.part:
+                before, after = _AROUND
+                whole = _unwritten(
+                    (shape[0], before + shape[1] + after, *shape[2:]), getattr(torch, output.dtype.value)
+                )
+                wholes.append(whole)
+                results.append(whole[:, before : before + shape[1]])
+            else:
+                fresh = _unwritten(shape, getattr(torch, output.dtype.value))
+                results.append(own[output.into] if output.into else fresh)
         tensors = [*operands, *results]
         if self.plan.workspace:
             size = getattr(self.library, f"{self.name}_workspace")
@@ -103,8 +113,10 @@ class Kernel:
         if self.plan.counters:
             tensors.append(torch.zeros(dims.evaluate(self.plan.counters, sizes), dtype=torch.int32))
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-        more = [ctypes.c_int64(scalar) for scalar in scalars]
+        more = [ctypes.c_int64(number) for number in (*scalars, *(whole.shape[1] for whole in wholes))]
         assert getattr(self.library, self.name)(*pointers, *given, *more, ctypes.c_void_p(0)) == 0
+        before, after = _AROUND
+        assert all(whole[:, :before].isnan().all() and whole[:, -after:].isnan().all() for whole in wholes)
         return results
 
 
