@@ -131,9 +131,8 @@ def arguments(plan: KernelPlan) -> list[str]:
     """What the glue hands to the launcher, given tensors of the operands' names."""
     found = [f"data<{_const(plan, a.name)}{glue_type(a.type.dtype)}>({a.name})" for a in plan.args]
     for o in plan.outputs:
-        found.append(
-            f"data<{glue_type(o.dtype)}>({o.name}){f' + {o.name}_first * {o.name}.stride(1)' if o.part else ''}"
-        )
+        place = f" + {o.name}_first * {o.name}.stride(1)" if o.part else ""
+        found.append(f"data<{glue_type(o.dtype)}>({o.name}){place}")
     found += ["kept.workspace()" if plan.counters else "workspace"] if plan.workspace else []
     found += ["kept.counters()"] if plan.counters else []
     found += [b.name for b in plan.bindings]

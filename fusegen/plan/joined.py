@@ -48,7 +48,7 @@ def _parts(graph: Graph, join: Node, made: dict[str, KernelStep]) -> dict[str, P
     return {name: Part(whole=join.name, first=first) for name, first in zip(join.inputs, firsts, strict=True)}
 
 
-def _memory(graph: Graph, join: Node, step: EagerStep, like: str) -> EagerStep:
+def _memory(join: Node, step: EagerStep, like: str) -> EagerStep:
     """The step that allocates what is joined. ``like``: a node on the same device."""
     shape, dtype = join.type.shape, join.type.dtype.value
     texts = ", ".join(map(str, shape))
@@ -64,11 +64,11 @@ def _memory(graph: Graph, join: Node, step: EagerStep, like: str) -> EagerStep:
     )
 
 
-def _as_parts(program: Program, run: runs.Run) -> dict[int, Step]:
-    """By identity of steps of ``run``, what takes their place; a join that vanishes is not among the rest."""
+def _as_parts(program: Program, run: runs.Run) -> dict[int, tuple[KernelStep, Part]]:
+    """By identity of steps of ``run``, the same writing a part, and which."""
     graph, shown = program.after, bound_sizes(program.after).keys()
     made = {step.outputs[0]: step for step in run.steps if isinstance(step, KernelStep) and len(step.outputs) == 1}
-    found: dict[int, Step] = {}
+    found: dict[int, tuple[KernelStep, Part]] = {}
     for step in run.steps:
         join = graph.node(step.output) if isinstance(step, EagerStep) else None
         if join is None or not isinstance(join.op, CatOp) or join.op.axis != 1 or join.type.rank < _LEAST_RANK:
@@ -76,7 +76,7 @@ def _as_parts(program: Program, run: runs.Run) -> dict[int, Step]:
         if join.type.dtype is not DType.FLOAT32 or not shown >= set(dims.symbols(join.type.shape)):
             continue
         for name, part in (_parts(graph, join, made) or {}).items():
-            found[id(made[name])] = _of_part(made[name], part)
+            found[id(made[name])] = _of_part(made[name], part), part
     return found
 
 
@@ -88,22 +88,22 @@ def _of_part(step: KernelStep, part: Part) -> KernelStep:
 
 def write_in_place(program: Program) -> Program:
     """``program`` without copies of what kernels of a run compute to be joined along the channels."""
-    found: dict[int, Step] = {}
+    found: dict[int, tuple[KernelStep, Part]] = {}
     for run in runs.grouped(program):
         if isinstance(run, runs.Run):
             found |= _as_parts(program, run)
-    wholes = {step.part.whole for step in found.values() if isinstance(step, KernelStep) and step.part}
-    joins = {step.output: step for step in program.steps if isinstance(step, EagerStep) and step.output in wholes}
-    steps, begun = list[Step](), set[str]()
-    for step in program.steps:
-        own = found.get(id(step), step)
-        if isinstance(own, KernelStep) and own.part and own.part.whole not in begun:
-            begun.add(own.part.whole)
-            join = program.after.node(own.part.whole)
-            steps.append(_memory(program.after, join, joins[join.name], own.inputs[0]))
-        if not (isinstance(step, EagerStep) and step.output in wholes):
-            steps.append(own)
     if not found:
         return program
+    wholes = {part.whole for _, part in found.values()}
+    joins = {step.output: step for step in program.steps if isinstance(step, EagerStep) and step.output in wholes}
+    pending, steps = dict(joins), list[Step]()
+    for step in program.steps:
+        if id(step) in found:
+            own, part = found[id(step)]
+            if join := pending.pop(part.whole, None):
+                steps.append(_memory(program.after.node(part.whole), join, own.inputs[0]))
+            steps.append(own)
+        elif not (isinstance(step, EagerStep) and step.output in joins):
+            steps.append(step)
     moved, flops = sum(step.bytes for step in steps), sum(step.flops for step in steps)
     return program.replace(steps=tuple(steps), bytes_after=moved, flops_after=flops)
