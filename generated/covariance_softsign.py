@@ -754,8 +754,9 @@ __device__ __forceinline__ void multiply_rounded(const Operands<WIDTH>& operands
 // epilogue
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
-__device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES]) {
-    const bool in = outer < args.row_count;
+__device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int64_t matrix, int feature, float (&v)[LANE_FEATURES]) {
+    [[maybe_unused]] const bool in = outer < args.row_count;
+    [[maybe_unused]] const int64_t line = outer - matrix * args.lines;
     [[maybe_unused]] const int64_t outputs = args.outputs;
 
 #pragma unroll
@@ -768,13 +769,18 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
         v[i] = t3;
     }
 
-    float* y = args.y0 + outer * outputs + feature;
+}
+
+// Apart from what is made of rows, for these are worked on side by side only while nothing branches.
+__device__ __forceinline__ void store_features(const Args& args, int64_t row, int feature, const float (&v)[LANE_FEATURES]) {
+    const int64_t outputs = args.outputs;
+    float* y = args.y0 + row * outputs + feature;
     if (outputs % LANE_FEATURES == 0) {
-        if (in && feature < outputs) store_vector<LANE_FEATURES>(y, v);
+        if (row < args.row_count && feature < outputs) store_vector<LANE_FEATURES>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_FEATURES; ++i)
-            if (in && feature + i < outputs) y[i] = v[i];
+            if (row < args.row_count && feature + i < outputs) y[i] = v[i];
     }
 }
 
@@ -858,7 +864,8 @@ __global__ void __launch_bounds__(JOIN_WARPS * WARP) join_runs(const __grid_cons
             repair(args, row(i), feature, cells);
             load_vector<LANE_FEATURES>(v, cells);
         }
-        finish_features(args, row(i), feature, v);
+        finish_features(args, row(i), matrix, feature, v);
+        store_features(args, row(i), feature, v);
     }
 }
 
@@ -1005,7 +1012,9 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     for (int i = 0; i < WARP_ROWS; ++i) load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
                 }
 #pragma unroll
-                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i]);
+                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), matrix, feature, v[i]);
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) store_features(args, row(round * WARP_ROWS + i), feature, v[i]);
             }
         }
     }
@@ -1272,16 +1281,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1ac440717718f0a1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ab9f17fbbe6e4425, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_1ac440717718f0a1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_ab9f17fbbe6e4425, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_1ac440717718f0a1"
+_fusegen_NAMESPACE = "fusegen_ab9f17fbbe6e4425"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

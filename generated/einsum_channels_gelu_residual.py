@@ -477,20 +477,21 @@ __device__ __forceinline__ float4 load_four(const float* p, int64_t left, bool a
 }
 
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
-constexpr int SPLITS = CHUNKS * (CHUNK / STEP);
-constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : SPLITS > 64 ? 128 : SPLITS > 32 ? 64 : WARP;
-constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+__host__ __device__ constexpr int threads_of_row(int splits) {
+    int threads = CHUNK / STEP;
+    while (threads < splits && threads < SPLIT_THREADS) threads *= 2;
+    return threads;
+}
+constexpr int SPLITS = CHUNKS * (CHUNK / STEP), ROW_THREADS = threads_of_row(SPLITS);
 
 template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t lines) {
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t lines, int64_t rows) {
     await_previous();
-    constexpr int ROW_WARPS = ROW_THREADS / WARP;
-    static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
     __shared__ float peaks[SPLIT_THREADS / WARP];
     const int thread = threadIdx.x % ROW_THREADS, local = threadIdx.x / ROW_THREADS;
-    const int64_t row = int64_t(blockIdx.x) * SPLIT_ROWS + local;   // of all tiles
+    const int64_t row = int64_t(blockIdx.x) * (SPLIT_THREADS / ROW_THREADS) + local;   // of all tiles, as `rows` counts
     const int64_t padded = (lines + WIDTH - 1) / WIDTH * WIDTH, line = row % padded, own = row / padded * lines + line;
-    const int64_t k_end = line < lines ? INPUTS : 0;
+    const int64_t k_end = line < lines && row < rows ? INPUTS : 0;
     const float* p = x + own * INPUTS;
     const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
     float v[STEP] = {};
@@ -510,22 +511,22 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const 
 #pragma unroll
         for (int i = 0; i < STEP; ++i) peak = fmaxf(peak, fabsf(v[i]));
     }
-#pragma unroll
-    for (int d = WARP / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < ROW_WARPS; ++i) peak = fmaxf(peak, peaks[local * ROW_WARPS + i]);
+    for (int d = min(ROW_THREADS, WARP) / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    if (const int row_warps = ROW_THREADS / WARP; row_warps > 1) {
+        if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        for (int i = 0; i < row_warps; ++i) peak = fmaxf(peak, peaks[local * row_warps + i]);
+    }
     float one_over;
     const float scale = scale_of(peak, one_over);
-    if (thread == 0 && line < lines) inverse[own] = one_over;
+    if (thread == 0 && line < lines && row < rows) inverse[own] = one_over;
 
     const int at = row % WIDTH;
     unsigned char* lines_of_row = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
     for (int first = 0; first < SPLITS; first += ROW_THREADS) {
         const int step = first + thread;
         if (SPLITS > ROW_THREADS) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS);
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS && row < rows);
     }
 }
 
@@ -753,8 +754,9 @@ __device__ __forceinline__ void multiply_rounded(const Operands<WIDTH>& operands
 // epilogue
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
-__device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES]) {
-    const bool in = outer < args.row_count;
+__device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int64_t matrix, int feature, float (&v)[LANE_FEATURES]) {
+    [[maybe_unused]] const bool in = outer < args.row_count;
+    [[maybe_unused]] const int64_t line = outer - matrix * args.lines;
     [[maybe_unused]] const int64_t outputs = args.outputs;
 
 #pragma unroll
@@ -764,13 +766,18 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
         v[i] = t0;
     }
 
-    float* y = args.y0 + outer * outputs + feature;
+}
+
+// Apart from what is made of rows, for these are worked on side by side only while nothing branches.
+__device__ __forceinline__ void store_features(const Args& args, int64_t row, int feature, const float (&v)[LANE_FEATURES]) {
+    const int64_t outputs = args.outputs;
+    float* y = args.y0 + row * outputs + feature;
     if (outputs % LANE_FEATURES == 0) {
-        if (in && feature < outputs) store_vector<LANE_FEATURES>(y, v);
+        if (row < args.row_count && feature < outputs) store_vector<LANE_FEATURES>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_FEATURES; ++i)
-            if (in && feature + i < outputs) y[i] = v[i];
+            if (row < args.row_count && feature + i < outputs) y[i] = v[i];
     }
 }
 
@@ -851,7 +858,8 @@ __global__ void __launch_bounds__(JOIN_WARPS * WARP) join_runs(const __grid_cons
             repair(args, row(i), feature, cells);
             load_vector<LANE_FEATURES>(v, cells);
         }
-        finish_features(args, row(i), feature, v);
+        finish_features(args, row(i), matrix, feature, v);
+        store_features(args, row(i), feature, v);
     }
 }
 
@@ -996,7 +1004,9 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     for (int i = 0; i < WARP_ROWS; ++i) load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
                 }
 #pragma unroll
-                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i]);
+                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), matrix, feature, v[i]);
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) store_features(args, row(round * WARP_ROWS + i), feature, v[i]);
             }
         }
     }
@@ -1064,7 +1074,8 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
         if (blocks > INT32_MAX) return cudaErrorInvalidValue;
         enqueue(align_weights, static_cast<unsigned int>(blocks), ALIGN_THREADS, 0, stream, args.weight, reinterpret_cast<float4*>(workspace + layout.aligned), lines, args.outputs, layout.apart);
     }
-    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.lines);
+    constexpr int ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(round_up(layout.padded, ROWS) / ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.lines, layout.padded);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
@@ -1391,20 +1402,21 @@ __device__ __forceinline__ float4 load_four(const float* p, int64_t left, bool a
 }
 
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
-constexpr int SPLITS = CHUNKS * (CHUNK / STEP);
-constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : SPLITS > 64 ? 128 : SPLITS > 32 ? 64 : WARP;
-constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+__host__ __device__ constexpr int threads_of_row(int splits) {
+    int threads = CHUNK / STEP;
+    while (threads < splits && threads < SPLIT_THREADS) threads *= 2;
+    return threads;
+}
+constexpr int SPLITS = CHUNKS * (CHUNK / STEP), ROW_THREADS = threads_of_row(SPLITS);
 
 template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t lines) {
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t lines, int64_t rows) {
     await_previous();
-    constexpr int ROW_WARPS = ROW_THREADS / WARP;
-    static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
     __shared__ float peaks[SPLIT_THREADS / WARP];
     const int thread = threadIdx.x % ROW_THREADS, local = threadIdx.x / ROW_THREADS;
-    const int64_t row = int64_t(blockIdx.x) * SPLIT_ROWS + local;   // of all tiles
+    const int64_t row = int64_t(blockIdx.x) * (SPLIT_THREADS / ROW_THREADS) + local;   // of all tiles, as `rows` counts
     const int64_t padded = (lines + WIDTH - 1) / WIDTH * WIDTH, line = row % padded, own = row / padded * lines + line;
-    const int64_t k_end = line < lines ? INPUTS : 0;
+    const int64_t k_end = line < lines && row < rows ? INPUTS : 0;
     const float* p = x + own * INPUTS;
     const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
     float v[STEP] = {};
@@ -1424,22 +1436,22 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const 
 #pragma unroll
         for (int i = 0; i < STEP; ++i) peak = fmaxf(peak, fabsf(v[i]));
     }
-#pragma unroll
-    for (int d = WARP / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < ROW_WARPS; ++i) peak = fmaxf(peak, peaks[local * ROW_WARPS + i]);
+    for (int d = min(ROW_THREADS, WARP) / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    if (const int row_warps = ROW_THREADS / WARP; row_warps > 1) {
+        if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        for (int i = 0; i < row_warps; ++i) peak = fmaxf(peak, peaks[local * row_warps + i]);
+    }
     float one_over;
     const float scale = scale_of(peak, one_over);
-    if (thread == 0 && line < lines) inverse[own] = one_over;
+    if (thread == 0 && line < lines && row < rows) inverse[own] = one_over;
 
     const int at = row % WIDTH;
     unsigned char* lines_of_row = halves + (row / WIDTH * CHUNKS * 2 * WIDTH + at) * 128;
     for (int first = 0; first < SPLITS; first += ROW_THREADS) {
         const int step = first + thread;
         if (SPLITS > ROW_THREADS) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS);
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS && row < rows);
     }
 }
 
@@ -1667,13 +1679,14 @@ __device__ __forceinline__ void multiply_rounded(const Operands<WIDTH>& operands
 // epilogue
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
-__device__ __forceinline__ void finish_features(const Args& args, int64_t place, int feature, float (&v)[LANE_FEATURES]) {
-    const bool in = place < args.row_count;
+__device__ __forceinline__ void finish_features(const Args& args, int64_t place, int64_t matrix, int feature, float (&v)[LANE_FEATURES]) {
+    [[maybe_unused]] const bool in = place < args.row_count;
     const int64_t outer = in ? place : args.row_count - 1;   // no load below waits for a condition
+    [[maybe_unused]] const int64_t line = in ? place - matrix * args.lines : 0;
     [[maybe_unused]] const int64_t outputs = args.outputs;
     [[maybe_unused]] const int64_t height = args.height;
     [[maybe_unused]] const int64_t size3 = args.size3;
-    const float v_p0 = __ldg(args.p0 + (outer % 96));   // %linear_r2_r1: float32[96, 1, 1]
+    const float v_p0 = __ldg(args.p0 + (line));   // %linear_r2_r1: float32[96, 1, 1]
 #pragma unroll
     for (int i = 0; i < LANE_FEATURES; ++i) {
         [[maybe_unused]] const int l = min(feature + i, static_cast<int>(outputs) - 1);
@@ -1683,13 +1696,18 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t place,
         v[i] = t1;
     }
 
-    float* y = args.y0 + outer * outputs + feature;
+}
+
+// Apart from what is made of rows, for these are worked on side by side only while nothing branches.
+__device__ __forceinline__ void store_features(const Args& args, int64_t row, int feature, const float (&v)[LANE_FEATURES]) {
+    const int64_t outputs = args.outputs;
+    float* y = args.y0 + row * outputs + feature;
     if (outputs % LANE_FEATURES == 0) {
-        if (in && feature < outputs) store_vector<LANE_FEATURES>(y, v);
+        if (row < args.row_count && feature < outputs) store_vector<LANE_FEATURES>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_FEATURES; ++i)
-            if (in && feature + i < outputs) y[i] = v[i];
+            if (row < args.row_count && feature + i < outputs) y[i] = v[i];
     }
 }
 
@@ -1770,7 +1788,8 @@ __global__ void __launch_bounds__(JOIN_WARPS * WARP) join_runs(const __grid_cons
             repair(args, row(i), feature, cells);
             load_vector<LANE_FEATURES>(v, cells);
         }
-        finish_features(args, row(i), feature, v);
+        finish_features(args, row(i), matrix, feature, v);
+        store_features(args, row(i), feature, v);
     }
 }
 
@@ -1915,7 +1934,9 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     for (int i = 0; i < WARP_ROWS; ++i) load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
                 }
 #pragma unroll
-                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i]);
+                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), matrix, feature, v[i]);
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) store_features(args, row(round * WARP_ROWS + i), feature, v[i]);
             }
         }
     }
@@ -1983,7 +2004,8 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
         if (blocks > INT32_MAX) return cudaErrorInvalidValue;
         enqueue(align_weights, static_cast<unsigned int>(blocks), ALIGN_THREADS, 0, stream, args.weight, reinterpret_cast<float4*>(workspace + layout.aligned), lines, args.outputs, layout.apart);
     }
-    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.lines);
+    constexpr int ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(round_up(layout.padded, ROWS) / ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.lines, layout.padded);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
@@ -2223,16 +2245,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a34e9ed6ad95fe8e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_eac65b2ba4f83198, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a34e9ed6ad95fe8e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_eac65b2ba4f83198, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a34e9ed6ad95fe8e"
+_fusegen_NAMESPACE = "fusegen_eac65b2ba4f83198"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -434,18 +434,21 @@ __device__ __forceinline__ float4 load_four(const float* p, int64_t left, bool a
 }
 
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
-__host__ __device__ __forceinline__ int threads_of_row(int splits) { return splits > 256 ? SPLIT_THREADS : splits > 128 ? 256 : splits > 64 ? 128 : splits > 32 ? 64 : WARP; }
+__host__ __device__ constexpr int threads_of_row(int splits) {
+    int threads = CHUNK / STEP;
+    while (threads < splits && threads < SPLIT_THREADS) threads *= 2;
+    return threads;
+}
 
 template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t lines, int64_t inputs, int chunks) {
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t lines, int64_t rows, int64_t inputs, int chunks) {
     await_previous();
-    static_assert(WIDTH % (SPLIT_THREADS / WARP) == 0, "a tile is whole blocks");
-    const int splits = chunks * (CHUNK / STEP), row_threads = threads_of_row(splits), ROW_WARPS = row_threads / WARP;
+    const int splits = chunks * (CHUNK / STEP), row_threads = threads_of_row(splits);
     __shared__ float peaks[SPLIT_THREADS / WARP];
     const int thread = threadIdx.x % row_threads, local = threadIdx.x / row_threads;
-    const int64_t row = int64_t(blockIdx.x) * (SPLIT_THREADS / row_threads) + local;   // of all tiles
+    const int64_t row = int64_t(blockIdx.x) * (SPLIT_THREADS / row_threads) + local;   // of all tiles, as `rows` counts
     const int64_t padded = (lines + WIDTH - 1) / WIDTH * WIDTH, line = row % padded, own = row / padded * lines + line;
-    const int64_t k_end = line < lines ? inputs : 0;
+    const int64_t k_end = line < lines && row < rows ? inputs : 0;
     const float* p = x + own * inputs;
     const bool aligned = inputs % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
     float v[STEP] = {};
@@ -465,21 +468,22 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const 
 #pragma unroll
         for (int i = 0; i < STEP; ++i) peak = fmaxf(peak, fabsf(v[i]));
     }
-#pragma unroll
-    for (int d = WARP / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
-    __syncthreads();
-    for (int i = 0; i < ROW_WARPS; ++i) peak = fmaxf(peak, peaks[local * ROW_WARPS + i]);
+    for (int d = min(row_threads, WARP) / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    if (const int row_warps = row_threads / WARP; row_warps > 1) {
+        if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        for (int i = 0; i < row_warps; ++i) peak = fmaxf(peak, peaks[local * row_warps + i]);
+    }
     float one_over;
     const float scale = scale_of(peak, one_over);
-    if (thread == 0 && line < lines) inverse[own] = one_over;
+    if (thread == 0 && line < lines && row < rows) inverse[own] = one_over;
 
     const int at = row % WIDTH;
     unsigned char* lines_of_row = halves + (row / WIDTH * chunks * 2 * WIDTH + at) * 128;
     for (int first = 0; first < splits; first += row_threads) {
         const int step = first + thread;
         if (splits > row_threads) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < splits);
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < splits && row < rows);
     }
 }
 
@@ -700,8 +704,9 @@ __device__ __forceinline__ void multiply_rounded(const Operands<WIDTH>& operands
 // epilogue
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
-__device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES]) {
-    const bool in = outer < args.row_count;
+__device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int64_t matrix, int feature, float (&v)[LANE_FEATURES]) {
+    [[maybe_unused]] const bool in = outer < args.row_count;
+    [[maybe_unused]] const int64_t line = outer - matrix * args.lines;
     [[maybe_unused]] const int64_t outputs = args.outputs;
 
 #pragma unroll
@@ -712,13 +717,18 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
         v[i] = t1;
     }
 
-    float* y = args.y0 + outer * outputs + feature;
+}
+
+// Apart from what is made of rows, for these are worked on side by side only while nothing branches.
+__device__ __forceinline__ void store_features(const Args& args, int64_t row, int feature, const float (&v)[LANE_FEATURES]) {
+    const int64_t outputs = args.outputs;
+    float* y = args.y0 + row * outputs + feature;
     if (outputs % LANE_FEATURES == 0) {
-        if (in && feature < outputs) store_vector<LANE_FEATURES>(y, v);
+        if (row < args.row_count && feature < outputs) store_vector<LANE_FEATURES>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_FEATURES; ++i)
-            if (in && feature + i < outputs) y[i] = v[i];
+            if (row < args.row_count && feature + i < outputs) y[i] = v[i];
     }
 }
 
@@ -802,7 +812,8 @@ __global__ void __launch_bounds__(JOIN_WARPS * WARP) join_runs(const __grid_cons
             repair(args, row(i), feature, cells);
             load_vector<LANE_FEATURES>(v, cells);
         }
-        finish_features(args, row(i), feature, v);
+        finish_features(args, row(i), matrix, feature, v);
+        store_features(args, row(i), feature, v);
     }
 }
 
@@ -949,7 +960,9 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     for (int i = 0; i < WARP_ROWS; ++i) load_vector<LANE_FEATURES>(v[i], cells + i * ROW_HOP * PITCH);
                 }
 #pragma unroll
-                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i]);
+                for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), matrix, feature, v[i]);
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) store_features(args, row(round * WARP_ROWS + i), feature, v[i]);
             }
         }
     }
@@ -1020,7 +1033,7 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
         enqueue(align_weights, static_cast<unsigned int>(blocks), ALIGN_THREADS, 0, stream, args.weight, reinterpret_cast<float4*>(workspace + layout.aligned), lines, args.inputs, layout.apart);
     }
     const int chunks = static_cast<int>(layout.chunks), rows_of_block = SPLIT_THREADS / threads_of_row(chunks * (CHUNK / STEP));
-    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(layout.padded / rows_of_block), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.lines, args.inputs, chunks);
+    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(round_up(layout.padded, rows_of_block) / rows_of_block), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.lines, layout.padded, args.inputs, chunks);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
@@ -1209,16 +1222,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3685e7967a28791b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e7d125282439a52d, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3685e7967a28791b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e7d125282439a52d, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3685e7967a28791b"
+_fusegen_NAMESPACE = "fusegen_e7d125282439a52d"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

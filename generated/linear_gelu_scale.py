@@ -487,18 +487,19 @@ __device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale
 }
 
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
-constexpr int SPLITS = CHUNKS * (CHUNK / STEP);
-constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : SPLITS > 64 ? 128 : SPLITS > 32 ? 64 : WARP;
-constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+__host__ __device__ constexpr int threads_of_row(int splits) {
+    int threads = CHUNK / STEP;
+    while (threads < splits && threads < SPLIT_THREADS) threads *= 2;
+    return threads;
+}
+constexpr int SPLITS = CHUNKS * (CHUNK / STEP), ROW_THREADS = threads_of_row(SPLITS);
 
 template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count, int64_t rows) {
     await_previous();
-    constexpr int ROW_WARPS = ROW_THREADS / WARP;
-    static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
     __shared__ float peaks[SPLIT_THREADS / WARP];
     const int thread = threadIdx.x % ROW_THREADS, local = threadIdx.x / ROW_THREADS;
-    const int64_t row = int64_t(blockIdx.x) * SPLIT_ROWS + local;   // of all tiles
+    const int64_t row = int64_t(blockIdx.x) * (SPLIT_THREADS / ROW_THREADS) + local;   // of all tiles, as `rows` counts
     const int64_t k_end = row < row_count ? INPUTS : 0;
     const float* p = x + row * INPUTS;
     const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
@@ -519,12 +520,12 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const 
 #pragma unroll
         for (int i = 0; i < STEP; ++i) peak = fmaxf(peak, fabsf(v[i]));
     }
-#pragma unroll
-    for (int d = WARP / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < ROW_WARPS; ++i) peak = fmaxf(peak, peaks[local * ROW_WARPS + i]);
+    for (int d = min(ROW_THREADS, WARP) / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    if (const int row_warps = ROW_THREADS / WARP; row_warps > 1) {
+        if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        for (int i = 0; i < row_warps; ++i) peak = fmaxf(peak, peaks[local * row_warps + i]);
+    }
     float one_over;
     const float scale = scale_of(peak, one_over);
     if (thread == 0 && row < row_count) inverse[row] = one_over;
@@ -534,7 +535,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const 
     for (int first = 0; first < SPLITS; first += ROW_THREADS) {
         const int step = first + thread;
         if (SPLITS > ROW_THREADS) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS);
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS && row < rows);
     }
 }
 
@@ -760,7 +761,7 @@ struct FeatureValues {
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
 __device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
-    const bool in = outer < args.row_count;
+    [[maybe_unused]] const bool in = outer < args.row_count;
 
 #pragma unroll
     for (int i = 0; i < LANE_FEATURES; ++i) {
@@ -772,13 +773,17 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
         v[i] = t2;
     }
 
-    float* y = args.y0 + outer * OUTPUTS + feature;
+}
+
+// Apart from what is made of rows, for these are worked on side by side only while nothing branches.
+__device__ __forceinline__ void store_features(const Args& args, int64_t row, int feature, const float (&v)[LANE_FEATURES]) {
+    float* y = args.y0 + row * OUTPUTS + feature;
     if constexpr (OUTPUTS % LANE_FEATURES == 0) {
-        if (in && feature < OUTPUTS) store_vector<LANE_FEATURES>(y, v);
+        if (row < args.row_count && feature < OUTPUTS) store_vector<LANE_FEATURES>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_FEATURES; ++i)
-            if (in && feature + i < OUTPUTS) y[i] = v[i];
+            if (row < args.row_count && feature + i < OUTPUTS) y[i] = v[i];
     }
 }
 
@@ -933,6 +938,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 }
 #pragma unroll
                 for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), feature, v[i], values);
+#pragma unroll
+                for (int i = 0; i < WARP_ROWS; ++i) store_features(args, row(round * WARP_ROWS + i), feature, v[i]);
             }
         }
     }
@@ -983,7 +990,8 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     args.halves = workspace;
     args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
-    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.row_count);
+    constexpr int ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(round_up(layout.padded, ROWS) / ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.row_count, layout.padded);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
@@ -1451,16 +1459,16 @@ Tensor call_k0_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3e2935fc876f22f0, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_94bff04650eac37a, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3e2935fc876f22f0, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_94bff04650eac37a, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3e2935fc876f22f0"
+_fusegen_NAMESPACE = "fusegen_94bff04650eac37a"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -425,18 +425,19 @@ __device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale
 }
 
 // A thread takes STEP neighbours of a row, and as many threads share the row as it has of those.
-constexpr int SPLITS = CHUNKS * (CHUNK / STEP);
-constexpr int ROW_THREADS = SPLITS > 256 ? SPLIT_THREADS : SPLITS > 128 ? 256 : SPLITS > 64 ? 128 : SPLITS > 32 ? 64 : WARP;
-constexpr int SPLIT_ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+__host__ __device__ constexpr int threads_of_row(int splits) {
+    int threads = CHUNK / STEP;
+    while (threads < splits && threads < SPLIT_THREADS) threads *= 2;
+    return threads;
+}
+constexpr int SPLITS = CHUNKS * (CHUNK / STEP), ROW_THREADS = threads_of_row(SPLITS);
 
 template <int WIDTH>
-__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count) {
+__global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const float* __restrict__ x, unsigned char* __restrict__ halves, float* __restrict__ inverse, int64_t row_count, int64_t rows) {
     await_previous();
-    constexpr int ROW_WARPS = ROW_THREADS / WARP;
-    static_assert(WIDTH % SPLIT_ROWS == 0, "a tile is whole blocks");
     __shared__ float peaks[SPLIT_THREADS / WARP];
     const int thread = threadIdx.x % ROW_THREADS, local = threadIdx.x / ROW_THREADS;
-    const int64_t row = int64_t(blockIdx.x) * SPLIT_ROWS + local;   // of all tiles
+    const int64_t row = int64_t(blockIdx.x) * (SPLIT_THREADS / ROW_THREADS) + local;   // of all tiles, as `rows` counts
     const int64_t k_end = row < row_count ? INPUTS : 0;
     const float* p = x + row * INPUTS;
     const bool aligned = INPUTS % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
@@ -457,12 +458,12 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const 
 #pragma unroll
         for (int i = 0; i < STEP; ++i) peak = fmaxf(peak, fabsf(v[i]));
     }
-#pragma unroll
-    for (int d = WARP / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < ROW_WARPS; ++i) peak = fmaxf(peak, peaks[local * ROW_WARPS + i]);
+    for (int d = min(ROW_THREADS, WARP) / 2; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    if (const int row_warps = ROW_THREADS / WARP; row_warps > 1) {
+        if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        for (int i = 0; i < row_warps; ++i) peak = fmaxf(peak, peaks[local * row_warps + i]);
+    }
     float one_over;
     const float scale = scale_of(peak, one_over);
     if (thread == 0 && row < row_count) inverse[row] = one_over;
@@ -472,7 +473,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS) split_rows(const 
     for (int first = 0; first < SPLITS; first += ROW_THREADS) {
         const int step = first + thread;
         if (SPLITS > ROW_THREADS) load(step);   // else it is still there
-        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS);
+        store_halves<WIDTH>(v, scale, lines_of_row + int64_t(step / 4) * (2 * WIDTH * 128), step % 4, at, step < SPLITS && row < rows);
     }
 }
 
@@ -706,7 +707,7 @@ __device__ __forceinline__ float over_warp(float v, Combine combine) {
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
 __device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
-    const bool in = outer < args.row_count;
+    [[maybe_unused]] const bool in = outer < args.row_count;
 
     float r2 = 0.0f;   // %sum_1: float32[x0_0, 1] = reduce.sum(%sigmoid, axes=(1,), keepdim=True)
 #pragma unroll
@@ -958,7 +959,8 @@ int launch(Args args, unsigned char* workspace, cudaStream_t stream) {
     args.inverse = inverse;
     args.runs = reinterpret_cast<float*>(workspace + layout.runs);
     args.parts = reinterpret_cast<float*>(workspace + layout.parts);
-    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(layout.padded / SPLIT_ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.row_count);
+    constexpr int ROWS = SPLIT_THREADS / ROW_THREADS;   // of a block
+    enqueue(split_rows<WIDTH>, static_cast<unsigned int>(round_up(layout.padded, ROWS) / ROWS), SPLIT_THREADS, 0, stream, args.x, workspace, inverse, args.row_count, layout.padded);
     cudaError_t error = cudaFuncSetAttribute(run<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<WIDTH>::BYTES);
     if (error != cudaSuccess) return error;
     error = enqueue_clusters(CLUSTER, run<WIDTH>, static_cast<unsigned int>(layout.clusters * CLUSTER), THREADS, Shape<WIDTH>::BYTES, stream, args);
@@ -1147,16 +1149,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0ea84f1341c17e1b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6654840ceebc6c4f, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0ea84f1341c17e1b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_6654840ceebc6c4f, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0ea84f1341c17e1b"
+_fusegen_NAMESPACE = "fusegen_6654840ceebc6c4f"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

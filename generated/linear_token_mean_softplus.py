@@ -708,7 +708,7 @@ struct FeatureValues {
 
 // What a warp makes of FEATURES neighbouring features of row `outer`, LANE_FEATURES to a thread.
 __device__ __forceinline__ void finish_features(const Args& args, int64_t outer, int feature, float (&v)[LANE_FEATURES], const FeatureValues& values) {
-    const bool in = outer < args.row_count;
+    [[maybe_unused]] const bool in = outer < args.row_count;
 
 #pragma unroll
     for (int i = 0; i < LANE_FEATURES; ++i) {
@@ -719,13 +719,17 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
         v[i] = t1;
     }
 
-    float* y = args.y0 + outer * OUTPUTS + feature;
+}
+
+// Apart from what is made of rows, for these are worked on side by side only while nothing branches.
+__device__ __forceinline__ void store_features(const Args& args, int64_t row, int feature, const float (&v)[LANE_FEATURES]) {
+    float* y = args.y0 + row * OUTPUTS + feature;
     if constexpr (OUTPUTS % LANE_FEATURES == 0) {
-        if (in && feature < OUTPUTS) store_vector<LANE_FEATURES>(y, v);
+        if (row < args.row_count && feature < OUTPUTS) store_vector<LANE_FEATURES>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_FEATURES; ++i)
-            if (in && feature + i < OUTPUTS) y[i] = v[i];
+            if (row < args.row_count && feature + i < OUTPUTS) y[i] = v[i];
     }
 }
 
@@ -868,6 +872,8 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
         // Side by side: a row alone would wait for its own loads and arithmetic.
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) finish_features(args, outer(n + i), feature, v[i], values);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) store_features(args, outer(n + i), feature, v[i]);
     }
     cluster_leave();   // no block ends while another still reads its shared memory
 #endif
@@ -1308,16 +1314,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_757795c76d832dd1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dc713f1468a993d1, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_757795c76d832dd1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_dc713f1468a993d1, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_757795c76d832dd1"
+_fusegen_NAMESPACE = "fusegen_dc713f1468a993d1"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

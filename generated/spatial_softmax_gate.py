@@ -817,7 +817,7 @@ __global__ void __launch_bounds__(HELD_THREADS) run_held(const __grid_constant__
     Row<HELD_ROWS> row;
 #pragma unroll
     for (int i = 0; i < HELD_ROWS; ++i) {
-        [[maybe_unused]] const int64_t outer = row_of(i);
+        [[maybe_unused]] const unsigned int outer = static_cast<unsigned int>(row_of(i));   // quotients are of 32 bits
         row.v_p0[i] = __ldg(args.p0 + (outer % 64));
     }
     __shared__ float scratch[HELD_THREADS / WARP];
@@ -1143,16 +1143,16 @@ Tensor call_k0_row_stream(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fce33074754997a9, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_8de4b45d487a0dc8, m) {
     m.def("k0_row_stream(Tensor x0, Tensor p0) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fce33074754997a9, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_8de4b45d487a0dc8, CUDA, m) {
     m.impl("k0_row_stream", TORCH_BOX(&call_k0_row_stream));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fce33074754997a9"
+_fusegen_NAMESPACE = "fusegen_8de4b45d487a0dc8"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

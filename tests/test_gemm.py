@@ -269,6 +269,21 @@ def test_tiles_cover_every_height(rows: int) -> None:
         assert all(width % 16 == 0 and width <= 192 for width in found)
 
 
+def test_operands_of_a_batch_are_found_without_divisions_by_sizes(tmp_path: Path) -> None:
+    """A head's own, a batch's, and those that vary with the columns or the lines of every matrix."""
+    body = "return ((x @ y.mT * self.p + of_batch + of_columns).relu() - of_lines)"
+    lines, columns = "torch.rand(4, 6, 1000, 72)", "torch.rand(4, 6, 900, 72)"
+    others = "torch.rand(4, 1, 1, 1), torch.rand(4, 6, 1, 900), torch.rand(4, 6, 1000, 1)"
+    init, names = "self.p = nn.Parameter(torch.rand(6, 1, 1))", "x, y, of_batch, of_columns, of_lines"
+    found = compile_file(write(tmp_path, body, init, f"{lines}, {columns}, {others}", names))
+    detail = product(found)
+    assert detail
+    indices = [operand.index.strip("()") for operand in detail.rows.operands]
+    assert {"matrix % 6", "matrix / 6", "outer"} < set(indices)
+    assert len(indices) == 4
+    assert not any("outer" in index for index in indices if index != "outer")
+
+
 def test_tiles_that_many_blocks_share_are_narrow() -> None:
     """What the others leave is added up, for every row of a tile."""
     few, many = (max(next(iter(tensor_gemm.tiles(1024, 4096, outputs).values()))) for outputs in (256, 8192))

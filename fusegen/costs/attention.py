@@ -36,6 +36,9 @@ _BLOCK = 1000.0
 """Clocks of a block for each of its warps, beside those of its parts."""
 _ALONE, _FEW_WARPS = 1.6, 8
 """Times over that it takes where a multiprocessor has no more warps than these: nothing hides what they wait for."""
+_MOST_COLUMNS, _SPILLED = 128, 4.0
+"""Columns of a result that fit a thread's registers, and times over that it takes where they do not (196 terms and
+columns, an H200: 203 us, and a kilobyte of every thread in memory)."""
 _TORCH_START, _TORCH_SCORE, _TORCH_ROWS = 7.0e-6, 11.0e-12, 64
 """Of torch's attention in fp32: beside its launch, for a score of a full device, and rows and keys of a block (nine
 sizes of 16 to 128 terms, on an H100)."""
@@ -86,6 +89,7 @@ def _timed(body: Graph, found: Attention, machine: Machine) -> list[tuple[float,
         share = _MASKED if masked and blocks > machine.multiprocessors else 1.0
         at_once = min(tile.resident(inputs, outputs), ceil(blocks / machine.multiprocessors))
         share *= _ALONE if at_once * tile.warps <= _FEW_WARPS else 1.0
+        share *= _SPILLED if outputs > _MOST_COLUMNS else 1.0
         return max(1.0, blocks / machine.multiprocessors) * share * clocks / _CLOCK
 
     fit = [tile for tile in _TILES if tile.bytes(inputs, outputs) <= _MOST_SHARED]

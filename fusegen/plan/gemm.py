@@ -27,6 +27,22 @@ class _FeatureLowering(RowLowering):
         return "row" if tuple(order) == feature_axes(self.space, self.body.node(self.space.source)) else ""
 
 
+class _BatchLowering(_FeatureLowering):
+    """Knows the matrix of a batch that a row is of, and its line there: a tile is of one matrix."""
+
+    def coordinate(self, name: str, after: list[Dim], size: Dim | None) -> str:
+        node = self.body.node(self.space.source)
+        lines = list(gemm.factors(self.body, node).lines)
+        count = len(node.type.shape) - 1 - len(lines)
+        if name != self.style.outer or not count:
+            return super().coordinate(name, after, size)
+        if not after and size == dims.product(lines):
+            return "line"
+        if after[-len(lines) :] != lines:
+            return super().coordinate(name, after, size)
+        return super().coordinate("matrix", after[: -len(lines)], size)
+
+
 def _triangle(region: Region, node: Node) -> Triangle | None:
     """The part of the product ``node`` that its kernel keeps, if it drops one before anything else reads it."""
     body, axes, name = region.body, region.space.axes, node.name
@@ -192,7 +208,9 @@ def plan(region: Region, name: str) -> KernelPlan:
         averaged=node.op.averaged,
         group=group,
         triangle=_triangle(region, node),
-        rows=region.lower(region.space if group else space, style, "v", _FeatureLowering),
+        rows=region.lower(
+            *((region.space, style, "v", _FeatureLowering) if group else (space, style, "v", _BatchLowering))
+        ),
     )
     counters, workspace = (None, False) if in_place else (dims.add(height, _CUT_TILES), True)
     if contractions.not_portable(region.body, region.space, node):

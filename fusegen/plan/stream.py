@@ -23,8 +23,10 @@ from fusegen.printer import format_node
 from fusegen.spaces.exponentials import is_only_weighed, shifted, weighed
 
 _Pair = Literal["var", "exponentials", "argmax", "argmin"]
-_ALONE = 4
-"""Elements of a row for each of a warp's threads; more threads share a row of more than"""
+_ALONE, _ALONE_TWICE = 4, 8
+"""Elements of a row for each of a warp's threads, and of a row that is summed up more than once (a variance, a sum of
+exponentials) to be stored as a few numbers: what a row takes beside its elements each of its threads does (variances of
+rows of 126 and 127: 37 and 46 us with 16 threads, 47 and 53 with 32). More threads share a row of more than"""
 _EACH, _THREADS = 16, 512
 """16 elements for each of a warp, up to 512 of them."""
 _MOST = 32
@@ -252,12 +254,12 @@ class StreamLowering(MemoryLowering):
 
 
 def _held(
-    count: int, length: int, operands: int, kept: bool, stored: bool, apart: tuple[Dim, ...] = ()
+    count: int, length: int, operands: int, kept: bool, stored: bool, twice: bool, apart: tuple[Dim, ...] = ()
 ) -> HeldRows | None:
     """How ``count`` contiguous rows of ``length`` elements, both as traced, are held in registers, if they are.
 
-    ``operands`` have as many elements; they are ``kept`` for another pass, and results as many are ``stored``. Accesses
-    are whole ones of what is ``apart``, too.
+    ``operands`` have as many elements; they are ``kept`` for another pass, and results as many are ``stored``. A thread
+    sums its elements up ``twice``, or more often. Accesses are whole ones of what is ``apart``, too.
 
     Neighbouring threads read neighbouring accesses, so that a warp's are whole lines, and have several on their way.
     (sm_90; maxima of rows of 32 and 126, sums of 62, norms of 64: 25, 24, 24 and 37 us; 29, 35, 38 and 46 where few
@@ -268,8 +270,8 @@ def _held(
         return None
     sizes = [length, *(size for size in apart if isinstance(size, int))]
     vec = next(v for v in (4, 2, 1) if all(size % v == 0 for size in sizes))
-    parts = 1
-    while parts < _THREADS and parts * (_ALONE if parts < 32 else _EACH) < length:
+    parts, alone = 1, _ALONE_TWICE if twice and not stored else _ALONE
+    while parts < _THREADS and parts * (alone if parts < 32 else _EACH) < length:
         parts *= 2
     slots = -(-length // (vec * parts))
     if not kept and (parts > 32 or slots * vec > _SUMMED):
@@ -299,7 +301,9 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
     kept = tuple(operand.name for operand in runs if operand.name in again)
     apart = tuple(dict.fromkeys(size for operand in runs for size in operand.apart or ()))
     stored = any(store.per_element for store in rows.stores)
+    twice = any(found.fn in ("var", "exponentials") for phase in rows.phases for found in phase.reductions)
     contiguous = inner == middle == 1 and not region.pooled and not double
+    traced = space.traced(region.body.sizes)
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),
@@ -311,7 +315,7 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
         unroll=(8, 4),
         alone=middle != 1 and inner == 1 and dims.numel(lengths, region.body.sizes) < _RUN,
         apart=tuple(size for size in apart if not isinstance(size, int) or size % 4),
-        held=_held(*space.traced(region.body.sizes), len(runs), bool(kept), stored, apart) if contiguous else None,
+        held=_held(*traced, len(runs), bool(kept), stored, twice, apart) if contiguous else None,
         double=double,
         rows=rows,
     )

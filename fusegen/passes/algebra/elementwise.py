@@ -146,6 +146,16 @@ def _is_zero(m: Match) -> str | None:
     return None if positive and m["x"].type == m.root.type else ""
 
 
+def _is_one(m: Match) -> str | None:
+    ones = _number(m["a"]) == _number(m["c"]) == 1.0
+    return None if ones and m["x"].type == m.root.type and m.only_user("inner") else ""
+
+
+def _two_sides(m: Match) -> Node:
+    below = m.add(PointwiseOp(fn="exp"), m.add(PointwiseOp(fn="minimum"), m["x"], m.const(0.0)))
+    return m.add(PointwiseOp(fn="add"), below, m.add(PointwiseOp(fn="relu"), m["x"]))
+
+
 # --- other spellings ----------------------------------------------------------------------------
 
 
@@ -277,6 +287,19 @@ RULES = (
         op(PointwiseOp, op(PointwiseOp, anything("x"), fn=("neg", "abs")), fn=_EVEN),
         _drop_sign,
         Numerics.EXACT,
+    ),
+    Rule(
+        "elu(x, 1) + 1 = exp(min(x, 0)) + relu(x)",
+        op(
+            PointwiseOp,
+            op(PointwiseOp, anything("x"), op(ConstOp, name="a"), name="inner", fn="elu"),
+            op(ConstOp, name="c"),
+            fn="add",
+            commutative=True,
+        ),
+        _two_sides,
+        Numerics.REASSOCIATES,  # of large negative x it keeps more digits
+        _is_one,
     ),
     Rule(
         "x - 0 = x",

@@ -1,4 +1,4 @@
-"""Powers of powers of what is never negative: ``powf`` takes some 90 instructions."""
+"""Powers of what is never negative: ``powf`` takes some 90 instructions."""
 
 from __future__ import annotations
 
@@ -43,17 +43,37 @@ def _pow(*inner: Pattern) -> Pattern:
     return op(PointwiseOp, *(inner or (anything("x"),)), op(ConstOp), name=None if inner else "inner", fn="pow")
 
 
-RULES = tuple(
+def _has_root(m: Match) -> str | None:
+    never_negative = m["x"].type == m.root.type and ranges.of(m.graph, m["x"])[0] >= 0
+    return None if never_negative and _exponent(m.graph, m.root) in (1.5, 2.5) else ""
+
+
+def _times_root(m: Match) -> Node:
+    x = m["x"]
+    whole = x if _exponent(m.graph, m.root) == 1.5 else m.add(PointwiseOp(fn="square"), x)
+    return m.add(PointwiseOp(fn="mul"), whole, m.add(PointwiseOp(fn="sqrt"), x))
+
+
+RULES = (
+    *(
+        Rule(
+            f"{outer} = pow(x, {exponent}),  x never negative,  {'a, b numbers' if 'b' in exponent else 'a a number'}",
+            pattern,
+            _joined,
+            Numerics.REASSOCIATES,  # and what overflows on the way may not
+            _is_of_power,
+        )
+        for outer, exponent, pattern in (
+            ("pow(pow(x, a), b)", "a b", _pow(_pow())),
+            ("square(pow(x, a))", "2 a", op(PointwiseOp, _pow(), fn="square")),
+            ("sqrt(pow(x, a))", "a / 2", op(PointwiseOp, _pow(), fn="sqrt")),
+        )
+    ),
     Rule(
-        f"{outer} = pow(x, {exponent}),  x never negative,  {'a, b numbers' if 'b' in exponent else 'a a number'}",
-        pattern,
-        _joined,
-        Numerics.REASSOCIATES,  # and what overflows on the way may not
-        _is_of_power,
-    )
-    for outer, exponent, pattern in (
-        ("pow(pow(x, a), b)", "a b", _pow(_pow())),
-        ("square(pow(x, a))", "2 a", op(PointwiseOp, _pow(), fn="square")),
-        ("sqrt(pow(x, a))", "a / 2", op(PointwiseOp, _pow(), fn="sqrt")),
-    )
+        "pow(x, n + 1/2) = x^n sqrt(x),  x never negative,  n 1 or 2",
+        op(PointwiseOp, anything("x"), op(ConstOp), fn="pow"),
+        _times_root,
+        Numerics.REASSOCIATES,
+        _has_root,
+    ),
 )

@@ -51,6 +51,8 @@ def of(graph: Graph, node: Node) -> Range:
     keeps = isinstance(node.op, _KEEPS) or (isinstance(node.op, ReduceOp) and node.op.fn in ("max", "min"))
     if keeps or (isinstance(node.op, PoolOp) and node.op.fn == "max"):
         return of(graph, graph.node(node.inputs[0]))
+    if isinstance(node.op, ReduceOp) and node.op.fn in ("sum", "mean"):
+        return (0.0, math.inf) if of(graph, graph.node(node.inputs[0]))[0] >= 0 else ANY
     if not isinstance(node.op, PointwiseOp):
         return ANY
     operands = [of(graph, graph.node(name)) for name in node.inputs]
@@ -62,7 +64,9 @@ def of(graph: Graph, node: Node) -> Range:
             return max(low, rest[0][0]), max(high, rest[0][1])
         case "minimum":
             return min(low, rest[0][0]), min(high, rest[0][1])
-        case "pow" | "mul" if min(own[0] for own in operands[: 1 if node.op.fn == "pow" else 2]) >= 0:
+        case "pow" | "mul" | "div" if min(own[0] for own in operands[: 1 if node.op.fn == "pow" else 2]) >= 0:
             return 0.0, math.inf
+        case "add" if min(low, rest[0][0]) > -math.inf:
+            return low + rest[0][0], high + rest[0][1]
         case fn:
             return _FIXED.get(fn, ANY)
