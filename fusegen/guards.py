@@ -119,6 +119,18 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
     kept = [c for c in graph.constraints if not _is_question(c)]
     added: tuple[str, ...] = ()
     open_questions = [c for c in graph.constraints if _is_question(c)]
+    unchanged: list[Sizes] = []  # sizes as traced or 1, at which the graph is the same
+
+    def as_traced(sizes: Sizes) -> bool:
+        """The same, unless it is known: what a group of ones does not change, no part of it does."""
+        if any(all(sizes[name] in (own, known[name]) for name, own in graph.sizes.items()) for known in unchanged):
+            return True
+        if not same(sizes):
+            return False
+        if all(sizes[name] in (own, 1) for name, own in graph.sizes.items()):
+            unchanged.append(sizes)
+        return True
+
     smallest = _smallest(graph.sizes, [*kept, *shapes])
     ones = [name for name, size in smallest.items() if size == 1]
 
@@ -135,12 +147,12 @@ def settle(graph: Graph, same: Callable[[Sizes], bool]) -> Graph:
         larger = {c: (s for s in near(c) if 1 not in s.values()) for c in open_questions}
         open_questions = [c for c in open_questions if holds(c, smallest) or others(c, larger[c])]
     elif ones:
-        added = _groups_of_ones(graph.sizes, ones, shapes, same)
+        added = _groups_of_ones(graph.sizes, ones, shapes, as_traced)
         kept += added
     while open_questions:
         question, *open_questions = open_questions
         asked = others(question, near(question)) or others(question, [smallest])
-        if asked and all(map(same, asked)):
+        if asked and all(map(as_traced, asked)):
             open_questions = [c for c in open_questions if any(holds(c, s) for s in asked)]
         else:
             kept.append(question)

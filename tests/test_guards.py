@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusegen import guards
+from tests.models import traced, write
 
 NAMES = ["a", "b", "c", "d"]
 SIZES = dict.fromkeys(NAMES, 8)
@@ -59,3 +61,16 @@ def test_a_pooling_over_all_positions_takes_few_traces(names: str, fault: str, m
 
     guards._groups_of_ones(dict.fromkeys(names, 8), list(names), [], same)
     assert asked <= most
+
+
+def test_what_a_group_of_ones_does_not_change_is_not_asked_of_its_parts(tmp_path: Path) -> None:
+    graph = traced(write(tmp_path, "return x.relu()", inputs="torch.rand(8, 8, 8)")).graph
+    asked: list[frozenset[str]] = []
+
+    def same(sizes: Mapping[str, int]) -> bool:
+        asked.append(_ones(sizes))
+        return len(_ones(sizes)) < 3
+
+    questions = ("x0_1 != 1", "x0_2 != 1")
+    assert guards.settle(graph.replace(constraints=questions), same).constraints == ("x0_0*x0_1*x0_2 > 1",)
+    assert not any(len(ones) == 1 for ones in asked)
