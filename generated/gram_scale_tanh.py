@@ -188,6 +188,7 @@ constexpr int64_t ALIGN_TILES = 8;                // of rows, and chunks of a cl
 constexpr int MANY = 4;                         // runs of a tile, and more, are added up by a kernel of their own
 constexpr int JOIN_WARPS = 4, JOIN_ROWS = JOIN_WARPS / CLUSTER;   // of a block of it
 constexpr int64_t LEAST_CHUNKS = 4;             // that a cluster is started for
+constexpr int64_t DIAGONAL = 0;   // a product by itself: results before it are those behind it, turned
 
 // Registers of a thread.
 struct Registers {
@@ -207,7 +208,7 @@ struct Shape {
     static constexpr int BYTES = BARRIERS + 16 * (STAGES + WEIGHT_STAGES) + 1024;   // 1,024: alignment
 };
 
-// Tiles of a cluster, two times FEATURES wide. Whole ones come first, one wave after another; the rest
+// Tiles of a cluster, two times FEATURES wide, that have results. Whole ones come first, one wave after another; the rest
 // is cut into equal runs of chunks, one per cluster.
 struct Schedule {
     unsigned int row_tiles, whole, run, longer;   // the first `longer` runs have one chunk more
@@ -220,6 +221,28 @@ struct Schedule {
         return chunk < turn ? chunk / (run + 1) : longer + (chunk - turn) / run;
     }
 };
+
+// The first tile of a column that has no results, unlike those before it.
+__host__ __device__ __forceinline__ unsigned int edge_of(unsigned int column, unsigned int row_tiles, int width) {
+    const int64_t last = int64_t(column + 1) * (FEATURES * CLUSTER) - 1 - DIAGONAL;   // row that has results
+    return last < 0 ? 0 : static_cast<unsigned int>(last / width < row_tiles ? last / width + 1 : row_tiles);
+}
+
+struct Place {
+    unsigned int row_tile, column;
+};
+
+// Of the tiles that have results, column by column, the n-th one; or of those that have none.
+template <bool RESULTS>
+__device__ __forceinline__ Place place_of(unsigned int n, unsigned int row_tiles, int width) {
+    for (unsigned int column = 0;; ++column) {
+        const unsigned int edge = edge_of(column, row_tiles, width);
+        constexpr bool BEFORE = RESULTS == true;
+        const unsigned int count = BEFORE ? edge : row_tiles - edge;
+        if (n < count) return {n + (BEFORE ? 0 : edge), column};
+        n -= count;
+    }
+}
 
 struct Segment {
     unsigned int tile;
@@ -720,16 +743,26 @@ __device__ __forceinline__ void finish_features(const Args& args, int64_t outer,
 }
 
 // Apart from what is made of rows, for these are worked on side by side only while nothing branches.
-__device__ __forceinline__ void store_features(const Args& args, int64_t row, int feature, const float (&v)[LANE_FEATURES]) {
+// Of a row, line `line` of its matrix, those from the diagonal on.
+__device__ __forceinline__ void store_features(const Args& args, int64_t row, int64_t line, int feature, const float (&v)[LANE_FEATURES]) {
     const int64_t outputs = args.outputs;
     float* y = args.y0 + row * outputs + feature;
-    if (outputs % LANE_FEATURES == 0) {
+    if (outputs % LANE_FEATURES == 0 && feature >= line) {
         if (row < args.row_count && feature < outputs) store_vector<LANE_FEATURES>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_FEATURES; ++i)
-            if (row < args.row_count && feature + i < outputs) y[i] = v[i];
+            if (row < args.row_count && feature + i < outputs && feature + i >= line) y[i] = v[i];
     }
+}
+
+// Of the same line, results beyond the diagonal where they are turned.
+__device__ __forceinline__ void store_turned(const Args& args, int64_t matrix, int64_t line, int feature, const float (&v)[LANE_FEATURES]) {
+    const int64_t outputs = args.outputs;
+    float* y = args.y0 + matrix * args.lines * outputs + line;
+#pragma unroll
+    for (int i = 0; i < LANE_FEATURES; ++i)
+        if (line < outputs && feature + i < outputs && feature + i > line) y[(feature + i) * outputs] = v[i];
 }
 
 // A value that is not finite in halves may be so in fp32, or have another sign: as plain fp32 has it.
@@ -775,7 +808,8 @@ __global__ void __launch_bounds__(JOIN_WARPS * WARP) join_runs(const __grid_cons
     const unsigned int chunks = args.schedule.chunks;
     const unsigned int first = blockIdx.x / (WIDTH / JOIN_ROWS);   // tile
     const unsigned int matrix = first / args.schedule.matrix_tiles, place = first % args.schedule.matrix_tiles;
-    const unsigned int column = place / args.schedule.row_tiles, row_tile = place % args.schedule.row_tiles;
+    const Place found = place_of<true>(place, args.schedule.row_tiles, WIDTH);
+    const unsigned int column = found.column, row_tile = found.row_tile;
     auto row = [&](int i) {
         const int64_t line = int64_t(row_tile) * WIDTH + first_row + i;
         return line < args.lines ? matrix * args.lines + line : args.row_count;
@@ -813,7 +847,9 @@ __global__ void __launch_bounds__(JOIN_WARPS * WARP) join_runs(const __grid_cons
             load_vector<LANE_FEATURES>(v, cells);
         }
         finish_features(args, row(i), matrix, feature, v);
-        store_features(args, row(i), feature, v);
+        const int64_t line = int64_t(row_tile) * WIDTH + first_row + i;
+        store_features(args, row(i), line, feature, v);
+        store_turned(args, matrix, line, feature, v);
     }
 }
 
@@ -852,8 +888,9 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         constexpr int SHARE = S::PART / CLUSTER;
         for (unsigned int i = 0; segment(args.schedule, cluster, clusters, i, work); ++i) {
             const unsigned int matrix = work.tile / args.schedule.matrix_tiles, tile = work.tile % args.schedule.matrix_tiles;
-            const unsigned int row_tile = matrix * args.schedule.row_tiles + tile % args.schedule.row_tiles;   // of all
-            const unsigned int feature = (tile / args.schedule.row_tiles * CLUSTER + rank) * FEATURES;
+            const Place place = place_of<true>(tile, args.schedule.row_tiles, WIDTH);
+            const unsigned int row_tile = matrix * args.schedule.row_tiles + place.row_tile;   // of all
+            const unsigned int feature = (place.column * CLUSTER + rank) * FEATURES;
             const float* weight = args.aligned_weight + matrix * (outputs * args.apart);
             for (int chunk = work.first; chunk < work.last; ++chunk, ring.advance(), weights.advance()) {
                 barrier_wait(weights_empty + 8 * weights.stage, weights.parity ^ 1);
@@ -883,8 +920,9 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             }
 
             const unsigned int matrix = work.tile / args.schedule.matrix_tiles, tile = work.tile % args.schedule.matrix_tiles;
-            const unsigned int row_tile = tile % args.schedule.row_tiles;   // of its matrix
-            const unsigned int feature_tile = tile / args.schedule.row_tiles * CLUSTER + rank;
+            const Place place = place_of<true>(tile, args.schedule.row_tiles, WIDTH);
+            const unsigned int row_tile = place.row_tile;   // of its matrix
+            const unsigned int feature_tile = place.column * CLUSTER + rank;
             if (feature_tile * FEATURES >= outputs) continue;   // the cluster's second block may have none
 
             // A tile that was cut: its last run to finish adds all of them, in the order of k, unless they are many.
@@ -961,8 +999,21 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 }
 #pragma unroll
                 for (int i = 0; i < WARP_ROWS; ++i) finish_features(args, row(round * WARP_ROWS + i), matrix, feature, v[i]);
+                const int64_t line = int64_t(row_tile) * WIDTH + round * STAGED;   // of the round's first row
 #pragma unroll
-                for (int i = 0; i < WARP_ROWS; ++i) store_features(args, row(round * WARP_ROWS + i), feature, v[i]);
+                for (int i = 0; i < WARP_ROWS; ++i) {
+                    store_features(args, row(round * WARP_ROWS + i), line + i * ROW_HOP + warp, feature, v[i]);
+                    store_vector<LANE_FEATURES>(cells + i * ROW_HOP * PITCH, v[i]);
+                }
+                // And turned: a lane has a row, a warp all of the round's.
+                consumers_sync();
+                static_assert(STAGED == WARP, "a lane has a row");
+                if (round * STAGED + lane < WIDTH)
+                    for (int column = warp * LANE_FEATURES; column < FEATURES; column += ROW_HOP * LANE_FEATURES) {
+                        float turned[LANE_FEATURES];
+                        load_vector<LANE_FEATURES>(turned, staging + lane * PITCH + column);
+                        store_turned(args, matrix, line + lane, feature_tile * FEATURES + column, turned);
+                    }
             }
         }
     }
@@ -984,7 +1035,11 @@ struct Layout {
         const int64_t inputs = args.inputs;
         const int64_t outputs = args.outputs;
         const int64_t row_tiles = round_up(args.lines, width) / width;
-        const int64_t matrices = args.row_count / args.lines, matrix_tiles = row_tiles * (round_up(outputs, FEATURES * CLUSTER) / (FEATURES * CLUSTER));
+        const int64_t columns = round_up(outputs, FEATURES * CLUSTER) / (FEATURES * CLUSTER);
+        int64_t edges = 0;
+        for (int64_t column = 0; column < columns; ++column) edges += edge_of(static_cast<unsigned int>(column), static_cast<unsigned int>(row_tiles), width);
+        const int64_t zeros = row_tiles * columns - edges;
+        const int64_t matrices = args.row_count / args.lines, matrix_tiles = row_tiles * columns - zeros;
         tiles = matrices * matrix_tiles;
         padded = matrices * row_tiles * width;
         chunks = inputs ? round_up(inputs, CHUNK) / CHUNK : 1;   // an empty sum is a chunk of zeros
@@ -1222,16 +1277,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e7d125282439a52d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b01b3af430ca39db, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e7d125282439a52d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b01b3af430ca39db, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e7d125282439a52d"
+_fusegen_NAMESPACE = "fusegen_b01b3af430ca39db"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

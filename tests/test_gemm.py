@@ -331,6 +331,25 @@ def test_triangles_of_products_leave_out_tiles(tmp_path: Path, result: str, tria
     assert [step.kind for step in found.program.steps] == ["kernel"]
 
 
+@pytest.mark.parametrize(
+    ("result", "both"),
+    [
+        ("torch.tanh(a @ a.mT)", True),
+        ("torch.relu(a.mT @ a) * self.scale", True),
+        ("a @ a.mT / a.shape[1] - 1", True),
+        ("torch.triu(a @ a.mT)", False),  # its other side is zero
+        ("a @ a.mT + self.row", False),
+        ("a @ (a * 2).mT", False),
+        ("(a.relu() @ a.mT) * 0.5", False),
+    ],
+)
+def test_a_product_by_itself_is_computed_on_one_side(tmp_path: Path, result: str, both: bool) -> None:
+    init = "self.scale, self.row = nn.Parameter(torch.rand(1)), nn.Parameter(torch.rand(2048))"
+    detail = product(compile_file(write(tmp_path, f"return {result}", init, "torch.rand(2048, 1536)", "a")))
+    assert detail is not None
+    assert (detail.triangle is not None and detail.triangle.mirrored) == both
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("form", ["prepared", "in place", "in plain fp32"])

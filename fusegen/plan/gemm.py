@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Literal, TypedDict
 
@@ -12,6 +13,7 @@ from fusegen.ir import HALVES, MatmulOp, Node, PointwiseOp, ReshapeOp, TriangleO
 from fusegen.plan.details import ContractionPlan, GemmPlan, HalfGemmPlan, NarrowPlan, SimtGemmPlan, Triangle
 from fusegen.plan.region import Region, is_arithmetic
 from fusegen.plan.rowdraft import Style, indexed
+from fusegen.plan.rowprogram import RowProgram
 from fusegen.plan.rows import RowLowering
 from fusegen.plan.types import KernelPlan
 from fusegen.spaces.rowspace import feature_axes, feature_axis, with_rows
@@ -59,6 +61,25 @@ def _triangle(region: Region, node: Node) -> Triangle | None:
             case _:
                 break
     return None
+
+
+_PLACES = frozenset({"outer", "line", "l", "place", "row"})
+"""What the texts of a kernel call a result's places in its matrix."""
+
+
+def _symmetric(region: Region, node: Node, rows: RowProgram) -> Triangle | None:
+    """The half of a product of data by itself that is computed, if what follows is the same on either side."""
+    assert isinstance(node.op, MatmulOp)
+    itself = node.inputs[0] == node.inputs[1] and node.op.transposed != node.op.left_transposed
+    if not itself or len(node.inputs) > 2 or region.before is not None or region.space.row_axes:
+        return None
+    texts = [operand.index for operand in rows.operands]
+    texts += [statement.expr for phase in rows.phases for statement in (*phase.elements, *phase.scalars)]
+    apart = any(operand.per_element for operand in rows.operands)
+    stores = [store.per_element and store.like_source for store in rows.stores]
+    if apart or stores != [True] or _PLACES.intersection(re.findall(r"\w+", " ".join(texts))):
+        return None
+    return Triangle(upper=True, diagonal=0, mirrored=True)
 
 
 def portable(region: Region, alone: bool = False) -> ContractionPlan:
@@ -195,6 +216,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         widths = choose(f"{node.name} tile", tensor_gemm.tiles(*sizes, matrices))
         instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
     style = Style(indexed("i", factors.outputs), "{}", moves_rows=True, parts=True)
+    rows = region.lower(region.space if group else space, style, "v", _FeatureLowering if group else _BatchLowering)
+    symmetric = None if in_place or group else _symmetric(region, node, rows)
     detail = GemmPlan(
         **_factors(region, node),
         before=region.lower_before(node),
@@ -207,10 +230,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         summed=node.op.summed,
         averaged=node.op.averaged,
         group=group,
-        triangle=_triangle(region, node),
-        rows=region.lower(
-            *((region.space, style, "v", _FeatureLowering) if group else (space, style, "v", _BatchLowering))
-        ),
+        triangle=_triangle(region, node) or symmetric,
+        rows=rows,
     )
     counters, workspace = (None, False) if in_place else (dims.add(height, _CUT_TILES), True)
     if contractions.not_portable(region.body, region.space, node):

@@ -54,7 +54,7 @@ class Case:
         return a * 3 + torch.randn(a.shape[-1], device="cuda"), b
 
 
-SQUARES = "squares = (a**2).sum(2, True) + (b**2).sum(2)[:, None]"
+LENGTHS = "lengths = a.abs().sum(2, True) + b.abs().sum(2)[:, None]"
 CASES = {
     "nn": Case("mk", "kn", "return torch.matmul(a, b)"),
     "tn": Case("km", "kn", "return torch.matmul(a.T, b)"),
@@ -69,10 +69,12 @@ CASES = {
     "batch_tt": Case("bkm", "bnk", "return torch.matmul(a.mT, b.mT).tanh()"),
     "batch_add": Case("bmk", "bkn", "return torch.baddbmm(b[:, :1], a, b)"),
     "heads": Case("bmk", "bnk", "return torch.matmul(a, b.transpose(-2, -1)) * 0.125", batch=(3, 4)),
-    "distances": Case("bmk", "bnk", f"{SQUARES}\nreturn (squares - 2 * a @ b.mT).relu().sqrt()"),
+    "distances": Case("bmk", "bnk", f"{LENGTHS}\nreturn (lengths - 2 * a @ b.mT).relu().sqrt()"),
     "of_heads": Case("bmk", "bnk", "return (a @ b.mT - a[0, :, :1, :1]) * b[:, :1, :1, :1]", batch=(3, 4)),
     "shared": Case("bmk", "kn", "return torch.matmul(a, b)", batch=(2, 3)),
     "shared_t": Case("bkm", "kn", "return torch.matmul(a.mT, b) + 1"),
+    "itself": Case("bmk", "bnk", "return (b @ b.mT).tanh() * a.amax((1, 2), True)"),
+    "itself_tn": Case("km", "kn", "return torch.matmul(b.T, b) - a.amax()"),
     "softmax": Case("bmk", "bnk", "return torch.softmax(torch.matmul(a, b.mT) * 0.125, -1)", features=96),
     "softmax_tn": Case("km", "kn", "return torch.softmax(a.T @ b, 1)", features=128),
 }

@@ -42,6 +42,8 @@ class Triangle(Frozen):
 
     upper: bool
     diagonal: int
+    mirrored: bool = False
+    """The other side has the same results, turned: they are stored twice."""
 
 
 class GemmPlan(_BatchedProduct):
