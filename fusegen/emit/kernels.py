@@ -180,11 +180,10 @@ def helper_functions(text: str, helpers: dict[str, str]) -> list[str]:
     chosen: set[str] = set()
     pending = [text]
     while pending:
-        current = re.sub("//.*", "", pending.pop())
-        for name, code in helpers.items():
-            if name not in chosen and mentioned(name, current):
-                chosen.add(name)
-                pending.append(code)
+        words = set(re.findall(r"\w+", re.sub("//.*", "", pending.pop())))  # once: the text of a network is megabytes
+        fresh = words.intersection(helpers) - chosen
+        chosen |= fresh
+        pending += [helpers[name] for name in fresh]
     return [code for name, code in helpers.items() if name in chosen]
 
 
