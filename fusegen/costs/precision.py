@@ -72,6 +72,11 @@ did so for (96 and 48 channels of 56x56, 3x3, to 8 to 64 are in full fp32, and s
 one tap that skips positions (27 of these: 64 channels, and some of 96, in full fp32)."""
 
 
+def _is_transposed(op: ConvOp) -> bool:
+    """As eager has it: an enlarged one is an ordinary convolution there."""
+    return op.transposed and not op.enlarged
+
+
 def allows_tf32(graph: Graph, node: Node) -> bool:
     """True when eager is expected to compute this contraction with TF32 operands where torch's settings permit it."""
     if not isinstance(node.op, ConvOp):
@@ -80,7 +85,7 @@ def allows_tf32(graph: Graph, node: Node) -> bool:
         return False
     x, w = (graph.node(name).type for name in node.inputs[:2])
     channels, outputs = inference.group_channels(node.op, x, w)
-    transposed = node.op.transposed and not node.op.enlarged  # else eager's is an ordinary one
+    transposed = _is_transposed(node.op)
     taps, several = prod(inference.kernel_size(w)), node.op.groups > 1
     if transposed is node.op.transposed and any(own.has(node.op, taps, channels, outputs) for own in _IN_FP32):
         return False
@@ -100,7 +105,7 @@ def surely_in_tf32(body: Graph, node: Node) -> bool:
         return False
     x, w = (body.node(name).type for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(node.op, x, w)
-    if node.op.transposed and not node.op.enlarged and (node.op.rank, max(node.op.stride)) == (2, 1):
+    if _is_transposed(node.op) and (node.op.rank, max(node.op.stride)) == (2, 1):
         return False
     picks = not node.op.transposed and max(node.op.stride) > 1 and prod(inference.kernel_size(w)) == 1
     many = inputs >= _MANY_INPUTS or (inputs % _MULTIPLE == 0 and not picks)

@@ -39,6 +39,7 @@ _FIXED: dict[str, Range] = {
     "sign": (-1.0, 1.0),
 }
 _KEEPS = (ReshapeOp, PermuteOp, ExpandOp, SliceOp, AdaptivePoolOp)
+_PLUS_ZERO = ("abs", "exp", "exp2", "square", "sigmoid", "hardsigmoid")
 
 
 def of(graph: Graph, node: Node) -> Range:
@@ -64,9 +65,21 @@ def of(graph: Graph, node: Node) -> Range:
             return max(low, rest[0][0]), max(high, rest[0][1])
         case "minimum":
             return min(low, rest[0][0]), min(high, rest[0][1])
-        case "pow" | "mul" | "div" if min(own[0] for own in operands[: 1 if node.op.fn == "pow" else 2]) >= 0:
+        case "div" if low >= 0 and _above_zero(graph, graph.node(node.inputs[1])):
+            return 0.0, math.inf
+        case "pow" | "mul" if min(own[0] for own in operands[: 1 if node.op.fn == "pow" else 2]) >= 0:
             return 0.0, math.inf
         case "add" if min(low, rest[0][0]) > -math.inf:
             return low + rest[0][0], high + rest[0][1]
         case fn:
             return _FIXED.get(fn, ANY)
+
+
+def _above_zero(graph: Graph, node: Node) -> bool:
+    """Whether what is divided by a node, positive, has its sign: if it is zero, that is not -0."""
+    if of(graph, node)[0] > 0:
+        return True
+    reduces = isinstance(node.op, ReduceOp) and node.op.fn in ("max", "min", "sum", "mean")
+    if reduces or isinstance(node.op, _KEEPS):
+        return _above_zero(graph, graph.node(node.inputs[0]))
+    return isinstance(node.op, PointwiseOp) and node.op.fn in _PLUS_ZERO
