@@ -813,8 +813,10 @@ def test_threads_of_a_row_follow_its_length() -> None:
 def test_rows_are_held_in_registers() -> None:
     """Where they are many, of some elements for each thread; several by a thread, where no elements are stored."""
 
-    def held(length: int, stored: bool = True, operands: int = 1, count: int = 1024) -> tuple[int, ...] | None:
-        found = stream._held(count, length, operands, kept=stored, stored=stored)
+    def held(
+        length: int, stored: bool = True, operands: int = 1, count: int = 1024, twice: bool = False
+    ) -> tuple[int, ...] | None:
+        found = stream._held(count, length, operands, kept=stored, stored=stored, twice=twice)
         return found and (found.vec, found.parts, found.slots, found.rows)
 
     assert [held(length) for length in (49, 64, 196, 1024)] == [
@@ -831,6 +833,12 @@ def test_rows_are_held_in_registers() -> None:
         (2, 16, 2, 2),
         (2, 32, 2, 2),
     ]
+    assert [held(length, False, twice=True) for length in (62, 126, 127)] == [
+        (2, 8, 4, 2),
+        (2, 16, 4, 2),
+        (1, 16, 8, 2),
+    ]
+    assert held(49, twice=True) == held(49)
     assert (held(256, False), held(260, False)) == ((4, 32, 2, 2), None)
     assert held(64, count=256) is None
 
