@@ -303,7 +303,6 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
     stored = any(store.per_element for store in rows.stores)
     twice = any(found.fn in ("var", "exponentials") for phase in rows.phases for found in phase.reductions)
     contiguous = inner == middle == 1 and not region.pooled and not double
-    traced = space.traced(region.body.sizes)
     detail = RowStreamPlan(
         outer=region.product(space.outer_axes),
         before=region.product(before),
@@ -315,7 +314,9 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
         unroll=(8, 4),
         alone=middle != 1 and inner == 1 and dims.numel(lengths, region.body.sizes) < _RUN,
         apart=tuple(size for size in apart if not isinstance(size, int) or size % 4),
-        held=_held(*traced, len(runs), bool(kept), stored, twice, apart) if contiguous else None,
+        held=_held(*space.traced(region.body.sizes), len(runs), bool(kept), stored, twice, apart)
+        if contiguous
+        else None,
         double=double,
         rows=rows,
     )

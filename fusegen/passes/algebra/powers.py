@@ -24,11 +24,14 @@ def _of_both(m: Match) -> float | None:
     return None if own[0] is None or own[1] is None else own[0] * own[1]
 
 
+def _is_never_negative(m: Match) -> bool:
+    return m["x"].type == m.root.type and ranges.of(m.graph, m["x"])[0] >= 0
+
+
 def _is_of_power(m: Match) -> str | None:
     exponent = _of_both(m)
     known = exponent is not None and exponent != 0 and abs(exponent) < 1e3 and exponent % 2 != 1  # of -0: -0, or inf
-    never_negative = m["x"].type == m.root.type and ranges.of(m.graph, m["x"])[0] >= 0
-    return None if known and never_negative and m.only_user("inner") else ""
+    return None if known and _is_never_negative(m) and m.only_user("inner") else ""
 
 
 def _joined(m: Match) -> Node:
@@ -44,8 +47,7 @@ def _pow(*inner: Pattern) -> Pattern:
 
 
 def _has_root(m: Match) -> str | None:
-    never_negative = m["x"].type == m.root.type and ranges.of(m.graph, m["x"])[0] >= 0
-    return None if never_negative and _exponent(m.graph, m.root) in (1.5, 2.5) else ""
+    return None if _is_never_negative(m) and _exponent(m.graph, m.root) in (1.5, 2.5) else ""
 
 
 def _times_root(m: Match) -> Node:
