@@ -226,10 +226,12 @@ def solve(dim: Dim, known: Mapping[sympy.Expr, sympy.Expr]) -> Dim | None:
 
 
 def _lift(fn: Callable[[Any, Any], Any], on_ints: Callable[[int, int], int]) -> Callable[[Dim, Dim], Dim]:
-    def op(a: Dim, b: Dim) -> Dim:
-        if isinstance(a, int) and isinstance(b, int):
-            return on_ints(a, b)
+    @lru_cache(maxsize=4096)  # sympy takes up to 10 ms, for the lesser of two quotients
+    def of_sizes(a: Dim, b: Dim) -> Dim:
         return canonical(fn(parse(a), parse(b)))
+
+    def op(a: Dim, b: Dim) -> Dim:
+        return on_ints(a, b) if isinstance(a, int) and isinstance(b, int) else of_sizes(a, b)
 
     return op
 

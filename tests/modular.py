@@ -7,7 +7,6 @@ arithmetic, so it can contradict both torch and the windows.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -60,78 +59,61 @@ def inverse(value: int) -> int:
     return pow(value, -1, PRIME)
 
 
+@functools.cache
 def residue(value: float) -> int:
     """Of the quotient of small integers that a number stands for: one over a count is no float."""
     ratio = Fraction(value).limit_denominator(_DENOMINATOR)
     return ratio.numerator * inverse(ratio.denominator) % PRIME
 
 
-def _contract(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """[o, c] times [n, c, ...] over c."""
-    flat = x.flatten(2)
-    product = (w[None, :, :, None] * flat[:, None]) % PRIME
-    return (product.sum(2) % PRIME).reshape(x.shape[0], w.shape[0], *x.shape[2:])
+def _read(conv: ConvOp, axis: int, tap: int, result: int) -> int | None:
+    """The position along an axis that a tap multiplies for a result, inside the data or not; a transposed
+    convolution's may lie between two."""
+    shift = tap * conv.dilation[axis] - conv.padding[axis]
+    if not conv.transposed:
+        return result * conv.stride[axis] + shift
+    position, between = divmod(result - shift, conv.stride[axis])
+    return None if between else position
 
 
 def conv(x: torch.Tensor, w: torch.Tensor, op: ConvOp) -> torch.Tensor:
-    """By the definition: every tap, every output position, with zeros outside."""
+    """By the definition: what every tap reads for every result, zeros outside, times it, over channels and taps."""
     kernel = tuple(w.shape[2:])
     sizes = [int(windows.output_size(op, kernel, axis, size)) for axis, size in enumerate(x.shape[2:])]
-    outputs = w.shape[1] * op.groups if op.transposed else w.shape[0]
-    y = torch.zeros((x.shape[0], outputs, *sizes), dtype=torch.int64)
-    in_group, out_group = x.shape[1] // op.groups, outputs // op.groups
-    for group, tap in itertools.product(range(op.groups), itertools.product(*map(range, kernel))):
-        reads: list[list[int]] = []
-        writes: list[list[int]] = []
-        for axis, k in enumerate(tap):
-            shift = k * op.dilation[axis] - op.padding[axis]
-            pairs = (
-                [(i, i * op.stride[axis] + shift) for i in range(x.shape[2 + axis])]
-                if op.transposed
-                else [(q * op.stride[axis] + shift, q) for q in range(sizes[axis])]
-            )
-            kept = [(i, q) for i, q in pairs if 0 <= i < x.shape[2 + axis] and 0 <= q < sizes[axis]]
-            reads.append([i for i, _ in kept])
-            writes.append([q for _, q in kept])
-        if not all(reads):
-            continue
-        rows = slice(group * in_group, (group + 1) * in_group)
-        part = x[:, rows]
-        for axis, read in enumerate(reads):
-            part = part.index_select(2 + axis, torch.tensor(read))
-        weight = (
-            w[(rows, slice(None), *tap)].T
-            if op.transposed
-            else w[(slice(group * out_group, (group + 1) * out_group), slice(None), *tap)]
-        )
-        place = torch.meshgrid(*(torch.tensor(write) for write in writes), indexing="ij")
-        target = y[:, group * out_group : (group + 1) * out_group]
-        index = (slice(None), slice(None), *place)
-        target[index] = (target[index] + _contract(weight, part)) % PRIME
-    return y
+    for axis, (taps, results) in enumerate(zip(kernel, sizes, strict=True)):
+        place = 2 + 2 * axis
+        length = x.shape[place]
+        read = [_read(op, axis, k, q) for k in range(taps) for q in range(results)]
+        inside = [i if i is not None and 0 <= i < length else length for i in read]
+        x = torch.cat([x, x.new_zeros([*x.shape[:place], 1, *x.shape[place + 1 :]])], place)
+        x = x.index_select(place, torch.tensor(inside, dtype=torch.int64)).unflatten(place, (taps, results))
+    groups, rank = op.groups, op.rank
+    patches = x.permute(0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2))
+    patches = patches.reshape(x.shape[0], groups, 1, x.shape[1] // groups * math.prod(kernel), math.prod(sizes))
+    weight = w.unflatten(0, (groups, -1))
+    weight = weight.transpose(1, 2) if op.transposed else weight  # [group, output, input, *taps]
+    weight = weight.reshape(*weight.shape[:2], -1, 1)
+    return (patches * weight % PRIME).sum(3).reshape(x.shape[0], groups * weight.shape[1], *sizes)
 
 
 def pool(x: torch.Tensor, op: PoolOp) -> torch.Tensor:
-    """By the definition: the elements of every window, and how many of them a mean counts."""
-    kept = x.dim() - op.rank
-    y = torch.zeros((*x.shape[:kept], *(int(size) for size in op.size)), dtype=torch.int64)
-    for result in itertools.product(*(range(int(size)) for size in op.size)):
-        reads, counts = [], []
-        for axis, q in enumerate(result):
-            size, start = x.shape[kept + axis], q * op.stride[axis] - op.padding[axis]
+    """By the definition along one axis after the other: the elements of every window, and how many of them a mean
+    counts."""
+    for axis, place in enumerate(range(x.dim() - op.rank, x.dim())):
+        length, results = x.shape[place], []
+        for q in range(int(op.size[axis])):
+            start = q * op.stride[axis] - op.padding[axis]
             taps = [start + k * op.dilation[axis] for k in range(op.kernel[axis])]
-            reads.append([i for i in taps if 0 <= i < size])
-            counts.append(sum(i < size + op.padding[axis] for i in taps) if op.count_include_pad else len(reads[-1]))
-        window = x
-        for axis, read in enumerate(reads):
-            window = window.index_select(kept + axis, torch.tensor(read))
-        values = window.flatten(kept)
-        if op.fn == "max":
-            y[(..., *result)] = values.amax(-1)
-        else:
-            count = op.divisor if op.divisor is not None else math.prod(counts)
-            y[(..., *result)] = (values.sum(-1) % PRIME) * inverse(count) % PRIME
-    return y
+            inside = [i for i in taps if 0 <= i < length]
+            window = x.index_select(place, torch.tensor(inside))
+            if op.fn == "max":
+                results.append(window.amax(place))
+                continue
+            count = sum(i < length + op.padding[axis] for i in taps) if op.count_include_pad else len(inside)
+            share = 1 if op.divisor is not None else inverse(count)
+            results.append(window.sum(place) % PRIME * share % PRIME)
+        x = torch.stack(results, place)
+    return x * inverse(op.divisor) % PRIME if op.fn != "max" and op.divisor is not None else x
 
 
 def adaptive_pool(x: torch.Tensor, op: AdaptivePoolOp) -> torch.Tensor:

@@ -150,17 +150,18 @@ class Draw:
         """Those of a product, the one that ``scaled`` names (``x``, ``w`` or none) scaled by a number."""
         return [self.times_number(own) if name == scaled else own for name, own in (("x", x), ("w", w))]
 
-    def conv(self, scaled: str = "") -> Node:
+    def conv(self, scaled: str = "", transposed: bool | None = None, strides: int = 4, dilations: int = 3) -> Node:
         """A convolution of random structure with at least one output position on every axis.
 
-        ``scaled``: the operand that a number scales, ``x`` or ``w``.
+        ``scaled``: the operand that a number scales, ``x`` or ``w``. ``strides`` and ``dilations``: their largest.
         """
         rng = self.rng
-        rank, groups = rng.randint(1, 3), rng.choice([1, 1, 2])
+        rank, groups, either = rng.randint(1, 3), rng.choice([1, 1, 2]), transposed is None
         while True:
-            stride, dilation, kernel, size = ([rng.randint(1, most) for _ in range(rank)] for most in (4, 3, 4, 6))
+            largest = (strides, dilations, 4, 6)
+            stride, dilation, kernel, size = ([rng.randint(1, most) for _ in range(rank)] for most in largest)
             padding = [rng.randint(0, d * (k - 1) + 1) for d, k in zip(dilation, kernel, strict=True)]
-            transposed = rng.random() < 0.5
+            transposed = rng.random() < 0.5 if either else transposed
             extra = [rng.randint(0, max(s, d) - 1) if transposed else 0 for s, d in zip(stride, dilation, strict=True)]
             op = ConvOp(
                 transposed=transposed,
@@ -1262,19 +1263,18 @@ def _pooled_whole(draw: Draw) -> Node:
 def _pooled_conv(draw: Draw, transposed: bool, fn: str | None = None) -> Node:
     """A mean pooling of a convolution that can take it in."""
     while True:
-        y = draw.conv()
+        y = draw.conv(transposed=transposed, strides=4 if transposed else 1, dilations=1)
         conv = y.op
         assert isinstance(conv, ConvOp)
-        if conv.transposed == transposed and set(conv.dilation) == {1} and (transposed or set(conv.stride) == {1}):
-            if fn:
-                channels = (int(y.type.shape[1]), *(1,) * conv.rank)
-                y = draw.add(PointwiseOp(fn=fn), y, draw.const() if draw.rng.random() < 0.5 else draw.leaf(*channels))
-            pooled = _pooling(draw, y, "mean", plain=True)
-            pool = pooled.op
-            assert isinstance(pool, PoolOp)
-            strides = zip(conv.stride, pool.stride, strict=True)
-            if not transposed or (not any(conv.output_padding) and all(s % t == 0 for s, t in strides)):
-                return pooled
+        if fn:
+            channels = (int(y.type.shape[1]), *(1,) * conv.rank)
+            y = draw.add(PointwiseOp(fn=fn), y, draw.const() if draw.rng.random() < 0.5 else draw.leaf(*channels))
+        pooled = _pooling(draw, y, "mean", plain=True)
+        pool = pooled.op
+        assert isinstance(pool, PoolOp)
+        strides = zip(conv.stride, pool.stride, strict=True)
+        if not transposed or (not any(conv.output_padding) and all(s % t == 0 for s, t in strides)):
+            return pooled
         _restart(draw)
 
 
@@ -1325,13 +1325,10 @@ def _pooled_norm(draw: Draw) -> Node:
 def _pooled_by_boxes(draw: Draw) -> Node:
     """A mean pooling, of a stride, of a convolution without one: dilated too."""
     while True:
-        y = draw.conv()
-        assert isinstance(y.op, ConvOp)
-        if not y.op.transposed and set(y.op.stride) == {1}:
-            pooled = _pooling(draw, y, "mean", plain=True)
-            assert isinstance(pooled.op, PoolOp)
-            if set(pooled.op.stride) != {1} and set(pooled.op.size) != {1}:
-                return pooled
+        pooled = _pooling(draw, draw.conv(transposed=False, strides=1), "mean", plain=True)
+        assert isinstance(pooled.op, PoolOp)
+        if set(pooled.op.stride) != {1} and set(pooled.op.size) != {1}:
+            return pooled
         _restart(draw)
 
 

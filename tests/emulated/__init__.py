@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +24,10 @@ from tests.emitted import region_of
 from tests.models import write
 
 _HEADER = Path(__file__).with_name("cuda.h")
+# Without the first, shared memory of a kernel, a static of a template, would be that of the first library with the same
+# name. With the second, a variable that nothing was stored in is -1.7e38, not what happens to lie there.
+_OPTIONS = ["-fno-gnu-unique", "-ftrivial-auto-var-init=pattern", "-O1", "-std=c++17", "-w", "-shared", "-fPIC"]
+_OPTIONS += ["-U_FORTIFY_SOURCE"]
 _DYNAMIC = r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
 """The declaration of dynamic shared memory."""
 _INSTRUCTIONS = {"load_stream", "copy_async", "copy_async_wait"}
@@ -43,14 +51,24 @@ def _library(
     kernel = "\n\n".join(part for part in re.split(r"\n\n(?=//|\S)", kernel) if not _defined(part) & _INSTRUCTIONS)
     kernel = translate(kernel)
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    source.write_text("\n\n".join([header, more, *own, kernel + "}\n"]))
-    # Without the first, shared memory of a kernel, a static of a template, would be that of the first library with the
-    # same name. With the second, a variable that nothing was stored in is -1.7e38, not what happens to lie there.
-    flags = ["-fno-gnu-unique", "-ftrivial-auto-var-init=pattern"]
-    flags += ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE"]
-    run = subprocess.run(["g++", *flags, str(source), "-o", str(library)], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[:4000]
+    source.write_text("\n\n".join([more, *own, kernel + "}\n"]))
+    _compile("-include", str(_precompiled_header()), str(source), "-o", str(library))
     return ctypes.CDLL(str(library))
+
+
+def _compile(*arguments: str) -> None:
+    run = subprocess.run(["g++", *_OPTIONS, *arguments], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[:4000]
+
+
+@functools.cache
+def _precompiled_header() -> Path:
+    """``cuda.h`` beside what g++ has made of it, for all kernels of this process: half of a small one's compilation."""
+    folder = tempfile.mkdtemp(prefix="fusegen_tests_")
+    atexit.register(shutil.rmtree, folder)
+    header = Path(shutil.copy(_HEADER, folder))
+    _compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
+    return header
 
 
 def _defined(text: str) -> set[str]:
