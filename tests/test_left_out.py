@@ -191,3 +191,21 @@ def test_rows_that_would_be_written_across_their_result_are_turned_first(tmp_pat
     body = "x = F.gelu(F.layer_norm(x.flatten(2).transpose(1, 2), (64,)))\nreturn x - x.mean(1, True)"
     found = program(tmp_path, body, inputs="torch.rand(64, 64, 64, 64)")
     assert templates(found) == ["row_reduce", "pointwise", "row_stream"]
+
+
+UPSAMPLED = "F.interpolate(self.c(x), scale_factor=2, mode='bilinear')"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (f"return self.n({UPSAMPLED})", ["contraction", "pointwise", "row_stream"]),
+        (f"return {UPSAMPLED}.softmax(1)", ["contraction", "pointwise", "row_reduce"]),
+        (f"return {UPSAMPLED}.exp().sum(3)", ["contraction", "reduce_views"]),  # which reads neighbours where they lie
+    ],
+)
+def test_of_an_interpolation_its_result_is_written_and_no_neighbour(
+    body: str, expected: list[str], tmp_path: Path
+) -> None:
+    init = "self.c = nn.Conv2d(8, 24, 3)\nself.n = nn.BatchNorm2d(24)"
+    assert templates(program(tmp_path, body, init, "torch.rand(16, 8, 57, 61)")) == expected

@@ -52,6 +52,7 @@ from fusegen.passes.left_out import (
     read_where_it_lies,
     spread_over_elements,
     spread_over_results,
+    woven_apart,
 )
 from fusegen.passes.pool_groups import combined
 from fusegen.passes.refusals import OTHER, refusal
@@ -138,6 +139,7 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
             reason = refusal(grouping, candidate, machine) or left_behind(grouping, candidate, unit, free, machine)
             reason = reason or computed_once(grouping, candidate, node, free, machine)
             reason = reason or read_where_it_lies(grouping, candidate, node, free, machine)
+            reason = reason or woven_apart(grouping, candidate, node, free, machine)
             reason = reason or numbered_apart(grouping, candidate, node, free)
             reason = reason or spread_over_results(grouping, candidate)
             reason = reason or spread_over_elements(grouping, candidate, node, machine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusegen import dims
 from fusegen.ir import (
     ArgReduceOp,
+    CatOp,
     ConstOp,
     ConvOp,
     MatmulOp,
@@ -314,6 +315,37 @@ def read_where_it_lies(grouping: Grouping, group: Group, node: Node, free: set[s
         if any(_is_reduced_in_lines(grouping, group, grouping.by_name[name]) for name in across):
             return f"rows are lines of {min(across)} alone, and would be written across those of the result"
     return None
+
+
+def woven_apart(grouping: Grouping, group: Group, node: Node, free: set[str], machine: Machine) -> str | None:
+    """Why a function of several fetched tensors, such as the neighbours that are weighed in an interpolation, stays out
+    of a kernel of rows, or None: rows read elements where they lie, so that each tensor would be written, and not the
+    function alone.
+    """
+    if not isinstance(node.op, PointwiseOp) or not template_of(grouping.body(group)[0]).startswith("row"):
+        return None
+    behind = [_fetched(grouping, name, node, free) for name in dict.fromkeys(node.inputs)]
+    fetched, between = (set[str]().union(*found) for found in zip(*behind, strict=True))
+    if sum(bool(own) for own, _ in behind) < 2 or len(fetched - group.members) < 2:
+        return None
+    if refusal(grouping, group.plus(fetched | between, copied=True), machine) is None:
+        return None
+    return f"{len(fetched)} tensors would be written for it, of which it is one"
+
+
+def _fetched(grouping: Grouping, name: str, reader: Node, free: set[str]) -> tuple[set[str], set[str]]:
+    """Tensors as large as ``reader`` that lie nowhere, of which ``name`` is a function, and what is between."""
+    fetched, between, pending = set[str](), set[str](), [name]
+    while pending:
+        node = grouping.by_name[pending.pop()]
+        if node.name not in free or node.name in fetched | between or node.type.shape != reader.type.shape:
+            continue
+        if isinstance(node.op, PointwiseOp):
+            between.add(node.name)
+            pending += node.inputs
+        elif isinstance(node.op, viewspace.ELSEWHERE) and not isinstance(node.op, CatOp):  # whose parts are written
+            fetched.add(node.name)
+    return fetched, between
 
 
 def _is_reduced_in_lines(grouping: Grouping, group: Group, view: Node) -> bool:

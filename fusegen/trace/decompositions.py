@@ -53,6 +53,37 @@ APART = frozenset(
 """Names of ATen ops."""
 
 
+_OWN = frozenset(dir(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())))
+"""Names of what the module has by itself in which torch takes a program apart."""
+_MODEL = "model."
+
+
+def taken_apart(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:
+    """``program`` with the ops of ``table`` replaced.
+
+    torch makes a module of it, in which a model's own ``code`` or ``graph`` finds its name taken: it gets another one
+    meanwhile.
+    """
+    taken = any(name.partition(".")[0] in _OWN for name in (*program.state_dict, *program.constants))
+    if taken:
+        _rename(program, _MODEL.__add__)
+    decomposed: ExportedProgram = program.run_decompositions(table)
+    if taken:
+        _rename(decomposed, lambda name: name.removeprefix(_MODEL))
+    return decomposed
+
+
+def _rename(program: ExportedProgram, renamed: Callable[[str], str]) -> None:
+    """Parameters, buffers and constants of ``program``."""
+    held = (program.state_dict, program.constants)
+    for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
+        if any(spec.target in tensors for tensors in held):
+            spec.target = renamed(str(spec.target))
+    for tensors in held:
+        for name in list(tensors):
+            tensors[renamed(name)] = tensors.pop(name)
+
+
 def decompositions(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:
     """Torch's rules for the ops of ``APART`` and for those that a rule leads to; empty if none of them is there.
 

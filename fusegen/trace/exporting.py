@@ -49,7 +49,7 @@ from fusegen.trace.assigned import (
     shared_tensors,
     watched,
 )
-from fusegen.trace.decompositions import decompositions
+from fusegen.trace.decompositions import decompositions, taken_apart
 from fusegen.trace.failures import trace_error
 from fusegen.trace.from_export import convert, known
 from fusegen.trace.in_place import without_writes
@@ -119,8 +119,7 @@ def _export(
         table = decompositions(program)
         if not table and without_writes(program):
             return program
-        decomposed: torch.export.ExportedProgram = program.run_decompositions(table)
-        return decomposed
+        return taken_apart(program, table)
 
 
 def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
