@@ -34,6 +34,8 @@ MODELS = {
     "padded": ("F.pad(F.embedding(j, x).transpose(1, 2), (1, 2)) + 1", PointwisePlan),
     "columns": ("x[:, i % 24].exp()", PointwisePlan),
     "selected": ("torch.index_select(x.unflatten(1, (4, 6)), 1, i.abs() % 4) * 2", PointwisePlan),
+    "two_lists": ("x[i, i % 24] * 2", PointwisePlan),
+    "pairs": ("(x[i[:, None], j[0] - 24] * 2).softmax(-1)", RowReducePlan),
     "of_padded": ("F.pad(x, (0, 0, 0, 9))[i.abs()].relu()", PointwisePlan),
 }
 """By name: what the forward returns, over ``x`` [V, 24], ``i`` [n], ``j`` [b, t], ``self.p`` [1, t, 24]; its kernel."""

@@ -24,6 +24,9 @@ SPELLINGS = {
     "embedding": "F.embedding(i, x[:, 0])",
     "selected": "x.index_select(2, i[0])",
     "two lists": "x[i, i // 2]",
+    "two from the end": "x[:, i - 6, 5 - i]",
+    "three lists": "x[i[:, :1], i[:1], i.int() * 4]",
+    "in lines": "x[torch.arange(x.shape[0])[:, None, None], i]",
     "in places": "x[:3, :5].gather(2, i[:, :, None])",
     "in places, left out": "torch.gather(x, 1, i[:, :, None].expand(3, 5, 7))",
     "in places, spread": "torch.take_along_dim(x, i[:1, :4, None], 1)",
@@ -33,7 +36,8 @@ SPELLINGS = {
     "in every column": "x[:, torch.arange(x.shape[1]), i.sum().expand(x.shape[1]) % 24]",
     "in some rows": "x[torch.arange(3), i[:, 0]]",
 }
-LEFT = {"two lists", "in places, of all", "in some rows"}
+LEFT = {"in places, of all"}
+JOINED = {"in lines", "in some rows"}
 
 
 def ops_of(path: Path) -> list[type]:
@@ -42,14 +46,28 @@ def ops_of(path: Path) -> list[type]:
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_is_torchs(name: str, tmp_path: Path) -> None:
-    """One list of whole numbers names elements, or one beside every place; several are left to torch."""
+    """One list of whole numbers names elements, one beside every place, or several of axes that are joined."""
     path = write(tmp_path, f"return {SPELLINGS[name]}", inputs=INPUTS, arguments="x, i")
     graph = traced(path).graph
-    own = GatherElementsOp if name.startswith("in ") else GatherOp
+    own = GatherElementsOp if name.startswith("in ") and name not in JOINED else GatherOp
     assert (own in ops_of(path)) == (name not in LEFT)
     x, i = torch.randn(9, 6, 24), torch.randint(0, 6, (3, 5))
     (found,) = interpret.run(graph, [x, i], {})
     assert torch.equal(found, load_model_file(path).model_class()(x, i))
+
+
+@pytest.mark.parametrize(("axis", "number"), [(0, 9), (0, -10), (1, 6), (1, -7)])
+def test_numbers_outside_their_own_axis_are_refused(axis: int, number: int, tmp_path: Path) -> None:
+    """Though they would be inside the axes together."""
+    graph = traced(
+        write(tmp_path, "return x[i, j]", inputs="torch.randn(9, 6), *2 * [torch.arange(2)]", arguments="x, i, j")
+    ).graph
+    numbers = [torch.tensor([3, 4]), torch.tensor([3, 4])]
+    x = torch.randn(9, 6)
+    assert torch.equal(interpret.run(graph, [x, *numbers], {})[0], x[numbers[0], numbers[1]])
+    numbers[axis][1] = number
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        interpret.run(graph, [x, *numbers], {})
 
 
 @pytest.mark.parametrize(

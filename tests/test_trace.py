@@ -784,3 +784,10 @@ def test_parameters_may_have_names_that_torch_uses_itself(name: str, tmp_path: P
     model, x = load_model_file(path).model_class(), torch.rand(3, 8)
     (y,) = interpret.run(traced(path).graph, [x], model.state_dict())
     torch.testing.assert_close(y, model(x))
+
+
+def test_one_tensor_in_two_places_is_two_inputs(tmp_path: Path) -> None:
+    """As the queries and keys of a file that attends to one sequence: calls may have others."""
+    path = write(tmp_path, "return a - 2 * b", inputs="*2 * [torch.rand(3, 4)]", arguments="a, b")
+    a, b = torch.rand(3, 4), torch.rand(3, 4)
+    assert torch.equal(interpret.run(traced(path).graph, [a, b], {})[0], a - 2 * b)

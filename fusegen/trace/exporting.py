@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as fx_config
 
 from fusegen import dims, guards
@@ -53,6 +51,7 @@ from fusegen.trace.decompositions import decompositions, taken_apart
 from fusegen.trace.failures import trace_error
 from fusegen.trace.from_export import convert, known
 from fusegen.trace.in_place import without_writes
+from fusegen.trace.inputs import all_sizes, is_literal, renewed, resized, tensors, told_apart
 from fusegen.trace.model_file import first_line, forward_line
 from fusegen.trace.quotients import as_integers
 from fusegen.trace.results import form, results
@@ -101,7 +100,7 @@ def _export(
     auto, static = torch.export.Dim.AUTO, torch.export.Dim.STATIC
     axes = iter(
         [static if dims.symbol(position, axis) in fixed else auto for axis in range(value.dim())]
-        for position, value in enumerate(_tensors(inputs))
+        for position, value in enumerate(tensors(inputs))
     )
     shapes = tuple(next(axes) if isinstance(value, torch.Tensor) else None for value in inputs)
     # A size of which very many questions are asked is structure; each further one takes torch longer to answer.
@@ -120,23 +119,6 @@ def _export(
         if not table and without_writes(program):
             return program
         return taken_apart(program, table)
-
-
-def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [value for value in inputs if isinstance(value, torch.Tensor)]
-
-
-def _with_tensors(inputs: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
-    """``inputs`` with ``values`` in the places of its tensors."""
-    chosen = iter(values)
-    return tuple(next(chosen) if isinstance(value, torch.Tensor) else value for value in inputs)
-
-
-def _resized(inputs: tuple[Any, ...], graph: Graph, sizes: Mapping[str, int]) -> tuple[Any, ...]:
-    """Fake inputs like ``inputs`` of other sizes."""
-    with FakeTensorMode():
-        shapes = zip(input_shapes(graph, sizes), _tensors(inputs), strict=True)
-        return _with_tensors(inputs, [torch.empty(shape, dtype=value.dtype) for shape, value in shapes])
 
 
 def _row_lengths(graph: Graph) -> frozenset[str]:
@@ -239,7 +221,7 @@ def _settled(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, returned: 
 
     def traced_again(sizes: Mapping[str, int]) -> bool:
         try:
-            program = _export(model, _resized(inputs, graph, sizes), dynamic=False)
+            program = _export(model, resized(inputs, graph, sizes), dynamic=False)
             again = convert(program, model, path)
             found = form(results(program), {})
         except Exception:
@@ -260,19 +242,6 @@ def _settled(model: nn.Module, inputs: tuple[Any, ...], graph: Graph, returned: 
     return guards.settle(graph, same)
 
 
-def _renewed(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``inputs`` without what an earlier export has noted about their sizes."""
-    if not any(isinstance(value, FakeTensor) for value in inputs):
-        return inputs
-    with FakeTensorMode():
-        return _with_tensors(inputs, [torch.empty(x.shape, dtype=x.dtype) for x in _tensors(inputs)])
-
-
-def _all_sizes(inputs: tuple[Any, ...]) -> frozenset[str]:
-    """Every size of every input but the first of each, the batch's."""
-    return frozenset(dims.symbol(i, axis) for i, x in enumerate(_tensors(inputs)) for axis in range(1, x.dim()))
-
-
 _FIXED = (("sizes but the batch's", True), ("sizes", False))
 """What is fixed to the example inputs where sizes cannot be free; whether any is left."""
 
@@ -281,10 +250,10 @@ def _with_fixed_sizes(
     model: nn.Module, inputs: tuple[Any, ...], path: Path, error: SizeArithmeticError
 ) -> tuple[Graph, frozenset[str], str]:
     """The graph with as few fixed sizes as leave none in ``error``'s arithmetic, those, and what a user should know."""
-    fixed = _all_sizes(inputs)
+    fixed = all_sizes(inputs)
     for which, dynamic in _FIXED:
         try:
-            graph = convert(_export(model, _renewed(inputs), dynamic, fixed), model, path)
+            graph = convert(_export(model, renewed(inputs), dynamic, fixed), model, path)
         except SizeArithmeticError as again:
             error = again
         else:
@@ -312,11 +281,11 @@ def _first_export(
         except TraceError:
             raise
         except Exception as dynamic_error:
-            fixed = _all_sizes(inputs)
+            fixed = all_sizes(inputs)
             for which, dynamic in _FIXED:
                 notes = (f"{which} are fixed to the example inputs: {first_line(dynamic_error)}",)
                 try:
-                    program, failed = _export(model, _renewed(inputs), dynamic, fixed), None
+                    program, failed = _export(model, renewed(inputs), dynamic, fixed), None
                     break
                 except Exception as error:
                     failed = error
@@ -331,19 +300,15 @@ def _first_export(
     return program, fixed, (*notes, *map(_NOT_SET.format, assigned.added)), assigned
 
 
-def _is_literal(value: object) -> bool:
-    """True for plain values whose text says them: what a call is compared with."""
-    return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
-
-
 def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
     """Trace ``model`` on example ``inputs`` (fake or real). Raises ``TraceError`` naming the source line.
 
     Tensors that modules hold as plain attributes become buffers of ``model``.
     """
+    inputs = told_apart(inputs)
     literals = {i: value for i, value in enumerate(inputs) if not isinstance(value, torch.Tensor)}
     for position, value in literals.items():
-        if not _is_literal(value):
+        if not is_literal(value):
             raise TraceError(
                 f"input {position} is a {type(value).__name__}, not a tensor",
                 hint="make it a constructor argument or a tensor",
@@ -359,7 +324,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], path: Path) -> TracedModel:
         graph, fixed, note = _with_fixed_sizes(model, inputs, path, error)
         notes = (note, *notes)
     if more := _row_lengths(graph) | _obscuring(graph):
-        graph = convert(_export(model, _renewed(inputs), dynamic=True, fixed=fixed | more), model, path)
+        graph = convert(_export(model, renewed(inputs), dynamic=True, fixed=fixed | more), model, path)
     if graph.sizes:
         graph = _settled(model, inputs, graph, returned, path)
     for path_ in shared.intersection(path_ for path_, _ in graph.updates):

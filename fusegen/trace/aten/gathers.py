@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusegen import dims
 from fusegen.dims import Dim
 from fusegen.ir import WIDE_INTEGERS, GatherElementsOp, GatherOp, RangeOp, ReshapeOp, SliceOp
-from fusegen.trace.aten.call import Call, Value, register
+from fusegen.trace.aten.call import Call, Value, pointwise, register
 from fusegen.trace.aten.shapes import reshaped
 
 
@@ -63,16 +65,39 @@ def _in_every_place(call: Call, x: Value, first: int, indices: list[Value]) -> V
     return reshaped(call, call.build.add(GatherElementsOp(axis=first + rank, wraps=True), x, index), call.result.shape)
 
 
+def _in_joined_places(call: Call, x: Value, first: int, indices: list[Value]) -> Value | None:
+    """``x[i, j]``: elements of an axis that joins those of ``i`` and ``j``.
+
+    What lies outside an axis lies behind the joined one, too: it is refused, as torch does.
+    """
+    if not all(index.type.dtype in WIDE_INTEGERS for index in indices):
+        return None
+    places = replace(call, results=(indices[0].type,))  # whole numbers, whatever is fetched
+    joined, length = indices[0], x.type.shape[first]
+    for axis, index in enumerate(indices[1:], first + 1):
+        size = x.type.shape[axis]
+        index = pointwise(
+            places, "where", pointwise(places, "lt", index, 0), pointwise(places, "add", index, size), index
+        )
+        outside = pointwise(places, "or", pointwise(places, "lt", index, 0), pointwise(places, "ge", index, size))
+        length = dims.mul(length, size)
+        inside = pointwise(places, "add", pointwise(places, "mul", joined, size), index)
+        joined = pointwise(places, "where", outside, length, inside)
+    shape = (*x.type.shape[:first], length, *x.type.shape[first + len(indices) :])
+    return call.build.add(GatherOp(axis=first, wraps=True), reshaped(call, x, shape), joined)
+
+
 @register("index.Tensor")
 def _index(call: Call) -> Value | None:
-    """``x[:, index]``: one tensor of whole numbers, or one beside ranges of every place."""
+    """``x[:, index]``: one tensor of whole numbers, or several of axes in a row."""
     given = [(axis, index) for axis, index in enumerate(call["indices"]) if index is not None]
     indices = [index for _, index in given if isinstance(index, Value)]
     first = given[0][0]
     if len(indices) < len(given) or [axis for axis, _ in given] != list(range(first, first + len(given))):
         return None
     if len(indices) > 1:
-        return _in_every_place(call, call["self"], first, indices)
+        in_every_place = _in_every_place(call, call["self"], first, indices)
+        return in_every_place or _in_joined_places(call, call["self"], first, indices)
     return _gathered(call, call["self"], indices[0], first, wraps=True)
 
 
