@@ -777,10 +777,10 @@ def test_counts_that_end_in_floats_are_floats(body: str, floats: bool, tmp_path:
 @pytest.mark.parametrize("name", ["code", "graph", "meta"])
 def test_parameters_may_have_names_that_torch_uses_itself(name: str, tmp_path: Path) -> None:
     """Of modules that it makes of a graph, to take a similarity apart."""
-    init = f"self.{name} = nn.Parameter(torch.rand(8))\nself.register_buffer('recompile', torch.rand(8))"
-    path = write(
-        tmp_path, f"return F.cosine_similarity(x, self.{name} * self.recompile, dim=1)", init, "torch.rand(3, 8)"
-    )
+    init = f"self.{name} = nn.Parameter(torch.rand(8))\nself.register_buffer('recompile', torch.rand(8))\n"
+    init += "self.weight = nn.Parameter(torch.rand(8))\nself.model = nn.Linear(8, 8)"
+    body = f"return F.cosine_similarity(self.model(x) * self.weight, self.{name} * self.recompile, dim=1)"
+    path = write(tmp_path, body, init, "torch.rand(3, 8)")
     model, x = load_model_file(path).model_class(), torch.rand(3, 8)
     (y,) = interpret.run(traced(path).graph, [x], model.state_dict())
     torch.testing.assert_close(y, model(x))

@@ -80,8 +80,9 @@ def _rename(program: ExportedProgram, renamed: Callable[[str], str]) -> None:
         if any(spec.target in tensors for tensors in held):
             spec.target = renamed(str(spec.target))
     for tensors in held:
-        for name in list(tensors):
-            tensors[renamed(name)] = tensors.pop(name)
+        found = {renamed(name): value for name, value in tensors.items()}
+        tensors.clear()
+        tensors.update(found)
 
 
 def decompositions(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:

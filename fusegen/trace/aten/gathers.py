@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from fusegen import dims
 from fusegen.dims import Dim
-from fusegen.ir import WIDE_INTEGERS, GatherElementsOp, GatherOp, RangeOp, ReshapeOp, SliceOp
-from fusegen.trace.aten.call import Call, Value, pointwise, register
+from fusegen.ir import WIDE_INTEGERS, DType, GatherElementsOp, GatherOp, RangeOp, ReshapeOp, SliceOp
+from fusegen.trace.aten.call import Call, Value, converted, pointwise, register
 from fusegen.trace.aten.shapes import reshaped
 
 
@@ -72,9 +72,10 @@ def _in_joined_places(call: Call, x: Value, first: int, indices: list[Value]) ->
     """
     if not all(index.type.dtype in WIDE_INTEGERS for index in indices):
         return None
-    places = replace(call, results=(indices[0].type,))  # whole numbers, whatever is fetched
-    joined, length = indices[0], x.type.shape[first]
-    for axis, index in enumerate(indices[1:], first + 1):
+    joined, *others = (converted(call, index, DType.INT64) for index in indices)  # all elements may be many
+    places = replace(call, results=(joined.type,))  # whole numbers, whatever is fetched
+    length = x.type.shape[first]
+    for axis, index in enumerate(others, first + 1):
         size = x.type.shape[axis]
         index = pointwise(
             places, "where", pointwise(places, "lt", index, 0), pointwise(places, "add", index, size), index
