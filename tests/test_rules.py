@@ -156,15 +156,15 @@ class Draw:
         ``scaled``: the operand that a number scales, ``x`` or ``w``. ``strides`` and ``dilations``: their largest.
         """
         rng = self.rng
-        rank, groups, either = rng.randint(1, 3), rng.choice([1, 1, 2]), transposed is None
+        rank, groups = rng.randint(1, 3), rng.choice([1, 1, 2])
         while True:
             largest = (strides, dilations, 4, 6)
             stride, dilation, kernel, size = ([rng.randint(1, most) for _ in range(rank)] for most in largest)
             padding = [rng.randint(0, d * (k - 1) + 1) for d, k in zip(dilation, kernel, strict=True)]
-            transposed = rng.random() < 0.5 if either else transposed
-            extra = [rng.randint(0, max(s, d) - 1) if transposed else 0 for s, d in zip(stride, dilation, strict=True)]
+            sends = rng.random() < 0.5 if transposed is None else transposed
+            extra = [rng.randint(0, max(s, d) - 1) if sends else 0 for s, d in zip(stride, dilation, strict=True)]
             op = ConvOp(
-                transposed=transposed,
+                transposed=sends,
                 stride=tuple(stride),
                 padding=tuple(padding),
                 dilation=tuple(dilation),

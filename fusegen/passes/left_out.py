@@ -322,11 +322,13 @@ def woven_apart(grouping: Grouping, group: Group, node: Node, free: set[str], ma
     of a kernel of rows, or None: rows read elements where they lie, so that each tensor would be written, and not the
     function alone.
     """
-    if not isinstance(node.op, PointwiseOp) or not template_of(grouping.body(group)[0]).startswith("row"):
+    if not isinstance(node.op, PointwiseOp):
         return None
     behind = [_fetched(grouping, name, node, free) for name in dict.fromkeys(node.inputs)]
     fetched, between = (set[str]().union(*found) for found in zip(*behind, strict=True))
     if sum(bool(own) for own, _ in behind) < 2 or len(fetched - group.members) < 2:
+        return None
+    if not template_of(grouping.body(group)[0]).startswith("row"):
         return None
     if refusal(grouping, group.plus(fetched | between, copied=True), machine) is None:
         return None

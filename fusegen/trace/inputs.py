@@ -15,6 +15,7 @@ from fusegen.ir import Graph
 
 
 def tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Those among ``inputs``, in order."""
     return [value for value in inputs if isinstance(value, torch.Tensor)]
 
 
