@@ -2514,7 +2514,7 @@ constexpr int WARP = 32;
 template <int VEC>
 struct Shape {
     static constexpr int PARTS = VEC == WIDE ? 4 : 8;   // threads that share a row
-    static constexpr int LANES = VEC == WIDE ? 32 : 16;   // rows (or vectors of rows) side by side
+    static constexpr int LANES = VEC == WIDE ? 32 : 32;   // rows (or vectors of rows) side by side
     static constexpr int THREADS = PARTS * LANES;
     static constexpr int ROWS = STRIDED ? VEC : 1;      // rows that one thread works on
     static constexpr int ELEMENT = STRIDED ? 1 : VEC;   // neighbouring elements of a row in a thread
@@ -3120,16 +3120,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ae31703a2e0282c0, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e3cf705548b2715d, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ae31703a2e0282c0, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_e3cf705548b2715d, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ae31703a2e0282c0"
+_fusegen_NAMESPACE = "fusegen_e3cf705548b2715d"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

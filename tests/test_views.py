@@ -311,7 +311,7 @@ def test_functions_are_computed_where_the_data_lies(body: str, expected: list[st
             "return x.softmax(1).permute(0, 2, 3, 1).contiguous()",
             ["row_reduce", "pointwise"],
         ),
-        "whole rows": ("return x.softmax(1).transpose(0, 1).contiguous()", ["row_reduce", "torch"]),
+        "whole rows": ("return x.softmax(1).transpose(0, 1).contiguous()", ["row_reduce", "pointwise"]),
         "part": ("return x.softmax(1)[:, 2:].contiguous()", ["row_reduce", "torch"]),
         "one row": (
             "return x.softmax(1).sum((1, 2), keepdim=True).permute(0, 3, 1, 2)",

@@ -230,6 +230,10 @@ SPELLINGS = {
         torch.outer(x[0, 0, 0], x[1, 0, 0])
         torch.dot(x[0, 0, 0], x[1, 0, 0])
         torch.mv(x[0, 0], x[1, 0, 0])
+        torch.matmul(x, x[1, 0, 0])
+        x[1, 0, 0] @ x.mT
+        x[0, 0, 0] @ x[1, 0].mT
+        torch.matmul(x[0, 0, 0], x[1, 0, 0])
         torch.linalg.vecdot(x, x * 2)
         torch.linalg.multi_dot([x[0, 0], x[0, 0].mT, x[0, 0]])
         torch.kron(x[0, 0], x[1, 1])

@@ -24,6 +24,8 @@ _START = 2.0e-6
 """Of a kernel, beside its launch."""
 _WAIT = 0.8e-6
 """What a chunk of k takes at least: to arrive from memory, and the products."""
+_SECTOR = 8
+"""Elements that memory is read by."""
 _PRODUCTS, _SIDE, _RESULT, _FUNCTION = 0.6, 44, 30, 1.5
 """Clocks of a multiprocessor: the share of those at its fp32 rate that products take; for 128 elements of a factor in
 shared memory, which every warp reads; for 128 results; for an operation of functions of 128 elements (23 tiles of seven
@@ -55,11 +57,27 @@ def functions(body: Graph, factor: Node) -> int:
     return sum(count // max(1, dims.numel(body.node(name).type.shape, body.sizes)) for name, count in flops.items())
 
 
+def _sectors(body: Graph, factor: Node) -> int:
+    """How many times as many sectors of memory are read for ``factor`` as where its elements lie side by side: those of
+    several matrices may be neighbours (heads last, of 4: 65 us, and 17 us where each has its own matrix).
+    """
+    most = 1
+    for name in body.needed(factor.name):
+        node = body.node(name)
+        if isinstance(node.op, PermuteOp):
+            shape = body.shape(node.inputs[0])
+            last = next((axis for axis in reversed(range(len(shape))) if shape[axis] != 1), 0)
+            if last not in node.op.order[-2:]:
+                most = max(most, min(_SECTOR, dims.evaluate(shape[last], body.sizes)))
+    return most
+
+
 def _timed(body: Graph, found: ViewProduct, machine: Machine) -> list[tuple[float, ViewTile]]:
     """Tiles and the expected time of all of them, memory aside: the fastest first."""
     inputs, outputs = (dims.evaluate(size, body.sizes) for size in (found.inputs, found.outputs))
     matrices, rows = (dims.numel(axes, body.sizes) for axes in (found.matrices, found.lines))
-    left, right = (_SIDE + _FUNCTION * functions(body, factor) for factor in (found.left, found.right))
+    factors = (found.left, found.right)
+    left, right = (_SIDE * _sectors(body, factor) + _FUNCTION * functions(body, factor) for factor in factors)
     chunk = next((size for size in _CHUNKS if inputs <= size), _CHUNKS[-1])
     terms = ceil(inputs / chunk) * chunk
 
@@ -92,7 +110,7 @@ def bytes_of(body: Graph, node: Node) -> int:
     return node.type.dtype.bytes * dims.numel(node.type.shape, body.sizes)
 
 
-def _is_gathered(node: Node) -> bool:
+def is_gathered(node: Node) -> bool:
     """True for matrices whose batch is no single axis of where they lie: the library copies them."""
     if not isinstance(node.op, PermuteOp):
         return False
@@ -103,7 +121,7 @@ def _is_gathered(node: Node) -> bool:
 def pass_seconds(body: Graph, names: set[str], result: Node, machine: Machine) -> float:
     """One pass that computes ``result`` by the nodes ``names`` of the body, if it is more than views of matrices."""
     nodes = [node for node in body.nodes if node.name in names and not ops.is_leaf(node.op)]
-    if not any(viewspace.copies(node, body) or _is_gathered(node) for node in nodes):
+    if not any(viewspace.copies(node, body) or is_gathered(node) for node in nodes):
         return 0.0
     read = {name for node in nodes for name in node.inputs} - {node.name for node in nodes}
     moved = sum(bytes_of(body, body.node(name)) for name in read) + bytes_of(body, result)

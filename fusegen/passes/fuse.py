@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen import ops
+from fusegen.costs import viewproduct
 from fusegen.ir import (
     ArgReduceOp,
     AttentionOp,
@@ -269,11 +270,14 @@ def _region(node: Node, body: Graph, operands: tuple[str, ...]) -> list[Node]:
 
 
 def _turned(grouping: Grouping, free: set[str], machine: Machine) -> dict[str, Group]:
-    """The groups of permutations that kernels read, row by row: torch would copy them for that, in twice the time.
+    """The groups of permutations that kernels read, row by row, or the library's products of many matrices that do not
+    lie evenly: torch would copy them for that, in twice the time.
 
     Views of views are one.
     """
     read = {name for group in grouping.groups.values() for name in grouping.body(group)[1]}
+    products = [node for node in grouping.graph.nodes if node.name in free and isinstance(node.op, MatmulOp)]
+    read |= {name for node in products for name in node.inputs if viewproduct.is_gathered(grouping.by_name[name])}
     names = {name for name in read & free if isinstance(grouping.by_name[name].op, PermuteOp)}
     grouping.by_rows |= names
     found = dict[str, Group]()

@@ -88,6 +88,8 @@ def refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
     results = [body.node(name) for name in body.outputs if not isinstance(body.node(name).op, ArgReduceOp)]
     if rows and any(result.type.dtype is not DType.FLOAT32 for result in results):
         return "its result is no float32 tensor"
+    if template == "row_stream" and any(map(space.is_scattered, body.outputs)):
+        return "rows that no registers hold are stored in another order than they are read"
     if pooled and (reason := poolrows.refusal(body, machine)):
         return reason
     if template == "contraction" and (reason := contractions.refusal(body, space, machine)):

@@ -34,6 +34,8 @@ from fusegen.spaces.rowspace import RowSpace
 
 MAX_STRIDED_ROW_OF_SEVERAL = 96
 """Elements of a strided row of several tensors, up to which registers hold it."""
+MAX_NARROW_ROW = 2048
+"""The same, where less than a line of memory lies side by side, so that many threads share the rows that do."""
 POOLS = (PoolOp, AdaptivePoolOp)
 AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
 
@@ -98,4 +100,6 @@ def _is_held(body: Graph, space: RowSpace) -> bool:
     several = sum(dims.product(node.type.shape) == size for node in operands) > 1
     if space.on_chip and space.length >= _SWEPT_ROW and exponentials.in_one_sweep(body, space):
         return False
+    if space.abreast(body.sizes) and not space.middle_axes:
+        return 0 < space.length <= MAX_NARROW_ROW
     return space.on_chip and not (strided and several and space.length > MAX_STRIDED_ROW_OF_SEVERAL)

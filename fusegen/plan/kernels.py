@@ -45,7 +45,7 @@ from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import POINTWISE
 from fusegen.spaces import viewspace
 from fusegen.spaces.parts import CUT
-from fusegen.spaces.rowspace import with_rows
+from fusegen.spaces.rowspace import LINE, with_rows
 
 _THREADS = 512
 """Of a block that finds window sums."""
@@ -129,6 +129,9 @@ def _most_held(region: Region) -> int:
     return most
 
 
+_BLOCK = 1024
+"""Elements of contiguous rows for a block at least, where they are many: blocks of fewer begin no faster than memory is
+read (sums of the products of two rows of 2 to 12 elements, 2 million of them: 76 us with 32 rows to a block)."""
 _FEW_TOGETHER = 7
 """Elements of contiguous rows up to which a thread has several of them (pairs of 38 million numbers, their maximum: 716
 us with a thread for each, of four that share a row)."""
@@ -179,12 +182,31 @@ def _split(
         values = 15
     else:
         values = 32 if 4096 < length <= 16384 else 16
-    parts = 4
+    parts = 1 << (-(-min(length, 16) // 4) - 1).bit_length()  # each has an access of 16 bytes, if these are
     while parts < 1024 and length > parts * values:
         parts *= 2
     while few and parts < 128 and length > 2 * parts:
         parts *= 2
-    return parts, max(1, 128 // parts)
+    threads = 128
+    while many and threads < 512 and length * (threads // parts) < _BLOCK:
+        threads *= 2
+    return parts, max(1, threads // parts)
+
+
+def _split_narrow(length: int, abreast: int, wide: bool, several: bool, most: int) -> tuple[int, int]:
+    """``_split``, both powers of two, of strided rows of which ``abreast`` lie side by side: less than a line.
+
+    Neighbouring threads read what follows in a row, too, so that a warp's are whole sectors (softmax of 32 to 512
+    elements with one, two, three and seven rows beside each, 8.4 million in all: 19 to 32 us; 28 to 93 with rows in
+    runs). A thread has four of each row, if it can: those of fewer wait for memory too often (8 elements: 42 us).
+    """
+    side = max(1, abreast // 4) if wide else abreast
+    held = most // 4 if wide else min(most, _HELD // 4)
+    if several:
+        held = max(1, held // 2)
+    sharing = max(-(-length // held), min(-(-length // 4), LINE // side))
+    parts = min(1 << (sharing - 1).bit_length(), 512 // side)
+    return parts, max(side, 256 // parts)
 
 
 def _resident(parts: int, lanes: int) -> int:
@@ -282,12 +304,17 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
         vectors = [operand for operand in vectors if _in_whole_accesses(operand.apart or ())]
     data = {arg.name for arg in region.args.values() if dims.numel(arg.type.shape, region.body.sizes) >= size}
     several = any(operand.arg in data for operand in vectors)
-    source = "" if region.pooled or cut else region.args[space.source].name
+    paired = isinstance(region.body.node(space.source).op, PointwiseOp)
+    source = "" if region.pooled or cut or paired else region.args[space.source].name
     together = bool(source) and not strided and space.length <= _FEW_TOGETHER and not vectors
     splits = [
         (1, 256) if together else _split(space.length, rows, strided, wide, taken, most, several)
         for wide in (False, True)
     ]
+    turned = strided and not double and _is_stored_turned(region, lowered)
+    abreast = space.abreast(region.body.sizes)
+    if abreast:
+        splits = [_split_narrow(space.length, abreast, wide, several, most) for wide in (False, True)]
     runs = tuple(operand.apart or () for operand in vectors)
     apart = tuple(dict.fromkeys(size for sizes in runs for size in sizes))
     detail = RowReducePlan(
@@ -300,9 +327,11 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
         strided=strided,
         parts=(splits[0][0], splits[1][0]),
         lanes=(splits[0][1], splits[1][1]),
-        resident=_resident(*splits[1]) if strided else 512,
-        turned=strided and not double and _is_stored_turned(region, lowered),
+        abreast=abreast,
+        resident=_resident(*splits[1]) if strided and not abreast else 512,
+        turned=turned,
         double=double,
+        paired=paired,
         together=together,
         rows=lowered,
     )

@@ -172,7 +172,8 @@ class RowLowering(RowValues):
                 continue  # made of other data
             known = node.name in self.space.axes
             part = isinstance(node.op, CUT) and known and node.inputs[0] not in self.space.axes
-            if node.name == self.space.source or part or (isinstance(node.op, InputOp) and known):
+            read = node.name == self.space.source and not isinstance(node.op, PointwiseOp)
+            if read or part or (isinstance(node.op, InputOp) and known):
                 self.values[node.name] = self.data(node)
                 continue
             if not known:

@@ -310,6 +310,7 @@ def plan(region: Region, name: str, double: bool) -> KernelPlan:
         run=region.product(run),
         inner=inner,
         strided=inner != 1,
+        abreast=space.abreast(region.body.sizes),
         kept=kept,
         unroll=(8, 4),
         alone=middle != 1 and inner == 1 and dims.numel(lengths, region.body.sizes) < _RUN,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
@@ -44,6 +45,8 @@ AxisMap = tuple[tuple[int, ...], ...]
 
 MAX_CONTIGUOUS_ROW = 32_768
 MAX_STRIDED_ROW = 1_024
+LINE = 32
+"""Elements of a line of memory."""
 
 
 class NotFusable(Exception):
@@ -62,8 +65,9 @@ class _Split(Exception):
 class RowSpace:
     """The base shape, its row axes (empty: elementwise), and every value's axes.
 
-    ``source`` is the node that supplies one value per element: an input of the body, or the
-    contraction of window sums. Nodes absent from ``axes`` are operands, mapped where they are used.
+    ``source`` is the node that supplies one value per element: an input of the body, what pairs elements of
+    smaller ones, or the contraction of window sums. Nodes absent from ``axes`` are operands, mapped where they are
+    used.
     """
 
     shape: Dims
@@ -102,6 +106,13 @@ class RowSpace:
         length = dims.numel(tuple(self.shape[axis] for axis in self.row_axes), sizes)
         return dims.numel(self.shape, sizes) // max(1, length), length
 
+    def abreast(self, sizes: Mapping[str, int]) -> int:
+        """How many rows lie side by side, at ``sizes``, if these are several, but less than a line of memory, else 0:
+        the largest power of two that divides their number.
+        """
+        inner = dims.numel(tuple(self.shape[axis] for axis in self.inner_axes), sizes)
+        return gcd(inner, LINE) if 1 < inner < LINE else 0
+
     def base_axes(self, name: str) -> tuple[int, ...]:
         """The base axes of a value, in its own order."""
         return tuple(axis for axes in self.axes[name] for axis in axes)
@@ -109,6 +120,11 @@ class RowSpace:
     def is_element(self, name: str) -> bool:
         """True for values with one entry per element of a row (always, without row axes)."""
         return set(self.row_axes) <= set(self.base_axes(name))
+
+    def is_scattered(self, name: str) -> bool:
+        """True for elements of which those that are neighbours in the data are none."""
+        own, data = (self.base_axes(value) for value in (name, self.source))
+        return self.is_element(name) and bool(data) and own[-1:] != data[-1:]
 
     @property
     def on_chip(self) -> bool:
@@ -199,21 +215,31 @@ def analyze(body: Graph, source_name: str | None = None, found: Mapping[str, Par
         try:
             return _analyze(body, source, parts, found)
         except _Split as split:
-            if not isinstance(source.op, (InputOp, MatmulOp, *CUT)):
+            if not isinstance(source.op, (InputOp, MatmulOp, PointwiseOp, *CUT)):
                 raise NotFusable("a reshape splits the axes of the contraction's result") from None
             places = [(axis, i) for axis, sizes in enumerate(parts) for i in range(len(sizes))]
             axis, i = places[split.axis]
             parts[axis][i : i + 1] = split.sizes
 
 
+def _paired(body: Graph) -> Node | None:
+    """The first of the largest values, where every operand is smaller: what pairs the elements of several."""
+    most = max((dims.numel(node.type.shape, body.sizes) for node in body.inputs), default=0)
+    found = (node for node in body.nodes if isinstance(node.op, PointwiseOp))
+    node = max(found, key=lambda node: dims.numel(node.type.shape, body.sizes), default=None)
+    return node if node and dims.numel(node.type.shape, body.sizes) > most else None
+
+
 def analyze_rows(body: Graph) -> RowSpace:
-    """The same for a kernel of rows, which reads parts of operands, too."""
+    """The same for a kernel of rows, which reads parts of operands, too, and pairs elements of several."""
     try:
         return analyze(body)
     except NotFusable:
-        if not (found := parts_in(body)):
-            raise
-    return analyze(body, found=found)
+        if found := parts_in(body):
+            return analyze(body, found=found)
+        if paired := _paired(body):
+            return analyze(body, paired.name)
+        raise
 
 
 def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[str, Part]) -> RowSpace:
@@ -254,7 +280,9 @@ def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[s
             continue  # read where it lies
         if isinstance(node.op, PointwiseOp):
             if not any(operand.name in axes for operand in operands):
-                continue  # operands only: computed where the result is read
+                if node.type.shape == source.type.shape:  # pairs of elements
+                    axes[node.name] = whole
+                continue  # else operands only: computed where the result is read
             axes[node.name] = _pointwise_axes(node, operands, axes)
             continue
         viewed = _is_view_of_input(node, by_name) or named(node, by_name).name in found

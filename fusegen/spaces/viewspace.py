@@ -49,10 +49,12 @@ ELSEWHERE = (*_OTHERS, *NAMED)
 """Those that no row space has."""
 MOST_READS = 32
 """Operands that one element of a result may come from."""
-_SHORT_ROW = 32
+_SHORT_ROW = 512
 """Elements up to which torch takes longer to copy rows that it turns than a kernel does: rows of 4, 113 MB, 100 us and
-62; of 16, 10 MB, 10 and 8."""
-
+62; of 16, 10 MB, 10 and 8; of 72, 18 MB, 12.4 and 6.6."""
+_SHORT_RUN = 256
+"""Elements that a number names, up to which a block of threads, as torch has one for each, is most of their time
+(embeddings of 32, 13.6 MB: 66 us)."""
 _MANY = 1 << 20
 """Elements from which on torch's joining of what is cut out takes longer than its call."""
 
@@ -133,8 +135,7 @@ def pays(body: Graph) -> bool:
     writer = _writer(body)
     source = body.node(writer.inputs[0]) if isinstance(writer.op, ReshapeOp) else writer
     source = body.node(body.outputs[0]) if isinstance(writer.op, GatherOp) else source
-    row = source.type.shape[-1] if source.type.rank else 1
-    short = isinstance(row, int) and row <= _SHORT_ROW
+    short = dims.numel(source.type.shape[-1:], body.sizes) <= _SHORT_ROW
     turned = isinstance(source.op, PermuteOp) and (source.op.order[-1] != source.type.rank - 1 or short)
     spread = {name for node in body.nodes if isinstance(node.op, CatOp) for name in node.inputs}  # joined by elements
     written = sum(
@@ -146,7 +147,15 @@ def pays(body: Graph) -> bool:
     cut = any(isinstance(part.op, SliceOp) and not lies_in_one_piece(part) for part in parts)
     joined = cut and dims.numel(writer.type.shape, body.sizes) >= _MANY
     several = isinstance(writer.op, (PointwiseOp, PadOp, ResampleOp, InterpolateOp)) or written > 1
-    return turned or windows or joined or several
+    return turned or windows or joined or several or _is_fetched_piecemeal(writer, body)
+
+
+def _is_fetched_piecemeal(node: Node, body: Graph) -> bool:
+    """Whether numbers name many short runs of elements, for each of which torch has a block of threads."""
+    if not isinstance(node.op, GatherOp):
+        return False
+    run = dims.numel(body.shape(node.inputs[0])[node.op.axis + 1 :], body.sizes)
+    return run <= _SHORT_RUN and dims.numel(node.type.shape, body.sizes) >= _MANY
 
 
 def numbered(body: Graph) -> list[Dims]:

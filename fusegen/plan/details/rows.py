@@ -236,12 +236,17 @@ class RowReducePlan(Frozen):
     """Threads that share one row, for scalar and for 16-byte accesses."""
     lanes: tuple[int, int]
     """Rows side by side in a block, likewise."""
+    abreast: int
+    """Rows that lie side by side where these are less than a line of memory, else 0: a power of two, of which threads
+    side by side have one each; the next ones take what follows in the same rows."""
     resident: int
     """Resident threads of a multiprocessor to leave registers for."""
     turned: bool
     """Rows that are read side by side are stored as rows: 16 bytes along them at a time."""
     double: bool
     """Values are kept and computed in double."""
+    paired: bool
+    """Elements are computed of pairs of operands' elements, which other rows read again."""
     together: bool
     """A thread has several neighbouring rows of few elements, which are whole accesses together."""
     rows: RowProgram
@@ -274,6 +279,8 @@ class RowStreamPlan(Frozen):
     inner: Dim
     strided: bool
     """True when ``inner`` can exceed 1: threads side by side take neighbouring rows."""
+    abreast: int
+    """As of ``RowReducePlan``."""
     kept: tuple[str, ...]
     unroll: tuple[int, int]
     """Accesses in flight per thread, scalar and of 16 bytes."""
