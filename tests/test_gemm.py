@@ -191,7 +191,12 @@ def test_small_products_are_in_plain_fp32(
     [
         ("torch.einsum('bihd,bjhd->bhij', a, b)", (256, 49, 3, 32), (256, 49, 3, 32), ["gemm_views"]),
         # Heavy: a kernel turns the factor that lies across.
-        ("torch.einsum('bihd,bjhd->bhij', a, b)", (16, 512, 8, 64), (16, 512, 8, 64), ["pointwise", "gemm_sm90"]),
+        (
+            "torch.einsum('bihd,bjhd->bhij', a, b)",
+            (16, 512, 8, 64),
+            (16, 512, 8, 64),
+            ["pointwise", "pointwise", "gemm_sm90"],
+        ),
         ("(a[..., None] - a[..., None, :]).exp().tril() @ b", (512, 64), (512, 64, 64), ["gemm_views"]),
         ("a[:, 1:] @ F.pad(b, (0, 1))", (300, 17, 20), (300, 20, 15), ["gemm_views"]),
     ],

@@ -1365,6 +1365,32 @@ def _part_of_function(draw: Draw) -> Node:
     return _part(draw, draw.add(PointwiseOp(fn=draw.rng.choice(["add", "sub", "mul", "div"])), x, other), axis)
 
 
+def _few_numbers_of_pairs(draw: Draw) -> Node:
+    """Two to four of each, along the last axis or before the columns."""
+    size = draw.rng.randint(2, 3)
+    rows = columns = 4 * size
+    if draw.rng.random() < 0.5:
+        x, y, axis = draw.leaf(1, rows, 1, size), draw.leaf(columns, draw.rng.choice([1, size])), 3
+    else:
+        x, y, axis = draw.leaf(rows, size, 1), draw.leaf(draw.rng.choice([1, size]), columns), 1
+    pairs = draw.add(PointwiseOp(fn="sub"), x, y)
+    if draw.rng.random() < 0.5:
+        pairs = draw.add(PointwiseOp(fn="mul"), pairs, draw.rng.choice([pairs, draw.const()]))
+    return draw.reduce(pairs, (axis,))
+
+
+def _part_of_pairs(draw: Draw) -> Node:
+    """One of two parts, side by side, of a function of pairs."""
+    lead, rows, columns, size = draw.rng.randint(1, 2), draw.rng.randint(4, 5), draw.rng.randint(4, 5), 4
+    x = draw.leaf(lead, rows, 1, draw.rng.choice([1, size]))
+    y = draw.add(PointwiseOp(fn="sub"), x, draw.leaf(*draw.rng.choice([[], [1], [lead, 1]]), columns, size))
+    if draw.rng.random() < 0.5:
+        y = draw.add(PointwiseOp(fn="mul"), y, draw.rng.choice([y, draw.const(), draw.leaf(size)]))
+    first = draw.add(SliceOp(axis=y.type.rank - 1, start=0, length=draw.rng.randint(1, 2), step=1), y)
+    second = draw.add(SliceOp(axis=y.type.rank - 1, start=2, length=draw.rng.randint(1, 2), step=1), y)
+    return draw.add(CatOp(axis=y.type.rank - 1), first, second)
+
+
 def _part_of_reduction(draw: Draw) -> Node:
     x, axis = _product(draw)
     others = [other for other in range(x.type.rank) if other != axis]
@@ -1491,6 +1517,10 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "f(x, ..)[i] = f(x[i], ..),  f elementwise": _named_of_function,
     "x[reshape(i[a:b])] = x[reshape(i)[a:b]],  the reshape adding axes of one element": _named_by_part,
     "slice(f(x, y)) = f(slice(x), slice(y)),  f elementwise,  above a product": _part_of_function,
+    "slice(f(x, y)) = f(slice(x), slice(y)),  f elementwise,  of pairs that are read in parts": _part_of_pairs,
+    "sum(f(x, y)) = f(x0, y0) + f(x1, y1) + ...,  mean, max and min likewise,  of few numbers of each pair": (
+        _few_numbers_of_pairs
+    ),
     "slice(reduce(x)) = reduce(slice(x)) over other axes,  above a product": _part_of_reduction,
     "slice(reshape(x)) = reshape(slice(x)) along an axis of both,  above a product": _part_of_reshaped,
     "slice(pool(x)) = pool(slice(x)) over other axes,  above a product": _part_of_pooled,

@@ -109,10 +109,12 @@ def parts_in(body: Graph) -> dict[str, Part]:
 
 
 def named(node: Node, by_name: Mapping[str, Node]) -> Node:
-    """The elements that numbers name in places, of which ``node`` is a reshape with other axes of one; or ``node``."""
+    """The part, or the elements that numbers name in places, of which ``node`` is a reshape with other axes of one; or
+    ``node``.
+    """
     root = root_of(node, by_name)
     sizes = [[size for size in shape if size != 1] for shape in (root.type.shape, node.type.shape)]
-    return root if isinstance(root.op, GatherElementsOp) and sizes[0] == sizes[1] else node
+    return root if isinstance(root.op, (GatherElementsOp, SliceOp)) and sizes[0] == sizes[1] else node
 
 
 def cut_up(body: Graph, found: Mapping[str, Part]) -> set[str]:

@@ -235,11 +235,10 @@ def analyze_rows(body: Graph) -> RowSpace:
     try:
         return analyze(body)
     except NotFusable:
-        if found := parts_in(body):
-            return analyze(body, found=found)
-        if paired := _paired(body):
-            return analyze(body, paired.name)
-        raise
+        found, paired = parts_in(body), _paired(body)
+        if not found and not paired:
+            raise
+    return analyze(body, paired.name if paired else None, found)
 
 
 def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[str, Part]) -> RowSpace:

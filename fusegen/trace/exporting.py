@@ -121,12 +121,16 @@ def _export(
         return taken_apart(program, table)
 
 
+_COORDINATES = 4
+"""Elements of the last axis, where they are added up, that are coordinates: points and boxes have so many."""
+
+
 def _row_lengths(graph: Graph) -> frozenset[str]:
     """Input sizes that are structure: the lengths of rows that a kernel keeps on chip.
 
     Those are the axis of a softmax, and the channels or features (axis 1) where something reduces
-    them, what the parameters of a norm or a recurrent network fix, and the widths of attention. Batch and spatial
-    sizes stay free.
+    them, what the parameters of a norm or a recurrent network fix, the widths of attention, and the coordinates of
+    points that are added up. Batch and spatial sizes stay free.
     """
     found: set[Dim] = set(_attention_widths(graph))
     for node in graph.nodes:
@@ -135,6 +139,9 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
                 found.add(graph.node(node.inputs[0]).type.shape[axis])
             case ReduceOp(axes=(1,)):
                 found.add(graph.node(node.inputs[0]).type.shape[1])
+            case ReduceOp(axes=(axis,)) if axis == graph.node(node.inputs[0]).type.rank - 1:
+                size = graph.node(node.inputs[0]).type.shape[axis]
+                found.update({size} if graph.sizes.get(str(size), _COORDINATES + 1) <= _COORDINATES else ())
             case EagerOp(target="aten.group_norm.default"):  # channels that are split into groups
                 found.add(graph.node(node.inputs[0]).type.shape[1])
             case RecurrentOp():  # features, as many as its weights have
