@@ -238,7 +238,14 @@ def analyze_rows(body: Graph) -> RowSpace:
         found, paired = parts_in(body), _paired(body)
         if not found and not paired:
             raise
-    return analyze(body, paired.name if paired else None, found)
+    if found:
+        try:
+            return analyze(body, found=found)
+        except NotFusable:
+            if not paired:
+                raise
+    assert paired
+    return analyze(body, paired.name, found)
 
 
 def _analyze(body: Graph, source: Node, parts: list[list[Dim]], found: Mapping[str, Part]) -> RowSpace:
