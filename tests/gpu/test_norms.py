@@ -86,6 +86,27 @@ BODIES = {
         "nn.Identity()",
         [(4, 8, 6, 33), (3, 8, 64, 33), (2, 8, 301, 33), (700, 8, 6, 33)],
     ),
+    "few_beside": (
+        "return x.relu().softmax(1), x.argmax(1)",
+        "nn.Identity()",
+        [(300, 512, 4), (40, 512, 3), (7, 512, 24), (2000, 512, 2), (5, 512, 40), (3, 512, 1)],
+    ),
+    "few_beside_long": (
+        "return (x - x.mean(1, True)) / x.std(1, keepdim=True), x.amax(1)",
+        "nn.Identity()",
+        [(30, 4096, 4), (3, 4096, 3), (70, 4096, 16), (1, 4096, 2), (2, 4096, 33)],
+    ),
+    "few_beside_last": (
+        "return self.n(x.transpose(1, 2)) * 2",
+        "nn.LayerNorm(140)",
+        [(900, 140, 4), (7, 140, 3), (50, 140, 12), (3, 140, 50)],
+    ),
+    "short": ("return (x * x.tanh()).sum(-1), x.softmax(-1)", "nn.Identity()", [(400_000, 12), (3, 12), (900_001, 12)]),
+    "pairs": (
+        "return (x.unsqueeze(2) - x.unsqueeze(1)).abs().softmax(2)",
+        "nn.Identity()",
+        [(20, 300, 4), (3, 300, 1), (2, 300, 7)],
+    ),
     "variance": ("return x.tanh().var((2, 3)) + x.tanh().mean((2, 3))", "nn.Identity()", IMAGES),
 }
 
