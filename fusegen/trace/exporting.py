@@ -122,7 +122,7 @@ def _export(
 
 
 _COORDINATES = 4
-"""Elements of the last axis, where they are added up, that are coordinates: points and boxes have so many."""
+"""Elements of an input's last axis, where they are added up, that are coordinates: points and boxes have so many."""
 
 
 def _row_lengths(graph: Graph) -> frozenset[str]:
@@ -133,6 +133,8 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
     points that are added up. Batch and spatial sizes stay free.
     """
     found: set[Dim] = set(_attention_widths(graph))
+    last: set[Dim] = {node.type.shape[-1] for node in graph.inputs if node.type.rank > 1}
+    coordinates = {size for size in last if graph.sizes.get(str(size), _COORDINATES + 1) <= _COORDINATES}
     for node in graph.nodes:
         match node.op:
             case SoftmaxOp(axis=axis):
@@ -140,8 +142,7 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
             case ReduceOp(axes=(1,)):
                 found.add(graph.node(node.inputs[0]).type.shape[1])
             case ReduceOp(axes=(axis,)) if axis == graph.node(node.inputs[0]).type.rank - 1:
-                size = graph.node(node.inputs[0]).type.shape[axis]
-                found.update({size} if graph.sizes.get(str(size), _COORDINATES + 1) <= _COORDINATES else ())
+                found.update({graph.node(node.inputs[0]).type.shape[axis]} & coordinates)
             case EagerOp(target="aten.group_norm.default"):  # channels that are split into groups
                 found.add(graph.node(node.inputs[0]).type.shape[1])
             case RecurrentOp():  # features, as many as its weights have
