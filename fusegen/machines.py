@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from fusegen.errors import TargetError
 
+SECTOR, LINE = 8, 32
+"""Floats of what memory and L2 exchange, and of a line of it."""
+
 
 @dataclass(frozen=True)
 class Machine:

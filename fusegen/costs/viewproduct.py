@@ -11,7 +11,7 @@ from math import ceil
 from fusegen import dims, ops
 from fusegen.costs import gemm
 from fusegen.ir import FillOp, Frozen, Graph, Node, PermuteOp
-from fusegen.machines import Machine
+from fusegen.machines import SECTOR, Machine
 from fusegen.spaces import viewspace
 from fusegen.spaces.viewproduct import ViewProduct, check
 from fusegen.tuning import kernel_or_library
@@ -24,8 +24,6 @@ _START = 2.0e-6
 """Of a kernel, beside its launch."""
 _WAIT = 0.8e-6
 """What a chunk of k takes at least: to arrive from memory, and the products."""
-_SECTOR = 8
-"""Elements that memory is read by."""
 _PRODUCTS, _SIDE, _RESULT, _FUNCTION = 0.6, 44, 30, 1.5
 """Clocks of a multiprocessor: the share of those at its fp32 rate that products take; for 128 elements of a factor in
 shared memory, which every warp reads; for 128 results; for an operation of functions of 128 elements (23 tiles of seven
@@ -68,7 +66,7 @@ def _sectors(body: Graph, factor: Node) -> int:
             shape = body.shape(node.inputs[0])
             last = next((axis for axis in reversed(range(len(shape))) if shape[axis] != 1), 0)
             if last not in node.op.order[-2:]:
-                most = max(most, min(_SECTOR, dims.evaluate(shape[last], body.sizes)))
+                most = max(most, min(SECTOR, dims.evaluate(shape[last], body.sizes)))
     return most
 
 

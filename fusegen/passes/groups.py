@@ -29,6 +29,7 @@ from fusegen.ir import (
     SoftmaxOp,
     UnfoldOp,
 )
+from fusegen.machines import SECTOR
 from fusegen.pointwise import POINTWISE
 
 
@@ -49,8 +50,6 @@ class Group:
 
 
 _NOTHING = Group(frozenset())
-_SECTOR = 8
-"""Neighbouring elements that memory is read by."""
 _DEAR = 112
 """Operations of a function that take as long as its result does on its way to memory and back: general powers do."""
 
@@ -176,7 +175,7 @@ class Grouping:
         sizes = self.graph.sizes
         if isinstance(node.op, GatherOp):  # whole sectors of what it names
             named = self.by_name[node.inputs[0]].type.shape[node.op.axis + 1 :]
-            return dims.numel(named, sizes) >= _SECTOR
+            return dims.numel(named, sizes) >= SECTOR
         operands = [self.by_name[name] for name in dict.fromkeys(node.inputs)]
         data = sum(dims.numel(o.type.shape, sizes) for o in operands if not isinstance(o.op, (ParamOp, ConstOp)))
         cheap = isinstance(node.op, PointwiseOp) and POINTWISE[node.op.fn].work < _DEAR

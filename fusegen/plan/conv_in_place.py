@@ -18,6 +18,7 @@ from fusegen.costs.hopper import (
     unit_taps,
 )
 from fusegen.costs.hopper_taps import Taps
+from fusegen.machines import SECTOR
 from fusegen.plan.conv_limits import BARRIER_BYTES, REGISTERS, Triple, cluster_of, round_up
 from fusegen.plan.details import HopperConvPlan, InPlacePlan, Product, ProductGroup
 
@@ -31,8 +32,6 @@ _ENOUGH, _FEWER = ((3, 3),), ((2, 3), (3, 2), (2, 2))
 _MAX_RING = 24
 """Units of weights in shared memory, at most."""
 _MAX_BOX = 256
-_SECTOR = 8
-"""Floats of what L2 and memory exchange."""
 
 
 def _groups(
@@ -70,7 +69,7 @@ def _alone(prepared: HopperConvPlan, down: Taps, width: int) -> bool:
     other half comes later, as that of another warpgroup does: with two runs of 32 a kernel took 1.34 times as long.
     """
     stored = not prepared.reduced and any(store.per_element for store in prepared.rows.stores)
-    return (stored and width % _SECTOR > 0) or down.offsets[-1] < down.in_step  # what no other row reads
+    return (stored and width % SECTOR > 0) or down.offsets[-1] < down.in_step  # what no other row reads
 
 
 class Storing(NamedTuple):

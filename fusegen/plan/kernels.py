@@ -19,6 +19,7 @@ from fusegen.ir import (
     RegionOp,
     WindowSumOp,
 )
+from fusegen.machines import LINE
 from fusegen.plan import (
     attention,
     axis_sum,
@@ -45,7 +46,7 @@ from fusegen.plan.types import KernelPlan
 from fusegen.pointwise import POINTWISE
 from fusegen.spaces import viewspace
 from fusegen.spaces.parts import CUT
-from fusegen.spaces.rowspace import LINE, with_rows
+from fusegen.spaces.rowspace import with_rows
 
 _THREADS = 512
 """Of a block that finds window sums."""

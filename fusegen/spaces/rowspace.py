@@ -38,6 +38,7 @@ from fusegen.ir import (
     TriangleOp,
     WindowSumOp,
 )
+from fusegen.machines import LINE
 from fusegen.spaces.parts import CUT, NAMED, Part, cut_up, indices, named, parts_in, root_of
 
 AxisMap = tuple[tuple[int, ...], ...]
@@ -45,8 +46,6 @@ AxisMap = tuple[tuple[int, ...], ...]
 
 MAX_CONTIGUOUS_ROW = 32_768
 MAX_STRIDED_ROW = 1_024
-LINE = 32
-"""Elements of a line of memory."""
 
 
 class NotFusable(Exception):

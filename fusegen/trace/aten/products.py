@@ -21,33 +21,25 @@ def _linear(call: Call) -> Value | None:
 
 @register("mm.default", "bmm.default", "matmul.default")
 def _matmul(call: Call) -> Value | None:
-    """One matrix before many: as ATen does, columns of all of those times its rows, and turned."""
+    """A vector is a matrix of one row before others, of one column after them."""
     a, b = call["self"], call["mat2" if "mat2" in call.args else "other"]
+    if 1 not in (a.type.rank, b.type.rank):
+        return _product(call, a, b)
+    row = call.build.add(ReshapeOp(shape=(1, *a.type.shape)), a) if a.type.rank == 1 else a
+    column = call.build.add(ReshapeOp(shape=(*b.type.shape, 1)), b) if b.type.rank == 1 else b
+    product = _product(call, row, column)
+    return product and call.build.add(ReshapeOp(shape=call.result.shape), product)
+
+
+def _product(call: Call, a: Value, b: Value) -> Value | None:
+    """One matrix before many: as ATen does, columns of all of those times its rows, and turned."""
     rank = b.type.rank
-    if 1 in (a.type.rank, rank):
-        return _of_vectors(call, a, b)
     if min(a.type.rank, rank) > 2 and a.type.shape[:-2] != b.type.shape[:-2]:
         return _spread_product(call, a, b)
     if a.type.rank != 2 or rank <= 2:
         return call.build.add(MatmulOp(), a, b)
     swap = PermuteOp(order=(*range(rank - 2), rank - 1, rank - 2))
     return call.build.add(swap, call.build.add(MatmulOp(transposed=True), call.build.add(swap, b), a))
-
-
-def _of_vectors(call: Call, a: Value, b: Value) -> Value:
-    """A row times matrices, matrices times a column, or a row times a column: matrices of one row, or one column."""
-    first, second = a.type.shape, b.type.shape
-    if len(second) == 1:
-        b = call.build.add(ReshapeOp(shape=(*second, 1)), b)
-    if len(first) == 1:
-        a = call.build.add(ReshapeOp(shape=(*(1 for _ in second[2:]), 1, *first)), a)
-    if len(first) > 1 or len(second) <= 2:
-        product = call.build.add(MatmulOp(), a, b)
-    else:  # the matrices' columns times the row, as a column
-        swap = PermuteOp(order=(*range(len(second) - 2), len(second) - 1, len(second) - 2))
-        column = call.build.add(ReshapeOp(shape=(*first, 1)), a)
-        product = call.build.add(MatmulOp(), call.build.add(swap, b), column)
-    return call.build.add(ReshapeOp(shape=call.result.shape), product)
 
 
 @register("scaled_dot_product_attention.default")
