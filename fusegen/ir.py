@@ -715,11 +715,18 @@ class Graph(Frozen):
 
     def needed(self, *names: str) -> set[str]:
         """``names`` and all that they are computed from."""
-        live = set(names)
-        for node in reversed(self.nodes):
-            if node.name in live:
-                live.update(node.inputs)
-        return live
+        found, pending = set(names), list(names)
+        while pending:
+            new = set(self.by_name[pending.pop()].inputs) - found
+            found |= new
+            pending += new
+        return found
+
+    def made_of(self, *names: str) -> set[str]:
+        """``names`` and all that is computed from them."""
+        found = set(names)
+        found.update(node.name for node in self.nodes if not found.isdisjoint(node.inputs))
+        return found
 
     def prune(self) -> Graph:
         """Without nodes that no result needs; inputs stay, since they are the signature, and updated buffers."""

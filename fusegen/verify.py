@@ -14,29 +14,29 @@ def verify(graph: Graph, checked: Graph | None = None) -> None:
 
     ``checked``: the graph that ``graph`` was made of; a node of it computes what it did, of operands of the same types.
     """
-    seen: dict[str, Node] = {}
+    seen: set[str] = set()
     known = checked.by_name if checked else {}
+    new = {node.name for node in graph.nodes if node is not known.get(node.name)}
     for node in graph.nodes:
         if node.name in seen:
             raise GraphError("two nodes share a name", node=node.name, source=node.source)
-        missing = [name for name in node.inputs if name not in seen]
-        if missing:
-            raise GraphError(f"reads {missing[0]!r}, which no earlier node defines", node=node.name, source=node.source)
-        if node is known.get(node.name) and all(seen[name].type is known[name].type for name in node.inputs):
-            seen[node.name] = node
+        if not seen.issuperset(node.inputs):
+            missing = next(name for name in node.inputs if name not in seen)
+            raise GraphError(f"reads {missing!r}, which no earlier node defines", node=node.name, source=node.source)
+        seen.add(node.name)
+        if node.name not in new and new.isdisjoint(node.inputs):
             continue
         unknown = [s for s in dims.symbols(node.type.shape) if s not in graph.sizes]
         if unknown:
             raise GraphError(f"size symbol {unknown[0]!r} has no traced value", node=node.name, source=node.source)
         try:
-            inferred = ops.infer(node.op, tuple(seen[name].type for name in node.inputs), node.type)
+            inferred = ops.infer(node.op, tuple(graph.node(name).type for name in node.inputs), node.type)
         except GraphError as error:
             raise GraphError(error.message, node=node.name, source=node.source) from error
         if inferred != node.type:
             raise GraphError(f"is declared {node.type} but computes {inferred}", node=node.name, source=node.source)
         if isinstance(node.op, RegionOp):
             verify(node.op.body)
-        seen[node.name] = node
     for name in graph.results:
         if name not in seen:
             raise GraphError(f"output {name!r} is not a node")

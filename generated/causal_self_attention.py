@@ -671,13 +671,14 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
-#pragma unroll 1
-        for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
-            const int k = i % CHUNK, row = i / CHUNK;
-            const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
-            const bool in = chunk * CHUNK + k < INPUTS && feature + row < OUTPUTS;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k / STEP * PLANE + row * LINE + k % STEP * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
-        }
+        constexpr int HOP = COPIERS / CHUNK;
+        const int k = thread % CHUNK, row = thread / CHUNK;
+        const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
+        const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
+        to += k / STEP * PLANE + row * LINE + k % STEP * 4;
+#pragma unroll 16
+        for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
 }
 
@@ -2859,13 +2860,14 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
-#pragma unroll 1
-        for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
-            const int k = i % CHUNK, row = i / CHUNK;
-            const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
-            const bool in = chunk * CHUNK + k < INPUTS && feature + row < OUTPUTS;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k / STEP * PLANE + row * LINE + k % STEP * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
-        }
+        constexpr int HOP = COPIERS / CHUNK;
+        const int k = thread % CHUNK, row = thread / CHUNK;
+        const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
+        const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
+        to += k / STEP * PLANE + row * LINE + k % STEP * 4;
+#pragma unroll 16
+        for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
 }
 
@@ -3907,16 +3909,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7db6b985389c3836, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dab0fe8b23b59429, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7db6b985389c3836, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_dab0fe8b23b59429, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7db6b985389c3836"
+_fusegen_NAMESPACE = "fusegen_dab0fe8b23b59429"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

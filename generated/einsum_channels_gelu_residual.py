@@ -572,13 +572,13 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
-#pragma unroll 1
-        for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
-            const int f = i % FEATURES, k = i / FEATURES;
-            const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
-            const bool in = chunk * CHUNK + k < INPUTS && feature + f < outputs;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k * LINE + swizzled(k, f) * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
-        }
+        constexpr int HOP = COPIERS / FEATURES;
+        const int f = thread % FEATURES, k = thread / FEATURES;
+        const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
+        const int left = feature + f < outputs ? int(INPUTS) - chunk * CHUNK - k : 0;
+#pragma unroll 16
+        for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * apart * 4))
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (k + i) * LINE + swizzled(k + i, f) * 4), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
 }
 
@@ -1497,13 +1497,13 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
-#pragma unroll 1
-        for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
-            const int f = i % FEATURES, k = i / FEATURES;
-            const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
-            const bool in = chunk * CHUNK + k < INPUTS && feature + f < outputs;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k * LINE + swizzled(k, f) * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
-        }
+        constexpr int HOP = COPIERS / FEATURES;
+        const int f = thread % FEATURES, k = thread / FEATURES;
+        const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
+        const int left = feature + f < outputs ? int(INPUTS) - chunk * CHUNK - k : 0;
+#pragma unroll 16
+        for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * apart * 4))
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (k + i) * LINE + swizzled(k + i, f) * 4), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
 }
 
@@ -2245,16 +2245,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_eac65b2ba4f83198, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a785372a5bc28ccd, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_eac65b2ba4f83198, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a785372a5bc28ccd, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_eac65b2ba4f83198"
+_fusegen_NAMESPACE = "fusegen_a785372a5bc28ccd"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

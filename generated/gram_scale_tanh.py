@@ -549,13 +549,14 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 16 : 0) : "memory");
     } else {
-#pragma unroll 1
-        for (int i = thread; i < FEATURES * CHUNK; i += COPIERS) {
-            const int k = i % CHUNK, row = i / CHUNK;
-            const float* p = weight + int64_t(feature + row) * apart + chunk * CHUNK + k;
-            const bool in = chunk * CHUNK + k < inputs && feature + row < outputs;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + k / STEP * PLANE + row * LINE + k % STEP * 4), "l"(p), "r"(in ? 4 : 0) : "memory");
-        }
+        constexpr int HOP = COPIERS / CHUNK;
+        const int k = thread % CHUNK, row = thread / CHUNK;
+        const float* p = weight + int64_t(feature + row) * apart + chunk * CHUNK + k;
+        const int left = chunk * CHUNK + k < inputs ? int(outputs) - int(feature) - row : 0;
+        to += k / STEP * PLANE + row * LINE + k % STEP * 4;
+#pragma unroll 16
+        for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * apart * 4))
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
 }
 
@@ -1277,16 +1278,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b01b3af430ca39db, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3bb1e3d06859eac4, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b01b3af430ca39db, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_3bb1e3d06859eac4, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b01b3af430ca39db"
+_fusegen_NAMESPACE = "fusegen_3bb1e3d06859eac4"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -23,9 +23,9 @@ def _is_normalised(graph: Graph, node: Node) -> bool:
         data = largest_operand(graph, node)
         others |= set(node.inputs) - {data.name}
         node = data
-    needed = {name for other in others for name in graph.needed(other)}
-    own = {node.name, *(node.inputs if isinstance(node.op, CatOp) else ())}  # what is joined, before that
-    return any(isinstance(graph.node(name).op, ReduceOp) and own & graph.needed(name) for name in needed)
+    own = (node.name, *(node.inputs if isinstance(node.op, CatOp) else ()))  # what is joined, before that
+    statistics = graph.needed(*others) & graph.made_of(*own)
+    return any(isinstance(graph.node(name).op, ReduceOp) for name in statistics)
 
 
 def _are_apart(parts: list[Node]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+from itertools import takewhile
 
 from fusegen import ops
 from fusegen.dims import Dim
@@ -198,10 +199,11 @@ def _too_coarse(rule: Rule, node: Node, graph: Graph) -> str | None:
 
 
 def _step(
-    graph: Graph, rules: Callable[[type[Op]], tuple[Rule, ...]], refused: dict[tuple[str, str], RuleRefused]
-) -> tuple[Graph, RuleApplied] | None:
+    graph: Graph, start: int, rules: Callable[[type[Op]], tuple[Rule, ...]], refused: dict[tuple[str, str], RuleRefused]
+) -> tuple[Graph, int, RuleApplied] | None:
+    """The graph after the first match from node ``start`` on, where that was, and what happened; None without one."""
     by_name = graph.by_name
-    for node in graph.nodes:
+    for node in graph.nodes[start:]:
         for rule in rules(type(node.op)):
             for captures in _matches(rule.pattern, node, by_name, {}):
                 match = Match(graph, node, captures)
@@ -214,9 +216,10 @@ def _step(
                             f"rule {rule.identity!r} turned {node.type} into {replacement.type}", node=node.name
                         )
                     after = _substitute(graph, match, replacement)
-                    return after, RuleApplied(
-                        identity=rule.identity, node=node.name, exact=rule.numerics is Numerics.EXACT
-                    )
+                    earlier = takewhile(node.name.__ne__, graph.by_name)
+                    place = sum(map(after.by_name.__contains__, earlier))
+                    exact = rule.numerics is Numerics.EXACT
+                    return after, place, RuleApplied(identity=rule.identity, node=node.name, exact=exact)
                 if reason:
                     key = (rule.identity, node.name)
                     refused[key] = RuleRefused(identity=rule.identity, node=node.name, reason=reason)
@@ -224,7 +227,9 @@ def _step(
 
 
 def rewrite(graph: Graph, rules: Sequence[Rule], limit: int = 1000) -> Outcome:
-    """Apply ``rules``, first match first, until none applies. Raises ``GraphError`` past ``limit`` steps.
+    """Apply ``rules``, from the first node to the last one and again, until none applies.
+
+    Raises ``GraphError`` past ``limit`` steps.
 
     A guard that returns an empty string refuses silently: the match is of no interest.
     """
@@ -236,8 +241,12 @@ def rewrite(graph: Graph, rules: Sequence[Rule], limit: int = 1000) -> Outcome:
         """The rules that may match a node of this op."""
         return tuple(rule for rule in rules if rule.pattern.op is None or issubclass(kind, rule.pattern.op))
 
-    while (step := _step(graph, about, refused)) is not None:
-        after, event = step
+    place = 0
+    while (step := _step(graph, place, about, refused)) is not None or place:
+        if step is None:  # what has happened since may let earlier nodes match
+            place = 0
+            continue
+        after, place, event = step
         verify(after, checked=graph)
         graph = after
         applied.append(event)

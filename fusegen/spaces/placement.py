@@ -7,6 +7,7 @@ element's number, so that axes which a view splits or merges meet again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -299,11 +300,11 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
     raise NotFusable(f"{node.name} ({node.op.kind}) is not elementwise or a view")
 
 
-def loads(body: Graph, name: str, places: Places) -> int:
-    """Operands that an element of ``name`` may come from, each where it is read. Raises ``NotFusable``."""
+def loads(body: Graph, name: str, places: Places) -> Counter[str]:
+    """Of each operand, the places from which an element of ``name`` reads it. Raises ``NotFusable``."""
     seen: set[tuple[str, Places]] = set()
     pending = [(name, places)]
-    found = 0
+    found = Counter[str]()
     while pending:
         name, places = pending.pop()
         node = body.node(name)
@@ -311,7 +312,7 @@ def loads(body: Graph, name: str, places: Places) -> int:
             continue
         seen.add((name, places))
         if isinstance(node.op, InputOp):
-            found += 1
+            found[name] += 1
             continue
         pending += [(r.name, r.places) for r in reads(node, [body.node(n) for n in node.inputs], places)]
     return found

@@ -5,6 +5,8 @@ Where that is, ``spaces/placement.py`` says.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from fusegen import dims
 from fusegen.dims import Dims
 from fusegen.ir import (
@@ -49,6 +51,9 @@ ELSEWHERE = (*_OTHERS, *NAMED)
 """Those that no row space has."""
 MOST_READS = 32
 """Operands that one element of a result may come from."""
+_FEW, _MOST_READS_OF_FEW = 4096, 96
+"""Elements of operands that stay in the nearest cache, and so many more that an element may come from (splines: their
+knots; 5.8 million values of 11, 69 us with all of it in one kernel, 126 MB written and read again otherwise)."""
 _SHORT_ROW = 512
 """Elements up to which torch takes longer to copy rows that it turns than a kernel does: rows of 4, 113 MB, 100 us and
 62; of 16, 10 MB, 10 and 8; of 72, 18 MB, 12.4 and 6.6."""
@@ -202,5 +207,8 @@ def refusal(body: Graph, few: bool) -> str | None:
     if isinstance(sink.op, RangeOp):
         return "numbers that torch writes"
     check_elements(body, (DType.FLOAT32, DType.BOOL, *HALVES))
-    found = sum(placement.loads(body, name, placement.whole(sink.type.shape)) for name in body.outputs)
-    return f"an element of its result may come from {found} places" if found > MOST_READS else None
+    whole = placement.whole(sink.type.shape)
+    found = sum((placement.loads(body, name, whole) for name in body.outputs), Counter[str]())
+    of_many = sum(count for name, count in found.items() if dims.numel(body.shape(name), body.sizes) > _FEW)
+    too_many = of_many > MOST_READS or found.total() > _MOST_READS_OF_FEW
+    return f"an element of its result may come from {found.total()} places" if too_many else None
