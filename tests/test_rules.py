@@ -46,6 +46,7 @@ from fusegen.ir import (
     SliceOp,
     SoftmaxOp,
     TensorType,
+    TriangleOp,
     UnfoldOp,
 )
 from fusegen.machines import DEFAULT_TARGET, machine
@@ -1391,6 +1392,21 @@ def _part_of_pairs(draw: Draw) -> Node:
     return draw.add(CatOp(axis=y.type.rank - 1), first, second)
 
 
+def _diagonal_product(draw: Draw, last: bool) -> Node:
+    """Of a matrix, or of batches of one, stored either way; the diagonal's elements lie along either axis."""
+    lead, rows, columns = draw.shape(0, 2), draw.rng.randint(1, 5), draw.rng.randint(1, 5)
+    size, (stored, upper) = columns if last else rows, (draw.rng.random() < 0.5 for _ in range(2))
+    x = draw.leaf(*lead, *((columns, rows) if stored else (rows, columns)))
+    own = draw.rng.choice([[size], [1, size], [size, 1]])
+    d = draw.leaf(*(lead if draw.rng.random() < 0.5 and len(own) == 2 else []), *own)
+    spread = draw.add(ExpandOp(shape=(*lead, size, size)), d)
+    inner = draw.add(TriangleOp(upper=not upper), spread)
+    diagonal = draw.add(TriangleOp(upper=upper), inner)
+    if last:
+        return draw.add(MatmulOp(left_transposed=stored), x, diagonal)
+    return draw.add(MatmulOp(transposed=stored), diagonal, x)
+
+
 def _part_of_reduction(draw: Draw) -> Node:
     x, axis = _product(draw)
     others = [other for other in range(x.type.rank) if other != axis]
@@ -1521,6 +1537,8 @@ BUILDERS: dict[str, Callable[[Draw], Node]] = {
     "sum(f(x, y)) = f(x0, y0) + f(x1, y1) + ...,  mean, max and min likewise,  of few numbers of each pair": (
         _few_numbers_of_pairs
     ),
+    "matmul(diagonal(d), x) = d x": partial(_diagonal_product, last=False),
+    "matmul(x, diagonal(d)) = x d": partial(_diagonal_product, last=True),
     "slice(reduce(x)) = reduce(slice(x)) over other axes,  above a product": _part_of_reduction,
     "slice(reshape(x)) = reshape(slice(x)) along an axis of both,  above a product": _part_of_reshaped,
     "slice(pool(x)) = pool(slice(x)) over other axes,  above a product": _part_of_pooled,

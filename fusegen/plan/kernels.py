@@ -133,6 +133,10 @@ def _most_held(region: Region) -> int:
 _BLOCK = 1024
 """Elements of contiguous rows for a block at least, where they are many: blocks of fewer begin no faster than memory is
 read (sums of the products of two rows of 2 to 12 elements, 2 million of them: 76 us with 32 rows to a block)."""
+_RAGGED = 128
+"""Elements from which on rows that are no whole number of accesses long are read in these nevertheless (three tensors'
+rows of 515: 79 us one by one and 67; divergence of two of 10,007: 275 and 181). Not beside what all rows read, of which
+a thread would have each fourth (layer norm of 769 with its affine: 47 us one by one, 53 so)."""
 _FEW_TOGETHER = 7
 """Elements of contiguous rows up to which a thread has several of them (pairs of 38 million numbers, their maximum: 716
 us with a thread for each, of four that share a row)."""
@@ -308,6 +312,10 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
     paired = isinstance(region.body.node(space.source).op, PointwiseOp)
     source = "" if region.pooled or cut or paired else region.args[space.source].name
     together = bool(source) and not strided and space.length <= _FEW_TOGETHER and not vectors
+    ragged = not strided and not double and not region.pooled and space.length % 4 != 0 and space.length >= _RAGGED
+    if ragged:  # rows of operands begin where the source's do; else neighbours would read far from each other
+        along = [operand for operand in lowered.operands if operand.along_row]
+        ragged = bool(source or along) and all(operand.index == f"outer * {space.length} + l" for operand in along)
     splits = [
         (1, 256) if together else _split(space.length, rows, strided, wide, taken, most, several)
         for wide in (False, True)
@@ -334,6 +342,7 @@ def _row_reduce(region: Region, name: str) -> KernelPlan:
         double=double,
         paired=paired,
         together=together,
+        ragged=ragged,
         rows=lowered,
     )
     return region.plan(f"{name}_row_reduce", detail)

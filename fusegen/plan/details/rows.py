@@ -249,6 +249,8 @@ class RowReducePlan(Frozen):
     """Elements are computed of pairs of operands' elements, which other rows read again."""
     together: bool
     """A thread has several neighbouring rows of few elements, which are whole accesses together."""
+    ragged: bool
+    """Accesses of 16 bytes touch neighbouring rows: these are no whole number of them long."""
     rows: RowProgram
 
 

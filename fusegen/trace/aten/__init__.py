@@ -14,6 +14,7 @@ import torch
 from fusegen import dims
 from fusegen.ir import ArgReduceOp, ConvOp, DType, PadOp, ReduceOp, ReshapeOp, ScanOp, SoftmaxOp
 from fusegen.trace.aten import (  # noqa: F401  (they register their importers)
+    diagonals,
     dropout,
     elementwise,
     functions,

@@ -6,7 +6,7 @@ from functools import partial
 
 from fusegen import dims
 from fusegen.dims import Dim, Dims
-from fusegen.ir import CatOp, ExpandOp, FlipOp, PermuteOp, ResampleOp, ReshapeOp, SliceOp, TriangleOp
+from fusegen.ir import CatOp, ExpandOp, FlipOp, PermuteOp, ResampleOp, ReshapeOp, SliceOp
 from fusegen.trace.aten.call import IMPORTERS, Call, Value, axes_of, pointwise, register
 
 
@@ -306,13 +306,6 @@ def _quarter_turns(call: Call) -> Value | None:
         axes = axes_of({1: second, 2: [first, second], 3: first}[turns], x.type.rank)
         x = call.build.add(FlipOp(axes=axes), x)
     return _swapped(call, x, first, second) if turns % 2 else x
-
-
-@register("tril.default", "triu.default")
-def _triangle(call: Call) -> Value | None:
-    if not isinstance(call["diagonal"], int):
-        return None
-    return call.build.add(TriangleOp(upper=call["fn"] == "triu", diagonal=call["diagonal"]), call["self"])
 
 
 @register("glu.default")
