@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fusegen import dims
-from fusegen.costs import before_products, contractions, direct, viewproduct
+from fusegen.costs import before_products, contractions, direct, repeated, viewproduct
 from fusegen.ir import INTEGERS, ArgReduceOp, CatOp, DType, Graph
 from fusegen.machines import Machine
 from fusegen.passes.conv_groups import unreadable
 from fusegen.passes.groups import Group, Grouping
 from fusegen.passes.templates import template_of
-from fusegen.spaces import convpool, poolrows, poolspace, prologue, scanspace, viewreduce, viewspace
+from fusegen.spaces import convpool, poolrows, poolspace, prologue, scanspace, viewspace
 from fusegen.spaces.parts import indices
 from fusegen.spaces.rowspace import NotFusable, analyze
 
@@ -45,7 +45,7 @@ def refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         return "it is empty"
     try:
         if viewspace.takes(body):
-            return viewspace.refusal(body, few_results(body, machine))
+            return viewspace.refusal(body, few_results(body, machine)) or repeated.refusal(body, machine)
         if any(isinstance(body.node(name).op, viewspace.STRIDED) for name in body.outputs):
             return "a kernel stores its results in its own order"
         template = template_of(body)
@@ -59,8 +59,7 @@ def refusal(grouping: Grouping, group: Group, machine: Machine) -> str | None:
         if template == "gemm_views":
             return viewproduct.refusal(body, machine)
         if template == "reduce_views":
-            viewreduce.check(body)
-            return None
+            return repeated.refusal(body, machine)
         if template != "pointwise" and not rows and (reason := unreadable(body)):
             return reason
         if template == "pool":

@@ -12,6 +12,7 @@ from fusegen.dims import Dim
 from fusegen.ir import (
     HALVES,
     INTEGERS,
+    CatOp,
     ConstOp,
     DType,
     FillOp,
@@ -149,9 +150,11 @@ class ViewLowering(PlacedRows):
         reads = placement.reads(node, [self.body.node(n) for n in node.inputs], places)
         self.guard = guard
         tests = [" && ".join(filter(None, map(self.inside, read.spans))) for read in reads]
+        # A part of one element is the same one everywhere: what several such parts come from is computed once.
+        single = [isinstance(node.op, CatOp) and not read.places[node.op.axis] for read in reads]
         values = tuple(
-            self.element(read.name, read.places, " && ".join(filter(None, (guard, test))))
-            for read, test in zip(reads, tests, strict=True)
+            self.element(read.name, read.places, guard if one else " && ".join(filter(None, (guard, test))))
+            for read, test, one in zip(reads, tests, single, strict=True)
         )
         if isinstance(node.op, PointwiseOp):
             return self.statement(node, node.op.fn, values, True)

@@ -300,19 +300,22 @@ def reads(node: Node, operands: list[Node], places: Places) -> tuple[Read, ...]:
     raise NotFusable(f"{node.name} ({node.op.kind}) is not elementwise or a view")
 
 
-def loads(body: Graph, name: str, places: Places) -> Counter[str]:
-    """Of each operand, the places from which an element of ``name`` reads it. Raises ``NotFusable``."""
+def evaluations(body: Graph, name: str, places: Places) -> Counter[str]:
+    """How many elements of each value one of ``name`` comes from. Raises ``NotFusable``."""
     seen: set[tuple[str, Places]] = set()
     pending = [(name, places)]
-    found = Counter[str]()
     while pending:
         name, places = pending.pop()
         node = body.node(name)
         if (name, places) in seen or isinstance(node.op, ConstOp):
             continue
         seen.add((name, places))
-        if isinstance(node.op, InputOp):
-            found[name] += 1
-            continue
-        pending += [(r.name, r.places) for r in reads(node, [body.node(n) for n in node.inputs], places)]
-    return found
+        if not isinstance(node.op, InputOp):
+            pending += [(r.name, r.places) for r in reads(node, [body.node(n) for n in node.inputs], places)]
+    return Counter(name for name, _ in seen)
+
+
+def loads(body: Graph, name: str, places: Places) -> Counter[str]:
+    """The same of the operands alone. Raises ``NotFusable``."""
+    found = evaluations(body, name, places)
+    return Counter({node.name: found[node.name] for node in body.inputs if node.name in found})
