@@ -41,6 +41,33 @@ def test_threads_side_by_side_share_held_rows(name: str, tmp_path: Path) -> None
     agrees_with_float64(body, "", calls, RowReducePlan, tmp_path)
 
 
+ODD = {
+    "softmax": ("x.softmax(1) * 2", [[(9, 515)], [(2, 515)], [(1, 515)]]),
+    "of_two": ("(x - y).abs().sum(1) / (x * y).amax(1)", [[(5, 1031), (5, 1031)], [(3, 1031), (3, 1031)]]),
+    "two_beyond": ("x / x.norm(dim=1, keepdim=True)", [[(7, 258)], [(4, 258)]]),
+    "of_planes": ("x.softmax(2) * x.amin(2, True)", [[(40, 5, 131)], [(2, 5, 131)]]),
+}
+"""By name: what the forward returns, and shapes of what it is given: the first are the file's."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_rows_are_read_in_whole_accesses(name: str, tmp_path: Path) -> None:
+    body, calls = ODD[name]
+    drawn = ", ".join(f"torch.rand{shape}" for shape in calls[0])
+    compiled = compile_file(write(tmp_path, f"return {body}", "", drawn, "x, y"[: 3 * len(calls[0]) - 2]))
+    (plan,) = steps(compiled, RowReducePlan)
+    assert isinstance(plan.detail, RowReducePlan)
+    assert plan.detail.ragged
+    agrees_with_float64(body, "", calls, RowReducePlan, tmp_path)
+
+
+def test_odd_rows_beside_what_all_of_them_read_are_read_one_by_one(tmp_path: Path) -> None:
+    compiled = compile_file(write(tmp_path, "return self.n(x)", "self.n = nn.LayerNorm(515)", "torch.rand(99, 515)"))
+    (plan,) = steps(compiled, RowReducePlan)
+    assert isinstance(plan.detail, RowReducePlan)
+    assert not plan.detail.ragged
+
+
 STREAMED = {
     "statistics": (
         "(x - x.mean(1, True)) * x.var(1, keepdim=True)",

@@ -39,6 +39,11 @@ MODELS: dict[str, tuple[str, list[Shapes]]] = {
         [[(6, 3, 16, 33), (33, 3, 16)]],
     ),
     "interpolated": ("(F.interpolate(x, y.shape[2], mode='linear') - y).abs().mean((0, 2))", [[(3, 2, 5), (3, 2, 20)]]),
+    "turned_points": (
+        "(torch.stack([x[:, 0] * x[:, i] - x[:, j] for i in range(3) for j in range(1, 4)], 1).view(-1, 3, 3)"
+        " * y.unsqueeze(1)).sum(-1)",
+        [[(90, 4), (90, 3)], [(5, 4), (5, 3)]],
+    ),
     "one_number": ("(x[:, None] - y).abs().mean()", [[(150,), (200,)]]),
 }
 """By name: what the forward returns, and shapes of its inputs: the first are the file's."""

@@ -136,6 +136,30 @@ def views_of(rng: random.Random) -> str:
     return text
 
 
+def test_what_elements_have_in_common_is_written_where_computing_it_takes_longer(tmp_path: Path) -> None:
+    """25 shifts of a function are read of it, and of what no function was taken of where they lie."""
+    shifts = " + ".join(f"y[:, {i}:{i} + 252, {j}:{j} + 252]" for i in range(5) for j in range(5))
+    dear = compiled(tmp_path, f"y = F.gelu(torch.tanh(x))\nreturn {shifts}", "torch.rand(40, 256, 256)")
+    assert kinds(dear) == ["pointwise", "pointwise"]
+    cheap = compiled(tmp_path, f"y = x * 2\nreturn {shifts}", "torch.rand(40, 256, 256)")
+    assert kinds(cheap) == ["pointwise"]
+
+
+def test_few_numbers_are_read_many_times(tmp_path: Path) -> None:
+    """Splines: of each number every basis function, by knots."""
+    basis = """
+b = ((x.unsqueeze(-1) >= self.k[:-1]) & (x.unsqueeze(-1) < self.k[1:])).to(x.dtype)
+for i in range(1, 4):
+    left = (x.unsqueeze(-1) - self.k[:-i - 1]) / (self.k[i:-1] - self.k[:-i - 1])
+    right = (self.k[i + 1:] - x.unsqueeze(-1)) / (self.k[i + 1:] - self.k[1:-i])
+    b = left * b[..., :-1] + right * b[..., 1:]
+return b
+"""
+    init = "self.register_buffer('k', torch.linspace(-1, 1, 15))"
+    found = kinds(compile_file(write(tmp_path, basis, init, "torch.rand(4096, 128)")))
+    assert [kind for kind in found if kind != "torch"] == ["pointwise"]  # its slices are views
+
+
 def test_views_of_views_are_one(tmp_path: Path) -> None:
     """By strides of a kernel's result, at other sizes too; what would divide sizes stays as it is."""
     by_strides = 0

@@ -71,6 +71,13 @@ BODIES = {
         "nn.LayerNorm(63)",
         [(4, 8, 6, 126), (3, 8, 64, 126), (999, 2, 3, 126)],
     ),
+    "odd_softmax": ("return x.softmax(-1) * 2", "nn.Identity()", [(64, 515), (4099, 515), (1, 515)]),
+    "odd_norm": ("return x / x.norm(dim=1, keepdim=True)", "nn.Identity()", [(9, 2050), (1000, 2050), (1, 2050)]),
+    "odd_divergence": (
+        "y = x.cumsum(0).sin()\nreturn F.kl_div(x.log_softmax(1), y.softmax(1), reduction='none').sum(1)",
+        "nn.Identity()",
+        [(9, 1333), (700, 1333)],
+    ),
     "part_of_rows": ("return x[..., 3:].softmax(-1)", "nn.Identity()", IMAGES),
     "part_of_channels": ("return x[:, 2:6].softmax(1)", "nn.Identity()", IMAGES),
     "planes_of_channels": ("return F.instance_norm(x[:, 2:6])", "nn.Identity()", IMAGES),
