@@ -671,6 +671,11 @@ class Graph(Frozen):
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def analyses(self) -> dict[object, Any]:
+        """What has been found out about the graph, by what found it (``spaces/once.py``)."""
+        return {}
+
+    @cached_property
     def every_node(self) -> tuple[Node, ...]:
         """The nodes, and after them those inside regions."""
         regions = (node.op.body for node in self.nodes if isinstance(node.op, RegionOp))

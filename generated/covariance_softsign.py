@@ -599,7 +599,7 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         const int f = thread % FEATURES, k = thread / FEATURES;
         const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
         const int left = feature + f < outputs ? int(inputs) - chunk * CHUNK - k : 0;
-#pragma unroll 16
+#pragma unroll 8
         for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (k + i) * LINE + swizzled(k + i, f) * 4), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
@@ -1336,16 +1336,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e3aa838cb8a3f53d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_28c7392ad7826a2e, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e3aa838cb8a3f53d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_28c7392ad7826a2e, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e3aa838cb8a3f53d"
+_fusegen_NAMESPACE = "fusegen_28c7392ad7826a2e"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -576,7 +576,7 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         const int f = thread % FEATURES, k = thread / FEATURES;
         const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
         const int left = feature + f < outputs ? int(INPUTS) - chunk * CHUNK - k : 0;
-#pragma unroll 16
+#pragma unroll 8
         for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (k + i) * LINE + swizzled(k + i, f) * 4), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
@@ -1501,7 +1501,7 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         const int f = thread % FEATURES, k = thread / FEATURES;
         const float* p = weight + (int64_t(chunk) * CHUNK + k) * apart + feature + f;
         const int left = feature + f < outputs ? int(INPUTS) - chunk * CHUNK - k : 0;
-#pragma unroll 16
+#pragma unroll 8
         for (int i = 0; i < CHUNK; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (k + i) * LINE + swizzled(k + i, f) * 4), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
@@ -2245,16 +2245,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a785372a5bc28ccd, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_767420710bb8f584, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a785372a5bc28ccd, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_767420710bb8f584, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a785372a5bc28ccd"
+_fusegen_NAMESPACE = "fusegen_767420710bb8f584"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

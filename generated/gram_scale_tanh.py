@@ -554,7 +554,7 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         const float* p = weight + int64_t(feature + row) * apart + chunk * CHUNK + k;
         const int left = chunk * CHUNK + k < inputs ? int(outputs) - int(feature) - row : 0;
         to += k / STEP * PLANE + row * LINE + k % STEP * 4;
-#pragma unroll 16
+#pragma unroll 8
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * apart * 4))
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
@@ -1278,16 +1278,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_3bb1e3d06859eac4, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a38db6c7babc09b4, m) {
     m.def("k0_gemm_sm90(Tensor x0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_3bb1e3d06859eac4, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_a38db6c7babc09b4, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_3bb1e3d06859eac4"
+_fusegen_NAMESPACE = "fusegen_a38db6c7babc09b4"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -541,7 +541,7 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
         const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
         to += k / STEP * PLANE + row * LINE + k % STEP * 4;
-#pragma unroll 16
+#pragma unroll 8
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
@@ -1199,16 +1199,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_ab1d333311632c94, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b40e06dcfcb63ae5, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor p0, Tensor p1, Tensor p2, Tensor p3, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_ab1d333311632c94, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b40e06dcfcb63ae5, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_ab1d333311632c94"
+_fusegen_NAMESPACE = "fusegen_b40e06dcfcb63ae5"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

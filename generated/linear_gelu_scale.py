@@ -575,7 +575,7 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
         const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
         to += k / STEP * PLANE + row * LINE + k % STEP * 4;
-#pragma unroll 16
+#pragma unroll 8
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
@@ -1460,16 +1460,16 @@ Tensor call_k0_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7fa235bb0065fe38, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7971b91a65966cfe, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7fa235bb0065fe38, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_7971b91a65966cfe, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7fa235bb0065fe38"
+_fusegen_NAMESPACE = "fusegen_7971b91a65966cfe"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

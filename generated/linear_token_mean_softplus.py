@@ -615,7 +615,7 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
         const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
         to += k / STEP * PLANE + row * LINE + k % STEP * 4;
-#pragma unroll 16
+#pragma unroll 8
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
@@ -1315,16 +1315,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_32966283c89dfc37, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0a3cf361da4a782b, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_32966283c89dfc37, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0a3cf361da4a782b, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_32966283c89dfc37"
+_fusegen_NAMESPACE = "fusegen_0a3cf361da4a782b"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -963,7 +963,7 @@ __device__ __forceinline__ void copy_weights(const float* weight, unsigned int f
         const float* p = weight + int64_t(feature + row) * INPUTS + chunk * CHUNK + k;
         const int left = chunk * CHUNK + k < INPUTS ? int(OUTPUTS) - int(feature) - row : 0;
         to += k / STEP * PLANE + row * LINE + k % STEP * 4;
-#pragma unroll 16
+#pragma unroll 8
         for (int i = 0; i < FEATURES; i += HOP, advance(p, HOP * INPUTS * 4))
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i * LINE), "l"(p), "r"(i < left ? 4 : 0) : "memory");
     }
@@ -2134,16 +2134,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_a74261bb6d5c1bd1, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_79cdc8b945274e14, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_a74261bb6d5c1bd1, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_79cdc8b945274e14, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_a74261bb6d5c1bd1"
+_fusegen_NAMESPACE = "fusegen_79cdc8b945274e14"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

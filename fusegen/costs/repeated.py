@@ -33,18 +33,18 @@ def refusal(body: Graph, machine: Machine) -> str | None:
 
     Raises ``NotFusable``.
     """
-    if viewspace.takes(body):
-        names, places = body.outputs, placement.whole(body.node(body.outputs[0]).type.shape)
-    else:
-        found = viewreduce.check(body)
-        names, places = tuple(head.inputs[0] for head in found.heads), found.places
+    found = None if viewspace.takes(body) else viewreduce.check(body)
+    names = tuple(head.inputs[0] for head in found.heads) if found else body.outputs
     sizes = {node.name: dims.numel(node.type.shape, body.sizes) for node in body.nodes}
     elements, rate = sizes[names[0]], machine.flops / 2
     moved = 4 * (sum(sizes[node.name] for node in body.inputs) + sum(sizes[name] for name in body.outputs))
     memory = moved / machine.bandwidth
     if elements * _at_most(body, names) / rate <= memory:
         return None
-    times = sum((placement.evaluations(body, name, places) for name in names), Counter[str]())
+    if found:
+        times = sum((placement.evaluations(body, name, found.places) for name in names), Counter[str]())
+    else:
+        times = viewspace.evaluations(body)
     if elements * sum(times[node.name] * _instructions(node) for node in body.nodes) / rate <= memory:
         return None  # that it takes no longer than memory
     for node in body.nodes:

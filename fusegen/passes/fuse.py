@@ -279,7 +279,7 @@ def _turned(grouping: Grouping, free: set[str], machine: Machine) -> dict[str, G
     products = [node for node in grouping.graph.nodes if node.name in free and isinstance(node.op, MatmulOp)]
     read |= {name for node in products for name in node.inputs if viewproduct.is_gathered(grouping.by_name[name])}
     names = {name for name in read & free if isinstance(grouping.by_name[name].op, PermuteOp)}
-    grouping.by_rows |= names
+    grouping.lay_by_rows(names)
     found = dict[str, Group]()
     for name in sorted(names):
         group, above = Group(frozenset((name,))), grouping.by_name[name].inputs

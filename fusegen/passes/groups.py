@@ -67,9 +67,12 @@ class Grouping:
         self._place = {node.name: place for place, node in enumerate(graph.nodes)}
         self._owner: dict[str, Group] = {}
         self._holders: defaultdict[str, list[Group]] = defaultdict(list)
+        self._bodies: dict[Group, tuple[Graph, tuple[str, ...]]] = {}
+        """Of groups that were asked for since the last one was taken, by which what others read changes."""
 
     def add(self, name: str, group: Group) -> None:
         """Take ``group``, which was started at the node ``name``."""
+        self._bodies.clear()
         self.groups[name] = group
         self._owner.update(dict.fromkeys(group.owned, group))
         for member in group.members:
@@ -81,6 +84,11 @@ class Grouping:
             for member in group.members:
                 self._holders[member].remove(group)
         self.add(first, both)
+
+    def lay_by_rows(self, names: Iterable[str]) -> None:
+        """Write ``names`` row by row, though they are views."""
+        self._bodies.clear()
+        self.by_rows.update(names)
 
     def in_order(self, names: Iterable[str]) -> list[Node]:
         """The nodes ``names`` in execution order."""
@@ -110,6 +118,11 @@ class Grouping:
 
     def body(self, group: Group) -> tuple[Graph, tuple[str, ...]]:
         """The group as a graph of its own, and its operands in order."""
+        if group not in self._bodies:
+            self._bodies[group] = self._body(group)
+        return self._bodies[group]
+
+    def _body(self, group: Group) -> tuple[Graph, tuple[str, ...]]:
         nodes = self.in_order(group.members)
         external = dict.fromkeys(name for node in nodes for name in node.inputs if name not in group.members)
         constants = [self.by_name[name] for name in external if isinstance(self.by_name[name].op, ConstOp)]

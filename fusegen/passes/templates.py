@@ -29,6 +29,7 @@ from fusegen.spaces import (
     viewreduce,
     viewspace,
 )
+from fusegen.spaces.once import once
 from fusegen.spaces.parts import parts_in
 from fusegen.spaces.rowspace import RowSpace
 
@@ -40,6 +41,7 @@ POOLS = (PoolOp, AdaptivePoolOp)
 AXIS_SUMS = (AxisWindowSumOp, AxisTapSumOp)
 
 
+@once
 def template_of(body: Graph) -> Template:
     """The template of a kernel for ``body``, if one can compute it. Raises ``NotFusable``."""
     if any(isinstance(node.op, RecurrenceOp) for node in body.nodes):

@@ -18,6 +18,7 @@ from fusegen.ir import (
     ReshapeOp,
     SliceOp,
 )
+from fusegen.spaces.once import once
 
 NAMED = (GatherOp, GatherElementsOp)
 """Ops whose second operand says which elements of the first are taken."""
@@ -129,6 +130,7 @@ def cut_up(body: Graph, found: Mapping[str, Part]) -> set[str]:
     return views
 
 
+@once
 def indices(body: Graph) -> set[str]:
     """Operands of ``body``, and views of them, that say which elements of others are fetched, and nothing else."""
     users, by_name = body.users, body.by_name

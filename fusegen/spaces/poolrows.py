@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fusegen import dims
 from fusegen.ir import AdaptivePoolOp, Graph, InputOp, Node, PoolOp, ReduceOp, SoftmaxOp
 from fusegen.machines import Machine
+from fusegen.spaces.once import once
 from fusegen.spaces.poolspace import MAX_REPEATED, cut, fixed_count, operations, repeated
 from fusegen.spaces.rowspace import NotFusable, RowSpace, analyze, analyze_rows
 from fusegen.tuning import faster
@@ -82,6 +83,7 @@ def split(body: Graph) -> PooledRows:
     return parts
 
 
+@once
 def rows(body: Graph) -> RowSpace:
     """The space of a body whose rows may be pooled data, or parts of operands. Raises ``NotFusable``."""
     return split(body).space if takes(body) else analyze_rows(body)

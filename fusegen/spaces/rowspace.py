@@ -39,6 +39,7 @@ from fusegen.ir import (
     WindowSumOp,
 )
 from fusegen.machines import LINE
+from fusegen.spaces.once import once
 from fusegen.spaces.parts import CUT, NAMED, Part, cut_up, indices, named, parts_in, root_of
 
 AxisMap = tuple[tuple[int, ...], ...]
@@ -207,6 +208,15 @@ def analyze(body: Graph, source_name: str | None = None, found: Mapping[str, Par
 
     ``found``: parts of operands that the kernel reads where they lie.
     """
+    return _over(body, source_name, found) if source_name or found else _over_largest(body)
+
+
+@once
+def _over_largest(body: Graph) -> RowSpace:
+    return _over(body, None, None)
+
+
+def _over(body: Graph, source_name: str | None, found: Mapping[str, Part] | None) -> RowSpace:
     found = found or {}
     source = body.node(source_name) if source_name else _choose_source(body, body.by_name, found)
     parts: list[list[Dim]] = [[size] for size in source.type.shape]

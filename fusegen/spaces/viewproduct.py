@@ -25,6 +25,7 @@ from fusegen.ir import (
     TriangleOp,
 )
 from fusegen.spaces import placement, prologue, viewspace
+from fusegen.spaces.once import once
 from fusegen.spaces.placement import Joined, Places
 from fusegen.spaces.rowspace import NotFusable, analyze
 
@@ -56,6 +57,7 @@ def heads(body: Graph) -> list[Node]:
     return [node for node in body.nodes if isinstance(node.op, MatmulOp)]
 
 
+@once
 def takes(body: Graph) -> bool:
     """True for one product with elementwise work and views, of which no kernel of plain rows has every element."""
     found = heads(body)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fusegen.dims import Dims
 from fusegen.ir import CatOp, ConstOp, Graph, InputOp, Node, PointwiseOp, ReduceOp
 from fusegen.spaces import placement, viewspace
+from fusegen.spaces.once import once
 from fusegen.spaces.placement import Places
 from fusegen.spaces.rowspace import NotFusable, analyze, analyze_rows
 from fusegen.spaces.viewproduct import ROW, TERM, check_types, following
@@ -30,6 +31,7 @@ class ViewReduction:
     length: Dims
 
 
+@once
 def takes(body: Graph) -> bool:
     """True for reductions of elementwise work and views, of which no kernel of plain rows has every element."""
     work = [node.op for node in body.nodes if not isinstance(node.op, (InputOp, ConstOp))]

@@ -38,6 +38,7 @@ from fusegen.ir import (
 )
 from fusegen.pointwise import POINTWISE
 from fusegen.spaces import placement
+from fusegen.spaces.once import once
 from fusegen.spaces.parts import NAMED, fetches_operands, indices
 from fusegen.spaces.rowspace import NotFusable, analyze
 
@@ -64,6 +65,7 @@ _MANY = 1 << 20
 """Elements from which on torch's joining of what is cut out takes longer than its call."""
 
 
+@once
 def takes(body: Graph) -> bool:
     """True for elementwise nodes and views alone, of which no row space has every element where it is needed.
 
@@ -191,6 +193,13 @@ def check_elements(body: Graph, floats: tuple[DType, ...]) -> None:
             raise NotFusable(f"{node.name} is of integers and of 16-bit floats")
 
 
+@once
+def evaluations(body: Graph) -> Counter[str]:
+    """How many elements of each value one of the results comes from. Raises ``NotFusable``."""
+    places = placement.whole(body.node(body.outputs[0]).type.shape)
+    return sum((placement.evaluations(body, name, places) for name in body.outputs), Counter[str]())
+
+
 def refusal(body: Graph, few: bool) -> str | None:
     """Why no kernel computes ``body``, elementwise work and views, or None. Raises ``NotFusable`` too.
 
@@ -207,8 +216,9 @@ def refusal(body: Graph, few: bool) -> str | None:
     if isinstance(sink.op, RangeOp):
         return "numbers that torch writes"
     check_elements(body, (DType.FLOAT32, DType.BOOL, *HALVES))
-    whole = placement.whole(sink.type.shape)
-    found = sum((placement.loads(body, name, whole) for name in body.outputs), Counter[str]())
+    times = evaluations(body)
+    found = {node.name: times[node.name] for node in body.inputs}
     of_many = sum(count for name, count in found.items() if dims.numel(body.shape(name), body.sizes) > _FEW)
-    too_many = of_many > MOST_READS or found.total() > _MOST_READS_OF_FEW
-    return f"an element of its result may come from {found.total()} places" if too_many else None
+    of_all = sum(found.values())
+    too_many = of_many > MOST_READS or of_all > _MOST_READS_OF_FEW
+    return f"an element of its result may come from {of_all} places" if too_many else None
