@@ -191,6 +191,10 @@ def _products_around(graph: Graph, softmax: Node) -> Iterator[str]:
             pending += users[node.name]
 
 
+_OF_VECTORS = "aten.diag.default"
+"""A known op of vectors alone: of matrices, whatever their sizes, it is a view of torch's."""
+
+
 def _obscuring(graph: Graph) -> frozenset[str]:
     """Input sizes in whose arithmetic the shapes of known ops got lost, so that these are left to torch.
 
@@ -200,7 +204,7 @@ def _obscuring(graph: Graph) -> frozenset[str]:
     lengths = {length for length, _, number in (c.partition(" == ") for c in graph.constraints) if number.isdigit()}
     found: set[str] = set()
     for node in graph.nodes:
-        if isinstance(node.op, EagerOp) and known(node.op.target):
+        if isinstance(node.op, EagerOp) and known(node.op.target) and node.op.target != _OF_VECTORS:
             shapes = [node.type.shape, *(graph.node(name).type.shape for name in node.inputs)]
             found.update(*(dims.divided(dim) for shape in shapes for dim in shape))
             found.update(*(dims.symbols(lengths.intersection(shape)) for shape in shapes))

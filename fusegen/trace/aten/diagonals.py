@@ -1,8 +1,8 @@
-"""Importers of what is on one side of a diagonal, on it alone, or is it."""
+"""Importers of what is on one side of a diagonal, or on it alone."""
 
 from __future__ import annotations
 
-from fusegen.ir import ExpandOp, PermuteOp, ReduceOp, SliceOp, TriangleOp
+from fusegen.ir import ExpandOp, TriangleOp
 from fusegen.trace.aten.call import Call, Value, register
 from fusegen.trace.aten.shapes import reshaped
 
@@ -34,39 +34,8 @@ def _diag_embed(call: Call) -> Value | None:
     return _diagonal_matrix(call, x)
 
 
-def _diagonal(call: Call, x: Value, offset: int, first: int, second: int) -> Value | None:
-    """Of the elements of a matrix, row by row, one of each row: every one is a column further."""
-    others = [axis for axis in range(x.type.rank) if axis not in (first, second)]
-    order = (*others, first, second)
-    if order != tuple(range(x.type.rank)):
-        x = call.build.add(PermuteOp(order=order), x)
-    rows, columns = x.type.shape[-2:]
-    if not isinstance(rows, int) or not isinstance(columns, int):
-        return None
-    below, beside = max(-offset, 0), max(offset, 0)
-    length = max(min(rows - below, columns - beside), 0)
-    elements = reshaped(call, x, (*x.type.shape[:-2], rows * columns))
-    start = below * columns + beside if length else 0
-    part = SliceOp(axis=elements.type.rank - 1, start=start, length=length, step=columns + 1)
-    return call.build.add(part, elements)
-
-
-@register("diagonal.default")
-def _diagonals(call: Call) -> Value | None:
-    x: Value = call["self"]
-    first, second = (axis % x.type.rank for axis in (call["dim1"], call["dim2"]))
-    return _diagonal(call, x, call["offset"], first, second)
-
-
 @register("diag.default")
 def _diag(call: Call) -> Value | None:
+    """Of a vector; that of a matrix is torch's view, whatever its sizes."""
     x: Value = call["self"]
-    if x.type.rank == 2:
-        return _diagonal(call, x, call["diagonal"], 0, 1)
-    return _diagonal_matrix(call, x) if call["diagonal"] == 0 else None
-
-
-@register("trace.default")
-def _trace(call: Call) -> Value | None:
-    diagonal = _diagonal(call, call["self"], 0, 0, 1)
-    return None if diagonal is None else call.build.add(ReduceOp(fn="sum", axes=(0,), keepdim=False), diagonal)
+    return _diagonal_matrix(call, x) if x.type.rank == 1 and call["diagonal"] == 0 else None
