@@ -211,7 +211,7 @@ def check(body: Graph) -> Attention:
     found = split(body)
     factors = [(found.query, found.query_places), (found.key, found.key_places), (found.value, found.value_places)]
     for factor, places in factors:
-        if (loads := placement.loads(found.body, factor.name, places).total()) > MOST_READS:
+        if (loads := placement.loads(found.body, factor.name, places)) > MOST_READS:
             raise NotFusable(f"an element of {factor.name} may come from {loads} places")
     return found
 

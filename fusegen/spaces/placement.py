@@ -315,7 +315,7 @@ def evaluations(body: Graph, name: str, places: Places) -> Counter[str]:
     return Counter(name for name, _ in seen)
 
 
-def loads(body: Graph, name: str, places: Places) -> Counter[str]:
-    """The same of the operands alone. Raises ``NotFusable``."""
-    found = evaluations(body, name, places)
-    return Counter({node.name: found[node.name] for node in body.inputs if node.name in found})
+def loads(body: Graph, name: str, places: Places) -> int:
+    """How many elements of operands one of ``name`` comes from. Raises ``NotFusable``."""
+    times = evaluations(body, name, places)
+    return sum(times[node.name] for node in body.inputs)

@@ -163,7 +163,7 @@ def check(body: Graph) -> ViewProduct:
     check_types(body)
     found = split(body)
     for factor, places in ((found.left, found.left_places), (found.right, found.right_places)):
-        loads = placement.loads(body, factor.name, places).total()
+        loads = placement.loads(body, factor.name, places)
         if loads > MOST_READS:
             raise NotFusable(f"an element of {factor.name} may come from {loads} places")
     return found

@@ -101,7 +101,7 @@ def check(body: Graph, last: int | None = None) -> ViewReduction:
     check_types(body)
     found = split(body, last)
     for head in found.heads:
-        loads = placement.loads(body, head.inputs[0], found.places).total()
+        loads = placement.loads(body, head.inputs[0], found.places)
         if loads > viewspace.MOST_READS:
             raise NotFusable(f"an element of {head.inputs[0]} may come from {loads} places")
     return found

@@ -53,8 +53,8 @@ ELSEWHERE = (*_OTHERS, *NAMED)
 MOST_READS = 32
 """Operands that one element of a result may come from."""
 _FEW, _MOST_READS_OF_FEW = 4096, 96
-"""Elements of operands that stay in the nearest cache, and so many more that an element may come from (splines: their
-knots; 5.8 million values of 11, 69 us with all of it in one kernel, 126 MB written and read again otherwise)."""
+"""Elements of operands that stay in the nearest cache, and operands that an element may come from with those (splines:
+their knots; 5.8 million values of 11, 69 us with all of it in one kernel, 126 MB written and read again otherwise)."""
 _SHORT_ROW = 512
 """Elements up to which torch takes longer to copy rows that it turns than a kernel does: rows of 4, 113 MB, 100 us and
 62; of 16, 10 MB, 10 and 8; of 72, 18 MB, 12.4 and 6.6."""
