@@ -14,7 +14,7 @@ from fusegen import dims
 from fusegen.compiler import compile_file, optimise
 from fusegen.errors import MismatchError, TargetError
 from fusegen.ir import DType, PointwiseOp, RegionOp, SoftmaxOp, TensorType
-from fusegen.plan import kernels, sharing, stream
+from fusegen.plan import row_reduce, sharing, stream
 from fusegen.plan.details import ContractionPlan, DirectConvPlan, GemmPlan, PoolPlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.rowprogram import TensorArg
 from fusegen.plan.sizes import Sizes, UnboundSize
@@ -516,7 +516,7 @@ def test_reductions_read_the_windows_of_a_pooling(body: str, expected: list[str]
 @pytest.mark.parametrize("strided", [False, True])
 def test_rows_of_windows_fit_a_block(strided: bool) -> None:
     for length, taken in product(range(1, 1025), range(1, 10)):
-        threads, rows = kernels._split(length, 1, strided, False, taken)
+        threads, rows = row_reduce.split(length, 1, strided, False, taken)
         assert threads * rows <= 1024
 
 
@@ -804,10 +804,10 @@ def test_a_convolution_among_terms_that_one_axis_of_is_summed_is_not_computed(tm
 def test_threads_of_a_row_follow_its_length() -> None:
     """A thread has several accesses on their way, unless there are too few elements for all threads."""
     lengths = (16, 64, 100, 768, 4096, 5000, 8192)
-    shared = {length: kernels._split(length, 1 << 16, False, True)[0] for length in lengths}
+    shared = {length: row_reduce.split(length, 1 << 16, False, True)[0] for length in lengths}
     assert shared == {16: 4, 64: 8, 100: 8, 768: 64, 4096: 256, 5000: 256, 8192: 256}
-    assert kernels._split(768, 16, False, True)[0] == 128
-    assert kernels._split(3, 1 << 20, True, True) == (1, 128)
+    assert row_reduce.split(768, 16, False, True)[0] == 128
+    assert row_reduce.split(3, 1 << 20, True, True) == (1, 128)
 
 
 def test_rows_are_held_in_registers() -> None:

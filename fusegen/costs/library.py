@@ -81,15 +81,15 @@ def _call_seconds(body: Graph, node: Node, machine: Machine) -> float:
     if node.op.transposed and node.op.rank == 3 and prod(inference.kernel_size(w)) > most:
         products *= times
     strided, one_tap = max(node.op.stride) > 1, prod(inference.kernel_size(w)) == node.op.groups == 1
-    if one_tap and not (strided and (node.op.transposed or not tf32)):  # a matrix product where the data lies
+    if one_tap and not (strided and (node.op.transposed or tf32)):  # a matrix product where the data lies
         positions = prod(body.shape(node.name)[2:])
         tiles = -(-positions // _ONE_TAP_TILE) * _ONE_TAP_TILE / max(1, positions)
         tiled = flops / machine.mma_flops * tiles
-        if positions % 4 and tf32 and not strided:
+        if positions % 4 and tf32:
             filled = -(-outputs // full) * full / outputs
             return tiled * filled / _UNALIGNED_RATE + _UNALIGNED_MOVED * moved + _UNALIGNED_SECONDS
         moved *= _UNALIGNED if positions % 4 else 1.0
-        if not tf32 or strided or outputs < full:
+        if not tf32 or outputs < full:
             return products + moved + 2 * machine.launch
         products = tiled
         return max(products, moved) + _ONE_TAP_REST * min(products, moved) + 2 * machine.launch

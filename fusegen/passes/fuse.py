@@ -124,6 +124,8 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         again = grouping.can_copy(node) and not computed_for_all(grouping, node, group, machine)
         if not alone and (part or again):
             candidates.insert(0, group.plus(unit, copied=True))
+        elif not alone and (pairs := grouping.of_few(node)) and pairs <= free:
+            candidates.insert(0, group.plus(pairs, copied=True))
         if behind := _behind_views(grouping, group.plus(unit), free):
             candidates.insert(0, behind)
         if rows and (cut := cut_out(grouping, node, group.members, free)):

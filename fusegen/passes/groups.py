@@ -52,6 +52,8 @@ class Group:
 _NOTHING = Group(frozenset())
 _DEAR = 112
 """Operations of a function that take as long as its result does on its way to memory and back: general powers do."""
+_FEW = 8
+"""How many times more values pairs are than what they are pairs of: reading that is nothing beside reading them."""
 
 
 class Grouping:
@@ -193,6 +195,28 @@ class Grouping:
         data = sum(dims.numel(o.type.shape, sizes) for o in operands if not isinstance(o.op, (ParamOp, ConstOp)))
         cheap = isinstance(node.op, PointwiseOp) and POINTWISE[node.op.fn].work < _DEAR
         return cheap and 16 * data <= 17 * dims.numel(node.type.shape, sizes)
+
+    def of_few(self, node: Node) -> frozenset[str]:
+        """``node`` and the values of its shape that it comes from, where all of it is a function of far fewer numbers,
+        as distances of pairs are, and several kernels compute it in less time than memory hands it over; else nothing.
+        """
+        if node.name in self.results or not isinstance(node.op, PointwiseOp) or not self.fusable_readers(node.name):
+            return frozenset()
+        sizes, shape = self.graph.sizes, node.type.shape
+        found, few, pending = {node.name}, dict[str, int](), [node]
+        while pending:
+            for name in pending.pop().inputs:
+                operand = self.by_name[name]
+                if operand.type.shape != shape:
+                    few[name] = dims.numel(operand.type.shape, sizes)
+                elif not isinstance(operand.op, PointwiseOp) or name in self.results:
+                    return frozenset()
+                elif name not in found:
+                    found.add(name)
+                    pending.append(operand)
+        work = sum(POINTWISE[op.fn].work for op in (self.by_name[n].op for n in found) if isinstance(op, PointwiseOp))
+        cheap = 2 * work <= _DEAR and _FEW * sum(few.values()) <= dims.numel(shape, sizes)
+        return frozenset(found) if cheap else frozenset()
 
     def fusable_readers(self, name: str, joins: bool = False) -> bool:
         """Whether all that reads a value, or a view of it, may be in a kernel; ``joins``: those of other data, too."""

@@ -17,7 +17,7 @@ from fusegen.passes.refusals import few_results, refusal
 from fusegen.passes.templates import template_of
 from fusegen.spaces import poolrows
 
-_KINDS = ("pointwise", "row_reduce", "row_stream")
+_KINDS = ("pointwise", "row_reduce", "row_stream", "reduce_views")
 _WORTH = 4
 """Results, at most, for every element that is read once instead of twice; of few results a launch is worth it."""
 
@@ -33,12 +33,13 @@ def _results(body: Graph) -> int:
 
 
 def _shares_data(grouping: Grouping, first: Group, second: Group, machine: Machine) -> bool:
-    """Whether both read the same tensors, and reading once is worth it.
+    """Whether both read the same tensors, or one of them what the other writes, and reading once is worth it.
 
     What one reads of the other's, growing has seen; of the same rows, it may not have known that.
     """
     (body, operands), (other, others) = grouping.body(first), grouping.body(second)
-    shared = [grouping.by_name[name] for name in operands if name in others]
+    handed = (first.owned & set(others)) | (second.owned & set(operands))
+    shared = [grouping.by_name[name] for name in operands if name in others] + grouping.in_order(handed)
     data = [node for node in shared if not isinstance(node.op, (ParamOp, ConstOp))]
     read = sum(dims.numel(node.type.shape, body.sizes) for node in data)
     for reader, read_by, writer in ((other, others, first), (body, operands, second)):
@@ -55,6 +56,8 @@ def _fits(body: Graph, kinds: set[Template]) -> bool:
         return kind == "pointwise" and len({body.node(name).type.shape for name in body.outputs}) == 1
     if "row_reduce" in kinds:
         return kind == "row_reduce"
+    if "reduce_views" in kinds:
+        return kinds == {kind}
     space = poolrows.rows(body)
     return kind == "row_stream" and sum(map(space.is_element, body.outputs)) <= 1
 
@@ -71,13 +74,13 @@ def _together(grouping: Grouping, first: Group, second: Group, machine: Machine)
 
 
 def _pairs(grouping: Grouping) -> Iterator[tuple[str, str]]:
-    """Kernels of elements and rows that read a tensor in common, the later ones first."""
+    """Kernels that read a tensor in common, or of which one, of rows, writes what the other reads: the later first."""
     readers: dict[str, list[str]] = {}
     for name, group in grouping.groups.items():
         body, operands = grouping.body(group)
-        if template_of(body) in _KINDS:
-            for operand in operands:
-                readers.setdefault(operand, []).append(name)
+        if (kind := template_of(body)) in _KINDS:
+            for tensor in (*operands, *(body.outputs if kind != "pointwise" else ())):
+                readers.setdefault(tensor, []).append(name)
     pairs = (pair for names in readers.values() for pair in itertools.combinations(names, 2))
     return iter(dict.fromkeys(pairs))
 

@@ -73,7 +73,6 @@ def plan(region: Region, name: str) -> KernelPlan:
     """One launch for what is reduced, the reductions, and what follows from a row."""
     body, sizes = region.body, region.sizes
     found = _arranged(region)
-    result = body.node(body.outputs[0])
     dividers: dict[str, Divider] = {}
 
     def lowering(wanted: dict[str, Places], given: dict[str, str]) -> _Lowering:
@@ -96,7 +95,8 @@ def plan(region: Region, name: str) -> KernelPlan:
         steps = before.steps()
         elements = elements.replace(operands=tuple(o.replace(step=steps[o.name]) for o in elements.operands))
     counts = {arg.name: sizes.product(arg.type.shape) for arg in region.args.values()}
-    shapes = [*(node.type.shape for node in (*body.inputs, result)), *viewspace.numbered(body)]
+    stored = [*body.inputs, *map(body.node, body.outputs)]
+    shapes = [*(node.type.shape for node in stored), *viewspace.numbered(body)]
     detail = ViewReducePlan(
         lines=sizes.product(found.rows),
         length=sizes.product(found.length),
@@ -104,7 +104,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         strided=before.lanes(ROW) == "side",
         elements=elements.replace(stores=()),
         reductions=tuple(reductions),
-        rows=lowering({result.name: found.result}, given).program(region.outputs),
+        rows=lowering(found.results, given).program(region.outputs),
         dividers=tuple(dividers.values()),
         counts=tuple(dict.fromkeys((o.arg, counts[o.arg]) for o in elements.operands if o.guard)),
         reach=tuple(dict.fromkeys(map(sizes.product, (*shapes, (*found.rows, *found.length))))),

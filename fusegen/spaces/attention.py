@@ -31,7 +31,7 @@ from fusegen.ir import (
 from fusegen.spaces import placement, viewspace
 from fusegen.spaces.placement import Places
 from fusegen.spaces.rowspace import NotFusable
-from fusegen.spaces.viewproduct import COLUMN, MATRIX, ROW, TERM, check_types, digits, following, heads
+from fusegen.spaces.viewproduct import COLUMN, MATRIX, ROW, TERM, check_alone, digits, following, heads
 
 MOST_READS = 4
 """Operands that an element of a factor may come from: every block of rows reads keys and values again."""
@@ -207,7 +207,7 @@ def _softmax(body: Graph, known: dict[str, Places], column: placement.Place) -> 
 
 def check(body: Graph) -> Attention:
     """The attention of ``body``. Raises ``NotFusable`` where no kernel has all of it."""
-    check_types(body)
+    check_alone(body)
     found = split(body)
     factors = [(found.query, found.query_places), (found.key, found.key_places), (found.value, found.value_places)]
     for factor, places in factors:

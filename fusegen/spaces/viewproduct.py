@@ -150,17 +150,22 @@ def following(
 
 
 def check_types(body: Graph) -> None:
-    """Raises ``NotFusable`` where ``body`` has several results, one of truth values, or values of other types."""
+    """Raises ``NotFusable`` where ``body`` has a result of truth values, or values of other types."""
+    viewspace.check_elements(body, (DType.FLOAT32, DType.BOOL))
+    if any(body.node(name).type.dtype is not DType.FLOAT32 for name in body.outputs):
+        raise NotFusable("its result is no float32 tensor")
+
+
+def check_alone(body: Graph) -> None:
+    """Raises ``NotFusable`` where ``body`` has several results, or types that no kernel has."""
     if len(body.outputs) > 1:
         raise NotFusable("it is read outside the kernel too")
-    viewspace.check_elements(body, (DType.FLOAT32, DType.BOOL))
-    if body.node(body.outputs[0]).type.dtype is not DType.FLOAT32:
-        raise NotFusable("its result is no float32 tensor")
+    check_types(body)
 
 
 def check(body: Graph) -> ViewProduct:
     """The product of ``body``. Raises ``NotFusable`` where no kernel has all of it."""
-    check_types(body)
+    check_alone(body)
     found = split(body)
     for factor, places in ((found.left, found.left_places), (found.right, found.right_places)):
         loads = placement.loads(body, factor.name, places)

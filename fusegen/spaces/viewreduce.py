@@ -22,11 +22,11 @@ REDUCED = ("sum", "mean", "max", "min", "prod")
 
 @dataclass(frozen=True)
 class ViewReduction:
-    """``heads``: the reductions, each of an element at ``places``; ``result``: where what follows from a row goes."""
+    """``heads``: the reductions, each of an element at ``places``; ``results``: where what follows from a row goes."""
 
     heads: tuple[Node, ...]
     places: Places
-    result: Places
+    results: dict[str, Places]
     rows: Dims
     length: Dims
 
@@ -73,7 +73,7 @@ def _left(head: Node, places: Places) -> Places:
 
 
 def split(body: Graph, last: int | None = None) -> ViewReduction:
-    """The reductions of ``body``, with the places of their elements and of its result. Raises ``NotFusable``.
+    """The reductions of ``body``, with the places of their elements and of its results. Raises ``NotFusable``.
 
     ``last``: of the axes that are left, the one along which neighbouring rows lie; None: the last.
     """
@@ -91,9 +91,10 @@ def split(body: Graph, last: int | None = None) -> ViewReduction:
     found |= dict(zip(axes, placement.whole(length, TERM), strict=True))
     places = tuple(found[axis] for axis in range(len(shape)))
     known = following(body, {head.name: _left(head, places) for head in heads})
-    if body.outputs[0] not in known:
+    if not all(name in known for name in body.outputs):
         raise NotFusable("its result does not follow from the reduction")
-    return ViewReduction(heads=heads, places=places, result=known[body.outputs[0]], rows=rows, length=length)
+    results = {name: known[name] for name in body.outputs}
+    return ViewReduction(heads=heads, places=places, results=results, rows=rows, length=length)
 
 
 def check(body: Graph, last: int | None = None) -> ViewReduction:

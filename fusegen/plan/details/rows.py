@@ -226,6 +226,8 @@ class RowReducePlan(Frozen):
     """Accesses of 16 bytes are used where lengths and addresses allow."""
     vectors: tuple[str, ...]
     """Operands, by name, that are read by them as well: their elements lie as those of the source do."""
+    ahead: tuple[str, ...]
+    """Operands in ``vectors``, names too, that are read before the first statement."""
     apart: tuple[Dim, ...]
     """Over binding names: what has to be whole accesses then, too."""
     outer: Dim
