@@ -459,7 +459,7 @@ constexpr int64_t INPUTS = 1024, OUTPUTS = 4096;
 constexpr int FEATURES = 128, ROWS = 32;       // of a tile: two warpgroups of 64 features
 constexpr int STEP = 16, CHUNK = 64;            // of k: one instruction, one pipeline stage
 constexpr int CHUNKS = (INPUTS + CHUNK - 1) / CHUNK;
-constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP, COPIERS = THREADS;
+constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP, COPIERS = THREADS, SPLITTERS = THREADS;
 constexpr int PITCH = FEATURES + 4;             // of a staged row: free of bank conflicts both ways
 constexpr int LANE_FEATURES = FEATURES / WARP;  // neighbours, in the epilogue
 [[maybe_unused]] constexpr int AT_ONCE = 4;                      // rows whose parts a warp adds up side by side
@@ -644,17 +644,20 @@ __device__ __forceinline__ float row_peak(const float4 (&v)[STEPS]) {
 __device__ __forceinline__ int place(int row, int n) { return (n % 4 * 4 + n / 4) ^ row % 2 * 4; }
 
 // Asynchronous copy of a chunk of rows of X, zero beyond the data. `left`: rows that there are.
-__device__ __forceinline__ void copy_rows(const float* x, int64_t left, int chunk, float* to, bool aligned) {
+__device__ __forceinline__ void copy_rows(const float* x, int64_t left, int chunk, float* to, int thread, bool aligned) {
     if (aligned) {
-        constexpr int FOURS = CHUNK / 4, HOP = THREADS / FOURS;
-        const int n = threadIdx.x % FOURS, first = threadIdx.x / FOURS;
+        constexpr int FOURS = CHUNK / 4, HOP = COPIERS / FOURS;   // even
+        const int n = thread % FOURS, first = thread / FOURS;
         const int64_t k = int64_t(chunk) * CHUNK + n * 4;
+        const float* p = x + first * INPUTS + k;
+        const int there = k < INPUTS ? int(min(left, int64_t(ROWS))) - first : 0;   // rows, from the first on
+        const uint32_t at = shared_address(to + first * CHUNK + place(first, n) * 4);
 #pragma unroll
-        for (int row = first; row < ROWS; row += HOP)
-            copy_words<4>(to + row * CHUNK + place(row, n) * 4, x + row * INPUTS + k, row < left && k < INPUTS);
+        for (int i = 0; i < ROWS; i += HOP, advance(p, HOP * INPUTS * 4))
+            asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(at + i * CHUNK * 4), "l"(p), "r"(i < there ? 16 : 0) : "memory");
     } else {
-        constexpr int HOP = THREADS / CHUNK;
-        const int n = threadIdx.x % CHUNK, first = threadIdx.x / CHUNK;
+        constexpr int HOP = COPIERS / CHUNK;
+        const int n = thread % CHUNK, first = thread / CHUNK;
         const int64_t k = int64_t(chunk) * CHUNK + n;
 #pragma unroll 1
         for (int row = first; row < ROWS; row += HOP)
@@ -666,7 +669,7 @@ __device__ __forceinline__ void copy_rows(const float* x, int64_t left, int chun
 __device__ __forceinline__ void split_rows(const float* x, unsigned char* halves, float* inverses) {
     const int step = threadIdx.x % 4;
 #pragma unroll
-    for (int row = threadIdx.x / 4; row < ROWS; row += THREADS / 4) {
+    for (int row = threadIdx.x / 4; row < ROWS; row += SPLITTERS / 4) {
         float v[STEP], peak = 0.0f, inverse;
 #pragma unroll
         for (int i = 0; i < STEP; i += 4) load_vector<4>(v + i, x + row * CHUNK + place(row, step * 4 + i / 4) * 4);
@@ -679,20 +682,23 @@ __device__ __forceinline__ void split_rows(const float* x, unsigned char* halves
     }
 }
 
-// The weights of a chunk as halves, and one over their scales.
+// The weights of a chunk as halves, and one over their scales: of one of the thread's two features.
+template <int STEPS>
+__device__ __forceinline__ void split_feature(const float* stage, int e, uint32_t (&high)[STEPS][4], uint32_t (&low)[STEPS][4], float (&inverse)[2]) {
+    float4 v[STEPS];
+    load_weights(v, stage, 0, e);
+    const float scale = scale_of(row_peak(v), inverse[e]);
+#pragma unroll
+    for (int q = 0; q < STEPS; ++q) {
+        split(v[q].x * scale, v[q].y * scale, high[q][e], low[q][e]);
+        split(v[q].z * scale, v[q].w * scale, high[q][2 + e], low[q][2 + e]);
+    }
+}
+
 template <int STEPS>
 __device__ __forceinline__ void split_weights(const float* stage, uint32_t (&high)[STEPS][4], uint32_t (&low)[STEPS][4], float (&inverse)[2]) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        float4 v[STEPS];
-        load_weights(v, stage, 0, e);
-        const float scale = scale_of(row_peak(v), inverse[e]);
-#pragma unroll
-        for (int q = 0; q < STEPS; ++q) {
-            split(v[q].x * scale, v[q].y * scale, high[q][e], low[q][e]);
-            split(v[q].z * scale, v[q].w * scale, high[q][2 + e], low[q][2 + e]);
-        }
-    }
+    for (int e = 0; e < 2; ++e) split_feature(stage, e, high, low, inverse);
 }
 
 // Operands that vary with the feature alone, of a thread's features.
@@ -826,7 +832,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) run(const __grid_constant__
     auto fetch = [&](int i) {
         if (i < count) {
             const int stage = i % STAGES;
-            copy_rows(x, left, first + i, reinterpret_cast<float*>(memory + X + stage * X_BYTES), rows_aligned);
+            copy_rows(x, left, first + i, reinterpret_cast<float*>(memory + X + stage * X_BYTES), threadIdx.x, rows_aligned);
             copy_weights(weight, feature_tile * FEATURES, first + i, shared_address(memory + WEIGHTS + stage * WEIGHT_BYTES), threadIdx.x, weights_aligned);
         }
         commit_copies();
@@ -1315,16 +1321,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0a3cf361da4a782b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_eec2c0150f3247cb, m) {
     m.def("steps0(Tensor[] read) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_0a3cf361da4a782b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_eec2c0150f3247cb, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_0a3cf361da4a782b"
+_fusegen_NAMESPACE = "fusegen_eec2c0150f3247cb"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

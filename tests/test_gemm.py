@@ -419,6 +419,29 @@ def test_products_of_few_tiles_split_their_rows_for_themselves(
     assert (step.plan.counters is None) == in_place
 
 
+@pytest.mark.parametrize(
+    ("forward", "shapes", "rows"),
+    [
+        ("a.T @ b", ((1_000_000, 96), (1_000_000, 64)), 128),
+        ("a @ b", ((200, 300_000), (300_000, 256)), 128),
+        ("torch.bmm(a, b.mT).abs()", ((6, 64, 30_000), (6, 48, 30_000)), 64),
+    ],
+)
+def test_long_sums_of_few_results_read_both_factors_once(
+    forward: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], rows: int, tmp_path: Path
+) -> None:
+    drawn = ", ".join(f"torch.rand({shape})" for shape in shapes)
+    detail = product(compile_file(write(tmp_path, f"return {forward}", inputs=drawn, arguments="a, b")))
+    assert detail is not None
+    assert detail.streamed
+    assert detail.widths == (rows,)
+
+
+def test_no_block_adds_up_more_than_a_chain_may_have() -> None:
+    assert tensor_gemm.streamed_seconds(256, 1 << 21, 256, H200) < inf  # four tiles, which all blocks share
+    assert tensor_gemm.streamed_seconds(256, 1 << 17, 256, H200, matrices=132) == inf
+
+
 def test_rows_of_many_tiles_are_reduced_apart_where_splitting_in_place_saves_more(tmp_path: Path) -> None:
     init = "self.linear = nn.Linear(512, 512)"
     found = compile_file(write(tmp_path, "return F.gelu(self.linear(x)).amax(1)", init, "torch.rand(512, 512)"))
@@ -498,12 +521,13 @@ def test_what_functions_take_decides_on_the_rows_of_a_tile(
         ("return F.group_norm(self.linear(x), 19)", 256, 304),
     ],
 )
-@pytest.mark.parametrize("in_place", [False, True], ids=["prepared", "in_place"])
+@pytest.mark.parametrize("form", ["prepared", "in place", "streamed"])
 def test_compiles_without_spills(
-    body: str, inputs: int, outputs: int, in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: str, inputs: int, outputs: int, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_gemm, "seconds", lambda *_: 0.0)
-    monkeypatch.setattr(tensor_gemm, "in_place_seconds", lambda *_: -1.0 if in_place else inf)
+    monkeypatch.setattr(tensor_gemm, "in_place_seconds", lambda *_: -1.0 if form == "in place" else inf)
+    monkeypatch.setattr(tensor_gemm, "streamed_seconds", lambda *_: -1.0 if form == "streamed" else inf)
     init = f"self.linear = nn.Linear({inputs}, {outputs})"
     found = compile_file(write(tmp_path, body, init, f"torch.rand(200, {inputs})"))
     messages = build(found, tmp_path, "-Xptxas", "-v", "-c", "-o", "k.o")

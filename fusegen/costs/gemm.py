@@ -30,10 +30,13 @@ _LIBRARY_WIDE, _LIBRARY_LOW = 1000, {16: 10e-9, 64: 4.5e-9}
 """Features from which on it does not split the sums of so few rows either, and the time for one of k."""
 _LIBRARY_FEW, _LIBRARY_SPLIT = 30e-6, (64, 0.048e-6, 4.4e-6)
 """Products up to so long have too few tiles: for every k beyond the first ones it takes longer, up to a limit."""
+_LIBRARY_LONG, _LIBRARY_TILE, _LIBRARY_TILES = 1 << 14, 64, {1: 0.62, 2: 0.83}
+"""Inputs from which on results of so many rows and features, or of two such tiles, are long sums alone; and the share
+of the rate that such tiles have, whole ones (64x1M by 1Mx32: 305 us, 1Mx96 by 1Mx64, transposed: 396)."""
 _SHORT = 8
 """Operations of functions that are written out for several rows: a sigmoid, and not a tanh."""
 
-Form: TypeAlias = Literal["prepared", "in place", "simt"]
+Form: TypeAlias = Literal["prepared", "in place", "streamed", "simt"]
 """On the tensor cores, after a kernel that splits the rows, or blocks split them for themselves; or in plain fp32."""
 
 
@@ -138,8 +141,15 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
     forms: dict[str, tuple[Form, float]] = {}
     precise_enough = not node.op.amplified
     if precise_enough and _has_whole_rows(body, space, node):
-        prepared = tensor_gemm.seconds(*sizes, machine, matrices, bool(space.row_axes), node.op.left_transposed)
+        reduces, turned = bool(space.row_axes), node.op.left_transposed
+        prepared = tensor_gemm.seconds(*sizes, machine, matrices, reduces, turned)
         forms["prepared"] = ("prepared", prepared)
+        if not node.op.summed:
+            rows, inputs, outputs = sizes
+            lines = (rows if turned else inputs, inputs if node.op.transposed else outputs)
+            aligned = all(length % 4 == 0 for length in lines)
+            streamed = tensor_gemm.streamed_seconds(*sizes, machine, matrices, reduces, turned, aligned)
+            forms["streamed"] = ("streamed", streamed)
         if takes_in_place(body, space, node):
             forms["in place"] = ("in place", tensor_gemm.in_place_seconds(*sizes, machine, matrices))
     if (plain := _rows_in_fp32(body, space, node, machine)) < inf:
@@ -216,6 +226,10 @@ def _library_seconds(rows: int, inputs: int, outputs: int, machine: Machine, mat
     features = max(outputs, min(outputs + more, enough))
     product = 2 * matrices * rows * (inputs + _LIBRARY_INPUTS) * features / (_LIBRARY_FLOPS * machine.flops)
     product = max(product, moved * (2 if inputs % 4 else 1))  # not aligned
+    tiles = -(-rows // _LIBRARY_TILE) * -(-outputs // _LIBRARY_TILE)
+    if inputs >= _LIBRARY_LONG and matrices == 1 and tiles in _LIBRARY_TILES:
+        share = _LIBRARY_TILES[tiles] * machine.flops
+        product = max(product, 2 * tiles * _LIBRARY_TILE**2 * inputs / share)
     if matrices > 1:
         product = _LIBRARY_BATCH + max(product, inputs * _LIBRARY_INPUT)
     else:

@@ -6,6 +6,7 @@ The figures are those of ``gemm_sm90.cu.j2`` and ``gemm_half_sm90.cu.j2``, fitte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from fusegen.machines import Machine
 
@@ -39,6 +40,14 @@ _EARLY = 1.5e-6
 _IN_PLACE = {64: (5.0e-6, 1.9e-6, 2.0e-6, 6.5e-6, 1.65e-6), 32: (3.6e-6, 1.55e-6, 2.3e-6, 2.9e-6, 1.35e-6)}
 """Where every block splits the rows of its tile for itself, by those rows. While no multiprocessor has two blocks:
 start and finish, 64 of k; else start, start and finish of every two blocks, 64 of k of a block."""
+_STREAMED = {64: (1.55e-6, 1.55e-6), 128: (3.0e-6, 2.4e-6)}
+"""Where blocks split both factors of wide tiles, and share sums: 64 of k of a block, by the rows of a tile; rows stored
+one after another, and columns. A warp's conversions wait for one another, 860 instructions with two warps to a
+scheduler; to ask for products between them gained nothing."""
+_LONGEST_CHAIN = 1024
+"""Numbers that are added up in plain fp32, one after the other."""
+_WORDS = 1.9
+"""Times over that these take where lines of a factor are copied word by word."""
 _FUNCTION_ALONE, _FUNCTION = 2.2e-9, 1.2e-9
 """What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
 of several, which wait less (H200: a GELU, a SELU and its tanh)."""
@@ -120,6 +129,37 @@ def seconds(
     split = 8 * matrices * rows * inputs / (_SPLIT * machine.bandwidth)
     peaks = machine.launch - _EARLY + split / 2 if turned else 0.0
     return 2 * machine.launch - _EARLY + _START + peaks + split + aligning + max(products, moved / machine.bandwidth)
+
+
+def streamed_rows(rows: int) -> int:
+    """Rows of a tile whose blocks split both factors, and share long sums."""
+    return next(height for height in _STREAMED if rows <= height or height == max(_STREAMED))
+
+
+def streamed_seconds(
+    rows: int,
+    inputs: int,
+    outputs: int,
+    machine: Machine,
+    matrices: int = 1,
+    reduces: bool = False,
+    turned: bool = False,
+    aligned: bool = True,
+) -> float:
+    """Predicted time of a product whose factors are read once, by the blocks that multiply them; infinite where a block
+    would add up more chunks than a chain may have. ``reduces``, ``turned``: as above; ``aligned``: lines of both
+    factors are whole accesses.
+    """
+    height, chunks = streamed_rows(rows), -(-inputs // _CHUNK)
+    tiles = matrices * -(-rows // height) * -(-outputs // FEATURES)
+    clusters = min(_BLOCKS, -(-tiles * chunks // _LEAST_CHUNKS))
+    each, slower = -(-tiles * chunks // clusters), 1.0 if aligned else _WORDS
+    if min(each, chunks) > _LONGEST_CHAIN:
+        return inf
+    products = each * _STREAMED[height][turned] * slower + _cut_seconds(height, tiles, clusters)
+    products += -(-tiles // clusters) * (_FINISH + (_REDUCE if reduces else 0.0))
+    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
+    return machine.launch + _START + max(products, moved / machine.bandwidth)
 
 
 @dataclass(frozen=True)

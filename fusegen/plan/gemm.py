@@ -191,7 +191,7 @@ def plan(region: Region, name: str) -> KernelPlan:
         inputs, outputs = int(factors.inputs), int(factors.outputs)
         layout = narrow.layout(inputs, outputs)
         assert layout is not None
-        streamed = NarrowPlan(
+        found = NarrowPlan(
             source=region.args[x.name].name,
             weight=region.args[w.name].name,
             weight_transposed=node.op.transposed,
@@ -203,14 +203,17 @@ def plan(region: Region, name: str) -> KernelPlan:
             resident=layout.resident,
             rows=region.lower(space, Style("{}[j]", "{}"), "v"),
         )
-        return region.plan(f"{name}_linear_narrow", streamed, only_hopper=not layout.portable)
+        return region.plan(f"{name}_linear_narrow", found, only_hopper=not layout.portable)
     form = gemm.form(region.body, region.space, node)
     if form == "simt":
         return _simt(region, node, name)
     group = gemm.group(region.space, node)
-    in_place = form == "in place"
+    in_place, streamed = form == "in place", form == "streamed"
     if in_place:
         widths = instructions = choose(f"{node.name} tile", gemm.in_place_rows(region.body, node))
+    elif streamed:
+        _, (lines, _, _) = factors.traced(region.body)
+        widths = instructions = (tensor_gemm.streamed_rows(lines),)
     else:
         matrices, sizes = factors.traced(region.body)
         widths = choose(f"{node.name} tile", tensor_gemm.tiles(*sizes, matrices))
@@ -223,8 +226,9 @@ def plan(region: Region, name: str) -> KernelPlan:
         before=region.lower_before(node),
         source_transposed=node.op.left_transposed,
         in_place=in_place,
+        streamed=streamed,
         beside=in_place and gemm.finishes_beside(region.body, node),
-        cluster=1 if in_place else tensor_gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
+        cluster=1 if in_place or streamed else tensor_gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
         widths=widths,
         instructions=instructions,
         summed=node.op.summed,

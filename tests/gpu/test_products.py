@@ -102,13 +102,16 @@ IN_FP32 = [name for name, case in CASES.items() if case.a[-2] == "m" and not cas
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [*((name, form) for name in CASES for form in ("prepared", "in place")), *((name, "simt") for name in IN_FP32)],
+    [
+        *((name, form) for name in CASES for form in ("prepared", "in place", "streamed")),
+        *((name, "simt") for name in IN_FP32),
+    ],
 )
 def test_agrees_at_every_size(name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test for each file, so that it is built once."""
     monkeypatch.setattr(simt if form == "simt" else tensor_gemm, "seconds", lambda *_: -1.0)
-    if form == "in place":
-        monkeypatch.setattr(tensor_gemm, "in_place_seconds", lambda *_: -2.0)
+    if form in ("in place", "streamed"):
+        monkeypatch.setattr(tensor_gemm, f"{form.replace(' ', '_')}_seconds", lambda *_: -2.0)
     kernel = SimtGemmPlan if form == "simt" else GemmPlan
     it = make(name, tmp_path, kernel)
     for sizes in FREE:

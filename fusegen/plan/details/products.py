@@ -56,6 +56,8 @@ class GemmPlan(_BatchedProduct):
     """Every matrix of the source is stored as [inputs, rows]."""
     in_place: bool = False
     """Every block splits the rows of its tile for itself: no kernel prepares them before."""
+    streamed: bool = False
+    """The same for long sums of few results, in wide tiles that many blocks share."""
     beside: bool = False
     """Then a warp finishes several rows side by side, not one by one."""
     cluster: int = 1
