@@ -671,6 +671,11 @@ class Graph(Frozen):
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def place(self) -> Mapping[str, int]:
+        """Node -> how many come before it."""
+        return {node.name: i for i, node in enumerate(self.nodes)}
+
+    @cached_property
     def analyses(self) -> dict[object, Any]:
         """What has been found out about the graph, by what found it (``spaces/once.py``)."""
         return {}
@@ -720,11 +725,12 @@ class Graph(Frozen):
 
     def needed(self, *names: str) -> set[str]:
         """``names`` and all that they are computed from."""
-        found, pending = set(names), list(names)
+        by_name, found, pending = self.by_name, set(names), list(names)
         while pending:
-            new = set(self.by_name[pending.pop()].inputs) - found
-            found |= new
-            pending += new
+            for name in by_name[pending.pop()].inputs:
+                if name not in found:
+                    found.add(name)
+                    pending.append(name)
         return found
 
     def made_of(self, *names: str) -> set[str]:

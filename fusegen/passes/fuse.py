@@ -101,9 +101,9 @@ def _grow(grouping: Grouping, sink: Node, free: set[str], refused: dict[str, str
         refused[sink.name] = f"{known}; alone: {reason}" if known and isinstance(sink.op, ConvOp) else known or reason
         return None
     decided: set[str] = set()
-    for node in reversed(graph.nodes):  # every reader of a node is decided before the node
+    for node in reversed(graph.nodes[: graph.place[sink.name]]):  # every reader of a node is decided before the node
         name = node.name
-        if name in group.members | decided or ops.is_leaf(node.op) or not group.members & set(users[name]):
+        if name in group.members or name in decided or ops.is_leaf(node.op) or group.members.isdisjoint(users[name]):
             continue
         unit = _unit(node, by_name)
         if unit is None or not unit <= free:
@@ -235,6 +235,9 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
     for node in grouping.graph.nodes:
         if node.name in group.members or node.name not in free or not isinstance(node.op, _SMALL):
             continue
+        reduces = isinstance(node.op, (ReduceOp, ArgReduceOp))
+        if not reduces and group.members.isdisjoint(node.inputs):
+            continue  # it follows from nothing that the kernel has
         if not grouping.is_read(node.name):  # other kernels have copied it
             continue
         unit = {node.name}
@@ -250,10 +253,8 @@ def _absorb(grouping: Grouping, group: Group, free: set[str], machine: Machine) 
             unit.add(producer.name)
             pending.extend(name for name in producer.inputs if name not in group.members)
         else:
-            reduces = isinstance(node.op, (ReduceOp, ArgReduceOp))
-            related = any(name in group.members for name in node.inputs) or reduces
             candidate = group.plus(unit)
-            if related and refusal(grouping, candidate, machine) is None and not grouping.is_cyclic(candidate):
+            if refusal(grouping, candidate, machine) is None and not grouping.is_cyclic(candidate):
                 space = poolrows.rows(grouping.body(candidate)[0])
                 if space.row_axes and node.name in space.axes and not space.is_element(node.name):
                     group = candidate

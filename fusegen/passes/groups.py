@@ -66,7 +66,6 @@ class Grouping:
         self.by_rows = set(graph.by_rows)
         """What is written row by row, though it is a view: results, and what kernels read."""
         self.groups: dict[str, Group] = {}
-        self._place = {node.name: place for place, node in enumerate(graph.nodes)}
         self._owner: dict[str, Group] = {}
         self._holders: defaultdict[str, list[Group]] = defaultdict(list)
         self._bodies: dict[Group, tuple[Graph, tuple[str, ...]]] = {}
@@ -94,7 +93,7 @@ class Grouping:
 
     def in_order(self, names: Iterable[str]) -> list[Node]:
         """The nodes ``names`` in execution order."""
-        return [self.by_name[name] for name in sorted(names, key=self._place.__getitem__)]
+        return [self.by_name[name] for name in sorted(names, key=self.graph.place.__getitem__)]
 
     def is_read(self, name: str, inside: Group = _NOTHING) -> bool:
         """True when something other than ``inside`` needs the value of ``name``."""
@@ -146,15 +145,21 @@ class Grouping:
         def reads(kernel: Group) -> list[str]:  # what a kernel computes itself it does not read
             return [n for member in kernel.members for n in self.by_name[member].inputs if n not in kernel.members]
 
+        place = self.graph.place
+        first = min(map(place.__getitem__, group.owned), default=0)
         pending, seen = reads(group), set[str | Group]()
         while pending:
             name = pending.pop()
             if name in group.owned:
                 return True
             kernel = self._owner.get(name)
-            if (unit := kernel or name) not in seen:
-                seen.add(unit)
-                pending.extend(reads(kernel) if kernel else self.by_name[name].inputs)
+            if (unit := kernel or name) in seen:
+                continue
+            seen.add(unit)
+            if kernel is None and place[name] > first:  # else all that it follows from comes before the group
+                pending.extend(self.by_name[name].inputs)
+            elif kernel is not None and max(map(place.__getitem__, kernel.members)) > first:
+                pending.extend(reads(kernel))
         return False
 
     def is_spread(self, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
-from itertools import takewhile
+from itertools import count, takewhile
 
 from fusegen import ops
 from fusegen.dims import Dim
@@ -86,12 +86,10 @@ class Match:
         return self._built(EagerOp(target=target, arguments=arguments, results=(result,)), result, operands)
 
     def _built(self, op: Op, result: TensorType, operands: tuple[Node, ...]) -> Node:
-        taken = {node.name for node in (*self.graph.nodes, *self.built)}
-        number = 1
-        while f"{self.root.name}_r{number}" in taken:
-            number += 1
+        numbers = (f"{self.root.name}_r{number}" for number in count(1))
+        taken = {node.name for node in self.built}
         node = Node(
-            name=f"{self.root.name}_r{number}",
+            name=next(name for name in numbers if name not in self.graph.by_name and name not in taken),
             op=op,
             inputs=tuple(node.name for node in operands),
             type=result,

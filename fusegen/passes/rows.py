@@ -6,12 +6,12 @@ and read again; the sum of each row is that kernel's, and few numbers are left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 from fusegen.ir import ConstOp, Graph, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.passes.algebra.collapse import in_two_steps, reduction
 from fusegen.passes.rewrite import Match, Numerics, Rule, anything, op
+from fusegen.spaces.once import once
 
 _ROW = 16
 """Elements of a row from which on few results are left of it."""
@@ -37,13 +37,11 @@ def _waits(graph: Graph, node: Node, root: Node) -> bool:
     return any(isinstance(n.op, ReduceOp) and n.op.axes == root.op.axes and n.inputs == root.inputs for n in before)
 
 
-def _rows(graph: Graph) -> Iterator[tuple[Node, tuple[int, ...]]]:
+@once
+def _rows(graph: Graph) -> tuple[tuple[Node, tuple[int, ...]], ...]:
     """What is computed along rows, and their axes."""
-    for node in graph.nodes:
-        if isinstance(node.op, SoftmaxOp):
-            yield node, (node.op.axis,)
-        elif isinstance(node.op, ReduceOp):
-            yield node, node.op.axes
+    found = [(node, node.op) for node in graph.nodes if isinstance(node.op, (SoftmaxOp, ReduceOp))]
+    return tuple((node, (op.axis,) if isinstance(op, SoftmaxOp) else op.axes) for node, op in found)
 
 
 def _first(m: Match) -> tuple[int, ...]:

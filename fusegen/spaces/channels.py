@@ -100,21 +100,23 @@ def leading(
     """
     after: dict[str, set[str]] = {conv.name: set()}
     value = None
-    for node in graph.nodes:
+    following = graph.nodes[graph.place[conv.name] :]
+    for node in following:
         value = reduced(node)
         if value in after:
             break
-        if node.name in available and isinstance(node.op, PointwiseOp) and node.type == conv.type:
+        if after.keys().isdisjoint(node.inputs) or node.name not in available:
+            continue
+        if isinstance(node.op, PointwiseOp) and node.type == conv.type:
             fixed: set[str] = set()
-            data = [name for name in node.inputs if name in after]
-            if data and all(name in after or is_fixed(graph, name, fixed) for name in node.inputs):
+            if all(name in after or is_fixed(graph, name, fixed) for name in node.inputs):
                 after[node.name] = fixed
     if value is None or value not in after:
         return None
     inside = {value}
-    for node in reversed(graph.nodes):
-        if node.name in inside and node is not conv:
-            inside |= after.keys() & set(node.inputs)
+    for name in reversed(after):
+        if name in inside and name != conv.name:
+            inside |= after.keys() & set(graph.node(name).inputs)
     return graph.node(value), inside, set[str]().union(*(after[name] for name in inside))
 
 
@@ -152,8 +154,12 @@ def members(graph: Graph, conv: Node, free: Iterable[str]) -> tuple[set[str], se
         return None
     copies |= {graph.node(name).inputs[0] for name in known} & set(views)
     count = dims.product(graph.node(first).type.shape)
-    for node in graph.nodes:
-        if node.name in available and isinstance(node.op, (PointwiseOp, ReshapeOp)) and known & set(node.inputs):
+    for node in graph.nodes[graph.place[conv.name] :]:
+        if (
+            node.name in available
+            and isinstance(node.op, (PointwiseOp, ReshapeOp))
+            and not known.isdisjoint(node.inputs)
+        ):
             own: set[str] = set()
             alike = dims.product(node.type.shape) == count and node.type.dtype is DType.FLOAT32
             if alike and all(name in known or is_fixed(graph, name, own) for name in node.inputs):
