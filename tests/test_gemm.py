@@ -437,6 +437,38 @@ def test_long_sums_of_few_results_read_both_factors_once(
     assert detail.widths == (rows,)
 
 
+@pytest.mark.parametrize(
+    ("forward", "shapes"),
+    [
+        ("a @ b", ((4096, 32), (32, 4096))),
+        ("torch.sigmoid(a @ b.T * 0.1)", ((8192, 19), (4094, 19))),
+        ("(a.T @ b).exp()", ((20, 4096), (20, 2048))),
+        ("torch.bmm(a, b.mT) + a.sum(2, True)", ((8, 1024, 16), (8, 1024, 16))),
+    ],
+)
+def test_few_terms_of_many_results_keep_rows_in_registers(
+    forward: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], tmp_path: Path
+) -> None:
+    drawn = ", ".join(f"torch.rand({shape})" for shape in shapes)
+    found = compile_file(write(tmp_path, f"return {forward}", inputs=drawn, arguments="a, b"))
+    detail = product(found)
+    assert detail is not None
+    assert detail.short
+    messages = build(found, tmp_path, "-Xptxas", "-v", "-c", "-o", "k.o")
+    assert max(map(int, re.findall(r"(\d+) bytes spill stores", messages))) == 0
+
+
+def test_more_terms_than_registers_hold_leave_their_size_free(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "return (a @ b).exp()", inputs="torch.rand(9000, 33), torch.rand(33, 9000)", arguments="a, b"
+    )
+    found = compile_file(path)
+    detail = product(found)
+    assert detail is not None
+    assert not detail.short
+    assert not isinstance(detail.inputs, int)
+
+
 def test_no_block_adds_up_more_than_a_chain_may_have() -> None:
     assert tensor_gemm.streamed_seconds(256, 1 << 21, 256, H200) < inf  # four tiles, which all blocks share
     assert tensor_gemm.streamed_seconds(256, 1 << 17, 256, H200, matrices=132) == inf

@@ -36,7 +36,7 @@ of the rate that such tiles have, whole ones (64x1M by 1Mx32: 305 us, 1Mx96 by 1
 _SHORT = 8
 """Operations of functions that are written out for several rows: a sigmoid, and not a tanh."""
 
-Form: TypeAlias = Literal["prepared", "in place", "streamed", "simt"]
+Form: TypeAlias = Literal["prepared", "in place", "streamed", "short", "simt"]
 """On the tensor cores, after a kernel that splits the rows, or blocks split them for themselves; or in plain fp32."""
 
 
@@ -137,7 +137,8 @@ def _has_whole_rows(body: Graph, space: RowSpace, node: Node) -> bool:
 def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[str, tuple[Form, float]]:
     """Ways to compute the product, by label, and the expected seconds."""
     assert isinstance(node.op, MatmulOp)
-    matrices, sizes = factors(body, node).traced(body)
+    found = factors(body, node)
+    matrices, sizes = found.traced(body)
     forms: dict[str, tuple[Form, float]] = {}
     precise_enough = not node.op.amplified
     if precise_enough and _has_whole_rows(body, space, node):
@@ -150,11 +151,13 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
             aligned = all(length % 4 == 0 for length in lines)
             streamed = tensor_gemm.streamed_seconds(*sizes, machine, matrices, reduces, turned, aligned)
             forms["streamed"] = ("streamed", streamed)
+            if isinstance(found.inputs, int) and not space.row_axes:
+                forms["short"] = ("short", tensor_gemm.short_seconds(*sizes, machine, matrices))
         if takes_in_place(body, space, node):
             forms["in place"] = ("in place", tensor_gemm.in_place_seconds(*sizes, machine, matrices))
     if (plain := _rows_in_fp32(body, space, node, machine)) < inf:
         forms["in plain fp32"] = ("simt", plain)
-    return forms
+    return {label: known for label, known in forms.items() if known[1] < inf}
 
 
 def _least_seconds(body: Graph, space: RowSpace, node: Node, machine: Machine) -> float:

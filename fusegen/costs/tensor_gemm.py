@@ -48,6 +48,10 @@ _LONGEST_CHAIN = 1024
 """Numbers that are added up in plain fp32, one after the other."""
 _WORDS = 1.9
 """Times over that these take where lines of a factor are copied word by word."""
+SHORT, _SHORT_MOVED = (16, 32), 0.67
+"""Terms of which a product's kernel keeps its rows in registers, and the share of the bandwidth at which it stores (of
+fewer, a chain in fp32 is closer than 22 bits of every factor; 32,768 squared results of 32 terms: 1,412 us, with the rows prepared 2,165; 8,192 squared of 20: 118 and 160; of 64
+terms, conversions take longer than stores: 200 and 156)."""
 _FUNCTION_ALONE, _FUNCTION = 2.2e-9, 1.2e-9
 """What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
 of several, which wait less (H200: a GELU, a SELU and its tanh)."""
@@ -160,6 +164,16 @@ def streamed_seconds(
     products += -(-tiles // clusters) * (_FINISH + (_REDUCE if reduces else 0.0))
     moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
     return machine.launch + _START + max(products, moved / machine.bandwidth)
+
+
+def short_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:
+    """Predicted time of a product of so few terms that storing its results takes longer."""
+    least, most = SHORT
+    if not least <= inputs <= most:
+        return inf
+    tiles = matrices * -(-rows // FEATURES) * -(-outputs // FEATURES)
+    moved = 4 * (matrices * (rows * inputs + outputs * inputs) + tiles * FEATURES**2)
+    return machine.launch + _START + moved / (_SHORT_MOVED * machine.bandwidth)
 
 
 @dataclass(frozen=True)

@@ -208,36 +208,41 @@ def plan(region: Region, name: str) -> KernelPlan:
     if form == "simt":
         return _simt(region, node, name)
     group = gemm.group(region.space, node)
-    in_place, streamed = form == "in place", form == "streamed"
+    in_place, streamed, short = form == "in place", form == "streamed", form == "short"
     if in_place:
         widths = instructions = choose(f"{node.name} tile", gemm.in_place_rows(region.body, node))
     elif streamed:
         _, (lines, _, _) = factors.traced(region.body)
         widths = instructions = (tensor_gemm.streamed_rows(lines),)
+    elif short:
+        widths = instructions = (tensor_gemm.FEATURES,)
     else:
         matrices, sizes = factors.traced(region.body)
         widths = choose(f"{node.name} tile", tensor_gemm.tiles(*sizes, matrices))
         instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
     style = Style(indexed("i", factors.outputs), "{}", moves_rows=True, parts=True)
     rows = region.lower(region.space if group else space, style, "v", _FeatureLowering if group else _BatchLowering)
-    symmetric = None if in_place or group else _symmetric(region, node, rows)
+    symmetric = None if in_place or short or group else _symmetric(region, node, rows)
     detail = GemmPlan(
         **_factors(region, node),
         before=region.lower_before(node),
         source_transposed=node.op.left_transposed,
         in_place=in_place,
         streamed=streamed,
+        short=short,
         beside=in_place and gemm.finishes_beside(region.body, node),
-        cluster=1 if in_place or streamed else tensor_gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
+        cluster=1
+        if in_place or streamed or short
+        else tensor_gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
         widths=widths,
         instructions=instructions,
         summed=node.op.summed,
         averaged=node.op.averaged,
         group=group,
-        triangle=_triangle(region, node) or symmetric,
+        triangle=None if short else _triangle(region, node) or symmetric,
         rows=rows,
     )
-    counters, workspace = (None, False) if in_place else (dims.add(height, _CUT_TILES), True)
+    counters, workspace = (None, False) if in_place or short else (dims.add(height, _CUT_TILES), True)
     if contractions.not_portable(region.body, region.space, node):
         return region.plan(
             f"{name}_gemm_sm90", detail, counters=counters, workspace=workspace, tf32="matmul", only_hopper=True

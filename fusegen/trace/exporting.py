@@ -125,12 +125,17 @@ _COORDINATES = 4
 """Elements of an input's last axis, where they are added up, that are coordinates: points and boxes have so many."""
 
 
+_TERMS, _RESULTS, _MORE = range(16, 33), 1 << 22, 8
+"""Terms of a product's sums that its kernel keeps in registers; results, and those for each number of a factor, from
+which on that is worth it."""
+
+
 def _row_lengths(graph: Graph) -> frozenset[str]:
     """Input sizes that are structure: the lengths of rows that a kernel keeps on chip.
 
     Those are the axis of a softmax, and the channels or features (axis 1) where something reduces
-    them, what the parameters of a norm or a recurrent network fix, the widths of attention, and the coordinates of
-    points that are added up. Batch and spatial sizes stay free.
+    them, what the parameters of a norm or a recurrent network fix, the widths of attention, the coordinates of
+    points that are added up, and the few terms of sums of many results. Batch and spatial sizes stay free.
     """
     found: set[Dim] = set(_attention_widths(graph))
     last: set[Dim] = {node.type.shape[-1] for node in graph.inputs if node.type.rank > 1}
@@ -145,6 +150,12 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
                 found.update({graph.node(node.inputs[0]).type.shape[axis]} & coordinates)
             case EagerOp(target="aten.group_norm.default"):  # channels that are split into groups
                 found.add(graph.node(node.inputs[0]).type.shape[1])
+            case MatmulOp():
+                factors = [graph.node(name).type.shape for name in node.inputs[:2]]
+                results = dims.numel(node.type.shape, graph.sizes)
+                few = max(dims.numel(shape, graph.sizes) for shape in factors) * _MORE <= results >= _RESULTS
+                terms = factors[0][-1]
+                found.update({terms} if few and graph.sizes.get(str(terms)) in _TERMS else ())
             case RecurrentOp():  # features, as many as its weights have
                 found.update(dims.symbols(graph.node(node.inputs[0]).type.shape[-1:]))
     return _axes(graph, found)

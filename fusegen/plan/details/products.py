@@ -58,6 +58,8 @@ class GemmPlan(_BatchedProduct):
     """Every block splits the rows of its tile for itself: no kernel prepares them before."""
     streamed: bool = False
     """The same for long sums of few results, in wide tiles that many blocks share."""
+    short: bool = False
+    """Sums have so few terms that a block keeps its rows in registers, and stores results while others are computed."""
     beside: bool = False
     """Then a warp finishes several rows side by side, not one by one."""
     cluster: int = 1
