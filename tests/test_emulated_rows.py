@@ -13,7 +13,7 @@ import torch
 
 from fusegen import interpret
 from fusegen.compiler import compile_file
-from fusegen.plan import kernels
+from fusegen.plan import row_reduce
 from fusegen.plan.details import PointwisePlan, RowReducePlan, RowStreamPlan
 from fusegen.plan.types import KernelStep
 from tests.emulated import Kernel, kernel_of, operands_of, steps
@@ -310,7 +310,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_equal_elements_are_their_mean(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streamed, or as statistics of statistics: a norm makes exactly zero of them, as in eager."""
-    monkeypatch.setattr(kernels, "_in_double", lambda _: True)
+    monkeypatch.setattr(row_reduce, "_in_double", lambda _: True)
     body, shape_of = NORMS[name]
     for n in (7, 96, 1000):
         shape = shape_of(n)

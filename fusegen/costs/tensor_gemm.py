@@ -49,9 +49,9 @@ _LONGEST_CHAIN = 1024
 _WORDS = 1.9
 """Times over that these take where lines of a factor are copied word by word."""
 SHORT, _SHORT_MOVED = (16, 32), 0.67
-"""Terms of which a product's kernel keeps its rows in registers, and the share of the bandwidth at which it stores (of
-fewer, a chain in fp32 is closer than 22 bits of every factor; 32,768 squared results of 32 terms: 1,412 us, with the rows prepared 2,165; 8,192 squared of 20: 118 and 160; of 64
-terms, conversions take longer than stores: 200 and 156)."""
+"""Terms of which a product's kernel keeps its rows in registers, and the share of the bandwidth at which it stores. Of
+fewer, a chain in fp32 is closer than 22 bits of every factor; of 64, conversions take longer than stores (200 us and
+156). 32,768 squared results of 32 terms: 1,412 us, with the rows prepared 2,165; 8,192 squared of 20: 118 and 160."""
 _FUNCTION_ALONE, _FUNCTION = 2.2e-9, 1.2e-9
 """What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
 of several, which wait less (H200: a GELU, a SELU and its tanh)."""
