@@ -47,6 +47,10 @@ shorter of products and traffic that the longer one does not hide (15 of network
 channels of 300 positions, with 128 outputs or more: 0.77 to 1.24 of what they took)."""
 _WEIGHTS = 6
 """Times over that cuDNN moves the weights of a convolution in TF32: it transposes them (512x512x3x3: 14.9 us, H100)."""
+_STRIDED_INPUTS = 32
+"""Channels of a strided convolution of 1x1 in full fp32 from which on it is a matrix product where the data lies; in
+TF32 it is one of few outputs only (192 to 256 channels of 56x56, 96 samples: 225 us, of which 168 transpose;
+h200-long-sums.json)."""
 _LEAST_PLANE = (100, 1.6)
 """Positions below which products of several taps take longer in TF32, and how many times over (planes of 7x7, 32
 samples, 256 and 512 channels to 512, H100)."""
@@ -81,11 +85,12 @@ def _call_seconds(body: Graph, node: Node, machine: Machine) -> float:
     if node.op.transposed and node.op.rank == 3 and prod(inference.kernel_size(w)) > most:
         products *= times
     strided, one_tap = max(node.op.stride) > 1, prod(inference.kernel_size(w)) == node.op.groups == 1
-    if one_tap and not (strided and (node.op.transposed or tf32)):  # a matrix product where the data lies
+    transposes = node.op.transposed or (outputs >= full if tf32 else inputs < _STRIDED_INPUTS)
+    if one_tap and not (strided and transposes):  # a matrix product where the data lies
         positions = prod(body.shape(node.name)[2:])
         tiles = -(-positions // _ONE_TAP_TILE) * _ONE_TAP_TILE / max(1, positions)
         tiled = flops / machine.mma_flops * tiles
-        if positions % 4 and tf32:
+        if positions % 4 and tf32 and not strided:
             filled = -(-outputs // full) * full / outputs
             return tiled * filled / _UNALIGNED_RATE + _UNALIGNED_MOVED * moved + _UNALIGNED_SECONDS
         moved *= _UNALIGNED if positions % 4 else 1.0
