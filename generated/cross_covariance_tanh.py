@@ -201,7 +201,7 @@ struct Registers {
 // A tile is WIDTH rows of X by FEATURES features; a block computes its rows in two halves.
 template <int WIDTH>
 struct Shape {
-    static constexpr int HALF = WIDTH / 2, SUMS = WIDTH / 2;   // columns of an instruction; accumulators of a thread
+    static constexpr int SUMS = WIDTH / 2;                     // accumulators of a thread
     static constexpr int PART = WIDTH * CHUNK * 2;             // bytes of the high or low halves of a chunk
     static constexpr int WEIGHTS = BUFFERS * 2 * PART;         // offsets in shared memory
     static constexpr int X = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES, INVERSES = X + WEIGHT_STAGES * X_BYTES;
@@ -253,15 +253,6 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// At the same barrier of another block of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, int block) {
-    asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [r]; }" ::"r"(barrier), "r"(block) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
@@ -377,12 +368,6 @@ __device__ __forceinline__ void store_halves(const float (&v)[STEP], float scale
         *reinterpret_cast<uint4*>(to) = make_uint4(high[4 * i], high[4 * i + 1], high[4 * i + 2], high[4 * i + 3]);
         *reinterpret_cast<uint4*>(to + WIDTH * 128) = make_uint4(low[4 * i], low[4 * i + 1], low[4 * i + 2], low[4 * i + 3]);
     }
-}
-
-// Four neighbours, zero beyond the data.
-__device__ __forceinline__ float4 load_four(const float* p, int64_t left, bool aligned) {
-    if (aligned && left >= 4) return __ldg(reinterpret_cast<const float4*>(p));
-    return make_float4(left > 0 ? __ldg(p) : 0.0f, left > 1 ? __ldg(p + 1) : 0.0f, left > 2 ? __ldg(p + 2) : 0.0f, left > 3 ? __ldg(p + 3) : 0.0f);
 }
 
 
@@ -534,11 +519,6 @@ struct Operands {
     }
 };
 
-template <bool VALUE>
-struct Flag {
-    static constexpr bool value = VALUE;
-};
-
 // The sums of a tile over chunks, one at least, from `first` on. A chunk is split while the tensor cores have the one before, whose products
 // are asked for in PARTS: a warp waits while many are. Halves lie in two buffers, and weights in registers, which products read
 // until the wait.
@@ -603,9 +583,9 @@ __device__ __forceinline__ void multiply_streamed(const Operands<WIDTH>& operand
         consumers_sync();   // the halves are there, and no product reads those of the last chunk
         ring.advance(), stages.advance();
     };
-    next(Flag<false>(), 0);
+    next(std::false_type(), 0);
 #pragma unroll 1
-    for (int i = 1; i < chunks; ++i) next(Flag<true>(), i);
+    for (int i = 1; i < chunks; ++i) next(std::true_type(), i);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) multiply(part, 1 - ring.stage);
     add(1 - ring.stage);
@@ -1102,16 +1082,16 @@ Tensor call_k0_gemm_sm90(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b84b34645b4b5fbc, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_30f3e288d6f0ad71, m) {
     m.def("k0_gemm_sm90(Tensor x0, Tensor x1, Tensor p0, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_b84b34645b4b5fbc, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_30f3e288d6f0ad71, CUDA, m) {
     m.impl("k0_gemm_sm90", TORCH_BOX(&call_k0_gemm_sm90));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_b84b34645b4b5fbc"
+_fusegen_NAMESPACE = "fusegen_30f3e288d6f0ad71"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -180,6 +180,13 @@ __device__ __forceinline__ void multiply_add_split(Sums&& sums, const float4 (&h
         for (int e = 0; e < 4; ++e) sums(i)[e] += t[i][e];
 }
 
+// 16 x 8 sums of products of fp16 fragments, 16 deep.
+__device__ __forceinline__ void multiply_add_halves(float (&d)[4], const float4& a, const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)), "r"(b[0]), "r"(b[1]));
+}
+
 // One operation for each of COUNT (a multiple of 4) values.
 template <int COUNT>
 __device__ __forceinline__ bool all_finite(const float* v) {
@@ -412,8 +419,8 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address
 
 // d += a b: 16 rows by 8 features by STEP of k.
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    const unsigned b[2] = {b0, b1};
+    multiply_add_halves(d, make_float4(__uint_as_float(a[0]), __uint_as_float(a[1]), __uint_as_float(a[2]), __uint_as_float(a[3])), b);
 }
 
 __global__ void __launch_bounds__(THREADS, RESIDENT) run_tiles(const __grid_constant__ Args args) {
@@ -927,16 +934,16 @@ Tensor call_k0_gemm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5582d369df70a63e, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_c4bea7d058fd433f, m) {
     m.def("k0_gemm(Tensor x0, Tensor p0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_5582d369df70a63e, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_c4bea7d058fd433f, CUDA, m) {
     m.impl("k0_gemm", TORCH_BOX(&call_k0_gemm));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_5582d369df70a63e"
+_fusegen_NAMESPACE = "fusegen_c4bea7d058fd433f"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

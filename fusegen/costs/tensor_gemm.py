@@ -44,11 +44,11 @@ _STREAMED = {64: (1.55e-6, 1.55e-6), 128: (3.0e-6, 2.4e-6)}
 """Where blocks split both factors of wide tiles, and share sums: 64 of k of a block, by the rows of a tile; rows stored
 one after another, and columns. A warp's conversions wait for one another, 860 instructions with two warps to a
 scheduler; to ask for products between them gained nothing."""
-_LONGEST_CHAIN = 1024
+LONGEST_CHAIN = 1024
 """Numbers that are added up in plain fp32, one after the other."""
 _WORDS = 1.9
 """Times over that these take where lines of a factor are copied word by word."""
-SHORT, _SHORT_MOVED = (16, 32), 0.67
+SHORT, _SHORT_MOVED = range(16, 33), 0.67
 """Terms of which a product's kernel keeps its rows in registers, and the share of the bandwidth at which it stores. Of
 fewer, a chain in fp32 is closer than 22 bits of every factor; of 64, conversions take longer than stores (200 us and
 156). 32,768 squared results of 32 terms: 1,412 us, with the rows prepared 2,165; 8,192 squared of 20: 118 and 160."""
@@ -74,6 +74,11 @@ def _spread(width: int, rows: int, inputs: int, outputs: int, matrices: int) -> 
     blocks = cluster(outputs)
     tiles = matrices * -(-rows // width) * -(-outputs // (blocks * FEATURES))
     return tiles, min(_BLOCKS // blocks, -(-tiles * -(-inputs // _CHUNK) // _LEAST_CHUNKS))
+
+
+def _moved(rows: int, inputs: int, outputs: int, matrices: int) -> int:
+    """Bytes of both factors and the results."""
+    return 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
 
 
 def _cut_seconds(width: int, tiles: int, clusters: int) -> float:
@@ -120,7 +125,7 @@ def seconds(
     """
     width, chunks = _width(rows, inputs, outputs, matrices), -(-inputs // _CHUNK)
     tiles, clusters = _spread(width, rows, inputs, outputs, matrices)
-    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
+    moved = _moved(rows, inputs, outputs, matrices)
     finish = _FINISH + (_REDUCE if reduces else 0.0)
     chunk, aligning = _chunk_seconds(width), 0.0
     if inputs % 4:
@@ -158,18 +163,17 @@ def streamed_seconds(
     tiles = matrices * -(-rows // height) * -(-outputs // FEATURES)
     clusters = min(_BLOCKS, -(-tiles * chunks // _LEAST_CHUNKS))
     each, slower = -(-tiles * chunks // clusters), 1.0 if aligned else _WORDS
-    if min(each, chunks) > _LONGEST_CHAIN:
+    if min(each, chunks) > LONGEST_CHAIN:
         return inf
     products = each * _STREAMED[height][turned] * slower + _cut_seconds(height, tiles, clusters)
     products += -(-tiles // clusters) * (_FINISH + (_REDUCE if reduces else 0.0))
-    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
+    moved = _moved(rows, inputs, outputs, matrices)
     return machine.launch + _START + max(products, moved / machine.bandwidth)
 
 
 def short_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:
     """Predicted time of a product of so few terms that storing its results takes longer."""
-    least, most = SHORT
-    if not least <= inputs <= most:
+    if inputs not in SHORT:
         return inf
     tiles = matrices * -(-rows // FEATURES) * -(-outputs // FEATURES)
     moved = 4 * (matrices * (rows * inputs + outputs * inputs) + tiles * FEATURES**2)
@@ -206,7 +210,7 @@ def _in_place_seconds(
         products = start + -(-found.resident // 2) * pair + found.chunks * found.resident * chunk * slower
     each = _FUNCTION if found.resident > 1 else _FUNCTION_ALONE
     products += functions * found.resident * height / found.splits * each
-    moved = 4 * matrices * (rows * inputs + outputs * inputs + rows * outputs)
+    moved = _moved(rows, inputs, outputs, matrices)
     return machine.launch + max(products + _SPLITS[found.splits], alone + moved / machine.bandwidth)
 
 

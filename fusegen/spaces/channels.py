@@ -100,8 +100,7 @@ def leading(
     """
     after: dict[str, set[str]] = {conv.name: set()}
     value = None
-    following = graph.nodes[graph.place[conv.name] :]
-    for node in following:
+    for node in graph.nodes[graph.place[conv.name] :]:
         value = reduced(node)
         if value in after:
             break

@@ -20,6 +20,7 @@ from torch import nn
 from torch.fx.experimental import _config as fx_config
 
 from fusegen import dims, guards
+from fusegen.costs import tensor_gemm
 from fusegen.dims import Dim
 from fusegen.errors import TraceError
 from fusegen.interpret import evaluated, input_shapes
@@ -125,9 +126,8 @@ _COORDINATES = 4
 """Elements of an input's last axis, where they are added up, that are coordinates: points and boxes have so many."""
 
 
-_TERMS, _RESULTS, _MORE = range(16, 33), 1 << 22, 8
-"""Terms of a product's sums that its kernel keeps in registers; results, and those for each number of a factor, from
-which on that is worth it."""
+_RESULTS, _MORE = 1 << 22, 8
+"""Results of a product, and those for each number of a factor, from which on few terms (``SHORT``) are structure."""
 
 
 def _row_lengths(graph: Graph) -> frozenset[str]:
@@ -155,7 +155,7 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
                 results = dims.numel(node.type.shape, graph.sizes)
                 few = max(dims.numel(shape, graph.sizes) for shape in factors) * _MORE <= results >= _RESULTS
                 terms = factors[0][-1]
-                found.update({terms} if few and graph.sizes.get(str(terms)) in _TERMS else ())
+                found.update({terms} if few and graph.sizes.get(str(terms)) in tensor_gemm.SHORT else ())
             case RecurrentOp():  # features, as many as its weights have
                 found.update(dims.symbols(graph.node(node.inputs[0]).type.shape[-1:]))
     return _axes(graph, found)

@@ -6,14 +6,13 @@ from math import ceil
 from typing import Literal
 
 from fusegen.costs.attention import AttentionTile
+from fusegen.costs.tensor_gemm import LONGEST_CHAIN
 from fusegen.costs.viewproduct import ViewTile
 from fusegen.dims import Dim
 from fusegen.ir import DType, Frozen
 from fusegen.plan.rowprogram import Operand, RowProgram
 
 _MOST_COLUMNS = 64
-_LONGEST_CHAIN = 1024
-"""Additions of floats, one after the other."""
 
 
 class _BatchedProduct(Frozen):
@@ -181,7 +180,7 @@ class ViewProductPlan(Frozen):
     @property
     def chained(self) -> bool:
         """True when a sum is one chain of additions: of no more terms than are allowed."""
-        return isinstance(self.inputs, int) and self.inputs <= _LONGEST_CHAIN
+        return isinstance(self.inputs, int) and self.inputs <= LONGEST_CHAIN
 
     @property
     def resident(self) -> int:
