@@ -249,6 +249,13 @@ __device__ __forceinline__ float half_scale(unsigned peak) { return __uint_as_fl
 // One over half_scale.
 __device__ __forceinline__ float half_inverse(unsigned peak) { return __uint_as_float((max(peak >> 23, 15u) - 14) << 23); }
 
+// Two values as the halves of a word.
+__device__ __forceinline__ unsigned nearest_halves(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 // The nearest half, and above it in the word the half of what that leaves.
 __device__ __forceinline__ unsigned split_halves(float v) {
     unsigned pair;
@@ -321,12 +328,15 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_conv_pool_sm90_kernel {
 
-// Implicit GEMM. A first kernel writes the input padded, rounded to TF32 and channel-quad-major, a grid of
-// slots [quad of channels][sample, z, y, x][4], one grid for each residue of the stride. Zero slots at the
+// Implicit GEMM. A kernel writes the input padded, as fp16, which rounds as TF32 does and multiplies at twice its rate, and
+// channel-octet-major: a grid of slots [octet of channels][sample, z, y, x][8], one grid for each residue of the stride. Zero slots at the
 // end of a row serve as those before the next one. Then every tap of every phase is a constant shift along
 // the flattened slots: the product is a plain GEMM over linear base slots, its tiles arrive by bulk copy, and
 // a tap costs nothing but another start address. A thread ends up with all of its channels of a few pixels,
 // so the epilogue runs in registers.
+//
+// Powers of two bring every sample and the weights of every output channel into fp16's range. A value that halves cannot hold, be
+// it infinite, NaN or huge, leaves no finite result, and what is not finite is computed again in fp32.
 //
 // A pooling follows: a product's 64 base slots are 8 rows of 8 slots, since an operand's groups of 8 may lie any
 // constant distance apart. Such a patch of the image holds whole windows; its tiles arrive by tensor copies.
@@ -339,6 +349,7 @@ __host__ __device__ constexpr int along(int axis, int z, int y, int x) { return 
 __host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 3, 3, 3); }
 __host__ __device__ constexpr int stride(int axis) { return along(axis, 2, 1, 1); }
 __host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int padding(int axis) { return along(axis, 1, 1, 1); }
 __host__ __device__ constexpr int reach(int axis) { return along(axis, 1, 2, 2); }             // largest shift of a tap
 __host__ __device__ constexpr int lead(int axis) { return along(axis, 0, 1, 1); }              // zero slots before the first input position
 __host__ __device__ constexpr int in_step(int axis) { return along(axis, 2, 1, 1); }        // slot -> input position
@@ -355,26 +366,27 @@ constexpr int OUTER_PHASES = 1;
 constexpr int CHANNELS = 64;       // output channels of a block
 constexpr int SPLIT = 1;            // blocks of a cluster that share the channels of a row
 constexpr int CHANNEL_TILES = 1;    // tiles along the channels
-constexpr int CLUSTER = 2;
+constexpr int CLUSTER = 1;
 constexpr int SHARE = CLUSTER / SPLIT;  // tiles that a cluster works on at a time
 constexpr int COLUMNS = PHASES * CHANNELS;                       // N of the product
 constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over the same base slots
 
-constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
+constexpr int WARPGROUPS = 4;       // consumers, 64 base slots each
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
-constexpr int CHUNK = 16;           // input channels of a stage
-constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
-constexpr int RINGS = 3;           // of stages: one that all warpgroups read, or one for each
-constexpr int STAGES = 8;          // of a ring
+constexpr int CHUNK = 16;           // words of a stage: pairs of input channels
+constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + 2 * CHUNK - 1) / (2 * CHUNK), GROUP_QUADS = QUADS * CHUNKS;
+constexpr int RINGS = 4;           // of stages: one that all warpgroups read, or one for each
+constexpr int STAGES = 4;          // of a ring
 constexpr int SLOTS = 100;          // slots of a stage
-constexpr bool STREAM = true;     // weights go through a ring; else those of a kind stay in shared memory
-constexpr int RING = 4;            // weight slots of that ring
+constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
+constexpr int RING = 0;            // weight slots of that ring
 constexpr int TAP_BYTES = CHUNK * COLUMNS * 4;
 constexpr int STAGE_BYTES = (QUADS * SLOTS * 16 + 127) / 128 * 128;   // tensor copies begin there
 constexpr int KIND_BYTES = 27 * CHUNKS * TAP_BYTES;     // weights of a kind
 constexpr int WEIGHT_BYTES = STREAM ? RING * MAX_TAPS * TAP_BYTES : KIND_BYTES;
 constexpr int PARTS = 2;           // of a window, which are computed one after the other
 constexpr int GRIDS = 2;           // of the input: residues of the stride that some part reads
+__host__ __device__ constexpr int parts(int axis) { return along(axis, 2, 1, 1); }
 constexpr int WINDOW_Y = 2, WINDOW_X = 2;   // of results of a patch
 constexpr int PATCH_Y = 8, PATCH_X = 8;       // results of a warpgroup
 constexpr int RING_X = PATCH_X * WARPGROUPS / RINGS;   // of the warpgroups that share a ring, side by side
@@ -397,7 +409,7 @@ constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_
 constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 2 * ROW_FLOATS * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 3 * ROW_FLOATS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
 static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
@@ -408,6 +420,7 @@ struct Args {
     const float* p2;
     float* y0;
     float *weights, *grid;        // workspace
+    unsigned int* peaks;          // bits of the largest magnitudes, of every output channel's weights and every sample
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
     unsigned int weight_rows;     // rows of the preparation's blocks that write weights
@@ -451,16 +464,11 @@ __device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
 __device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
 __device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ __forceinline__ uint32_t to_tf32(float v) {
-    uint32_t r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
-    return r;
-}
 __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1;\n}"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, 0, 0;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(accumulate));
 }
@@ -483,6 +491,66 @@ __device__ __forceinline__ int kernel_position(int axis, int phase, int shift, i
     const int k = distance / dilation(axis);
     return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
 }
+
+// ---- Peaks -------------------------------------------------------------------------------------------------
+// Places among the peaks: first comes whether there are values that halves may not hold.
+constexpr int WEIGHT_PEAKS = 1, SAMPLE_PEAKS = WEIGHT_PEAKS + GROUPS * OUT;
+constexpr unsigned int HUGE_BITS = 0x71800000u;   // of 2^100: a sum scaled back to there is finite
+constexpr int PEAK_THREADS = 256, LOOKED_AT = PEAK_THREADS * 16;   // elements of a sample, at most, by which it is scaled
+constexpr unsigned int ROOM = 7u << 23;   // others may be 2^7 times as large
+constexpr float TOO_LARGE = 65520.0f;          // from here on no half is finite
+constexpr int PEAK_WARPS = PEAK_THREADS / 32, WEIGHT_BLOCKS = (GROUPS * OUT + PEAK_WARPS - 1) / PEAK_WARPS;
+
+struct Peak {
+    unsigned int bits = 0;
+    bool other = false;
+
+    __device__ __forceinline__ void add(float v) {
+        const unsigned int magnitude = __float_as_uint(v) & 0x7fffffffu;   // ordered as numbers are
+        if (magnitude < HUGE_BITS) bits = max(bits, magnitude);
+        else other = true;
+    }
+};
+
+// First blocks: a warp for the weights of an output channel. Then one for each sample, which looks at elements that are equally far
+// apart, and only where these are zero at all of them. What is larger than they promise, the preparation finds.
+__global__ void __launch_bounds__(PEAK_THREADS) find_scales(const __grid_constant__ Args args, int64_t elements) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Peak peak;
+    if (blockIdx.x == 0 && threadIdx.x == 0) args.peaks[0] = 0;
+    if (blockIdx.x < WEIGHT_BLOCKS) {
+        constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
+        const int channel = blockIdx.x * PEAK_WARPS + warp;
+        if (channel >= GROUPS * OUT) return;
+#pragma unroll 16
+        for (int i = lane; i < IN * TAPS; i += 32)
+            peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
+        peak.bits = __reduce_max_sync(~0u, peak.bits);
+        if (lane == 0) args.peaks[WEIGHT_PEAKS + channel] = peak.bits;
+        return;
+    }
+    const unsigned int sample = blockIdx.x - WEIGHT_BLOCKS;
+    const float* const from = args.x + sample * elements;
+    auto value = [&](int64_t i) { return __ldg(from + i); };
+    const int64_t apart = elements > LOOKED_AT ? elements / LOOKED_AT | 1 : 1;
+#pragma unroll
+    for (int n = 0; n < LOOKED_AT; n += PEAK_THREADS)
+        if (const int64_t i = (n + threadIdx.x) * apart; i < elements) peak.add(value(i));
+    if (!__syncthreads_or(peak.bits))
+        for (int64_t i = threadIdx.x; i < elements; i += PEAK_THREADS) peak.add(value(i));
+    __shared__ unsigned int warps[PEAK_WARPS];
+    peak.bits = __reduce_max_sync(~0u, peak.bits);
+    if (lane == 0) warps[warp] = peak.bits;
+    __syncthreads();
+    if (warp > 0) return;
+    const unsigned int found = __reduce_max_sync(~0u, warps[lane % PEAK_WARPS]);
+    if (lane == 0) args.peaks[SAMPLE_PEAKS + sample] = found + ROOM;
+#endif
+}
+
+__device__ __forceinline__ float sample_inverse(const Args& args, int sample) { return half_inverse(__ldg(args.peaks + SAMPLE_PEAKS + args.first_sample + sample)); }
 
 // [kind][chunk of a residue][tap row][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
 // its phase is c % PHASES, so that a lane's columns belong to one pixel.
@@ -512,21 +580,27 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[residue.first_row + row][0], residue.at[0]);
         const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[residue.first_row + row][1], residue.at[1]);
         const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
-        uint32_t v[4];
+        const float scale = channel < OUT ? half_scale(args.peaks[WEIGHT_PEAKS + group * OUT + channel]) : 0.0f;
+        float v[8];
 #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            const int c = chunk * CHUNK + quad * 4 + u;
+        for (int u = 0; u < 8; ++u) {
+            const int c = (chunk * CHUNK + quad * 4) * 2 + u;
             const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
             const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
-            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
+            v[u] = in ? args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx] * scale : 0.0f;
         }
-        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(v[0], v[1], v[2], v[3]);
+        bool held = true;
+#pragma unroll
+        for (int u = 0; u < 8; ++u) held = held && fabsf(v[u]) < TOO_LARGE;
+        if (!held) args.peaks[0] = 1;
+        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(nearest_halves(v[0], v[1]), nearest_halves(v[2], v[3]), nearest_halves(v[4], v[5]), nearest_halves(v[6], v[7]));
     }
 }
 
 constexpr int PREPARE_THREADS = 256;
 constexpr int ALONG = 1;   // neighbouring grids that share the input's lines: a thread reads these together
-constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 4 == 0 ? 4 : ALONG < 4 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
+constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of words of a thread
+constexpr int PREPARED = PREPARE_QUADS * 8;                                 // its channels
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -542,11 +616,13 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
     const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
     const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
     const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
-    const int channel = part * PREPARE_QUADS * 4;
+    const int channel = part * PREPARED;
     const float* const from = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image;
+    const float scale = half_scale(args.peaks[SAMPLE_PEAKS + args.first_sample + sample]);
+    bool held = true;
 #pragma unroll
     for (int first = 0; first < GRIDS; first += ALONG) {
-        float v[ALONG][PREPARE_QUADS][4];
+        float v[ALONG][PREPARE_QUADS][8];
 #pragma unroll
         for (int r = 0; r < ALONG; ++r) {
             bool in = slot < args.base_slots;
@@ -559,15 +635,25 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
             }
             const float* p = from + offset;
 #pragma unroll
-            for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[r][u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
+            for (int u = 0; u < PREPARED; ++u, p += image) v[r][u / 8][u % 8] = in && channel + u < IN ? __ldg(p) : 0.0f;
         }
 #pragma unroll
         for (int r = 0; r < ALONG; ++r) {
             uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t((first + r) * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
 #pragma unroll
-            for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) *q = make_uint4(to_tf32(v[r][u][0]), to_tf32(v[r][u][1]), to_tf32(v[r][u][2]), to_tf32(v[r][u][3]));
+            for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) {
+                uint32_t s[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float low = v[r][u][2 * e] * scale, high = v[r][u][2 * e + 1] * scale;
+                    s[e] = nearest_halves(low, high);
+                    held = held && fabsf(low) < TOO_LARGE && fabsf(high) < TOO_LARGE;
+                }
+                *q = make_uint4(s[0], s[1], s[2], s[3]);
+            }
         }
     }
+    if (!held) args.peaks[0] = 1;
 #endif
 }
 
@@ -589,6 +675,49 @@ __device__ __forceinline__ int first_line_of(const Args& args, const Patch& p) {
     return (p.sample * args.by_z.divisor + p.at[0]) * args.by_y.divisor + p.at[1];
 }
 
+// A result by its definition, in fp32, of the values that halves cannot hold.
+// Kernel position k meets input position origin + k * dilation.
+__device__ __forceinline__ float plain_result(const Args& args, int sample, const int (&origin)[3], int channel) {
+    constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
+    const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
+    const int group = channel / OUT;
+    const float* x = args.x + ((int64_t(args.first_sample) + sample) * GROUPS + group) * IN * image;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int tap = 0; tap < TAPS; ++tap) {
+        const int k[3] = {tap / kernel_size(2) / kernel_size(1), tap / kernel_size(2) % kernel_size(1), tap % kernel_size(2)};
+        bool in = true;
+        int64_t at = 0;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const int i = origin[axis] + k[axis] * dilation(axis);
+            in = in && i >= 0 && i < args.in[axis];
+            at = at * args.in[axis] + i;
+        }
+#pragma unroll 1
+        for (int c = 0; c < IN; ++c)
+            sum = fmaf(in ? __ldg(x + c * image + at) : 0.0f, __ldg(args.w + (int64_t(channel) * IN + c) * TAPS + tap), sum);
+    }
+    return sum;
+}
+
+// Computes a lane's results that are not finite again: compute(i, j) is result j of its pixel i.
+template <typename Compute>
+__device__ __forceinline__ void mend(float (&v)[2][VALUES], Compute compute) {
+    float total[4] = {};
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) total[n % 4] += v[n / VALUES][n % VALUES];
+    if (isfinite((total[0] + total[1]) + (total[2] + total[3]))) return;
+    float cell[2 * VALUES];   // in memory: registers have no run-time index
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) cell[n] = v[n / VALUES][n % VALUES];
+#pragma unroll 1
+    for (int n = 0; n < 2 * VALUES; ++n)
+        if (!isfinite(cell[n])) cell[n] = compute(n / VALUES, n % VALUES);
+#pragma unroll
+    for (int n = 0; n < 2 * VALUES; ++n) v[n / VALUES][n % VALUES] = cell[n];
+}
+
 __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     // What was before the preparation is complete; the preparation is awaited where something of it is read.
@@ -608,6 +737,10 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    float* inverse_row = reinterpret_cast<float*>(shared + AT_ROWS) + 2 * ROW_FLOATS;   // one over the scales of the weights
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) inverse_row[l] = l < GROUPS * OUT ? half_inverse(__ldg(args.peaks + WEIGHT_PEAKS + l)) : 0.0f;
+    const bool suspect = __ldg(args.peaks);
     float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv3d_r1: float32[64, 1, 1, 1]
     for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     float* v_p2_row = reinterpret_cast<float*>(shared + AT_ROWS) + 1 * ROW_FLOATS;   // %p_bias: float32[64, 1, 1, 1]
@@ -632,7 +765,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (warp % 4 < RINGS && lane == 0) {
             const int ring = warp % 4;
-            asm volatile("griddepcontrol.wait;" ::: "memory");
             int stage = 0, phase = 1, held = -1, kind_phase = 0;
             for (int item = begin, part = 0; item < end; advance(item, part)) {
                 const int group = kind / (CHANNEL_TILES * OUTER_PHASES);
@@ -665,7 +797,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             }
         }
         if (STREAM && warp % 4 == 3 && lane == 0) {
-            asm volatile("griddepcontrol.wait;" ::: "memory");
             int slot = 0, phase = 1;
             for (int item = begin, part = 0; item < end; advance(item, part)) {
                 const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
@@ -690,7 +821,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         }
     } else {
         // ---- consumers
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
         const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 16 * quarter + lane_row and + 8
         const int ring = RINGS > 1 ? warpgroup : 0;
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
@@ -812,13 +943,36 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             // A group is a row of the patch, a lane's place in it a column.
             const int first_channel = kind / (CHANNEL_TILES * OUTER_PHASES) * OUT + kind % CHANNEL_TILES * CHANNELS;
             auto position = [&](int j) { return j / 2 * 8 + c * 2 + j % 2; };
+            float results[2][VALUES];
+            {
+                const float inverse = sample_inverse(args, patch(ring).sample);
+#pragma unroll
+                for (int j = 0; j < VALUES; ++j) {
+                    const float scaled = inverse_row[first_channel + position(j)];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) results[i][j] = (d[j / 2 * 4 + 2 * i + j % 2]) * inverse * scaled;
+                }
+            }
+            if (suspect) mend(results, [&](int i, int j) {
+                const Patch p = patch(ring);
+                if (!p.in || (OUT % CHANNELS && kind % CHANNEL_TILES * CHANNELS + position(j) >= OUT)) return 0.0f;
+                const int group = 2 * quarter + i, beside = RINGS == 1 ? warpgroup * PATCH_X : 0;
+                const int base[3] = {p.at[0], p.at[1] + group, p.at[2] + beside + lane_row};
+                int origin[3];
+#pragma unroll
+                for (int axis = 0; axis < 3; ++axis) {
+                    const int of_axis = (axis == 0 ? part / (parts(1) * parts(2)) : axis == 1 ? part / parts(2) : part) % parts(axis);
+                    origin[axis] = base[axis] * stride(axis) + of_axis * (stride(axis) / parts(axis)) - padding(axis);
+                }
+                return plain_result(args, p.sample, origin, first_channel + position(j));
+            });
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
                 [[maybe_unused]] const int l = first_channel + position(j);
                 float value[2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const float v = d[j / 2 * 4 + 2 * i + j % 2];
+                    const float v = results[i][j];
                     const float v_p0 = v_p0_row[l];   // %conv3d_r1: float32[64, 1, 1, 1]
                     const float t0 = v + v_p0;   // %conv3d: float32[x0_0, 64, x0_2, x0_3, x0_4] = add(%conv3d_r2, %conv3d_r1)
                     const float t1 = (t0 * quick_reciprocal(1.0f + quick_exp(-t0)));   // %silu: float32[x0_0, 64, x0_2, x0_3, x0_4] = silu(%conv3d)
@@ -902,7 +1056,7 @@ static Layout layout(int64_t batch, const int64_t (&in)[3], const int64_t (&out)
     const int64_t most = MAX_BYTES / SLOT_BYTES < MAX_SLOTS ? MAX_BYTES / SLOT_BYTES : MAX_SLOTS;
     l.samples = most / l.sample_slots < 1 ? 1 : most / l.sample_slots < batch ? most / l.sample_slots : batch;
     l.plane = l.samples * l.sample_slots + (reach(0) * l.slots[1] + reach(1) + PATCH_Y) * l.slots[2] + reach(2) + ROW;
-    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
+    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + (SAMPLE_PEAKS + batch) * 4 + 255) / 256 * 256;   // the peaks lie behind them
     l.bytes = l.weight_bytes + SLOT_BYTES * l.plane;
     return l;
 }
@@ -964,6 +1118,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     const Layout l = layout(batch, in, out);
     args.weights = static_cast<float*>(workspace);
     args.grid = args.weights + l.weight_bytes / 4;
+    args.peaks = reinterpret_cast<unsigned int*>(args.weights + int64_t(KINDS) * KIND_BYTES / 4);
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
@@ -988,6 +1143,8 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     args.patches_x = patches(2, RING_X), args.patches_y = patches(1, PATCH_Y), args.patches_z = patches(0, 1);
     args.whole = openings == RESIDUES;
     args.turns = openings * CHUNKS <= STAGES;
+    enqueue(find_scales, static_cast<unsigned int>(WEIGHT_BLOCKS + batch), PEAK_THREADS, 0, stream, args, int64_t(GROUPS) * IN * in[0] * in[1] * in[2]);
+    if (cudaError_t error = cudaGetLastError()) return error;
     for (int64_t sample = 0; sample < batch; sample += l.samples) {
         args.first_sample = static_cast<int>(sample);
         args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
@@ -1235,6 +1392,7 @@ __global__ void __launch_bounds__(PEAK_THREADS) find_peaks(const __grid_constant
         constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
         const int channel = blockIdx.x * PEAK_WARPS + warp;
         if (channel >= GROUPS * OUT) return;
+#pragma unroll 16
         for (int i = lane; i < IN * TAPS; i += 32)
             peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
         peak.bits = __reduce_max_sync(~0u, peak.bits);
@@ -2965,16 +3123,16 @@ Tensor call_k0_conv_pool(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_308bbe505dc14d1b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_81d4244d1cccfc14, m) {
     m.def("k0_conv_pool(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_308bbe505dc14d1b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_81d4244d1cccfc14, CUDA, m) {
     m.impl("k0_conv_pool", TORCH_BOX(&call_k0_conv_pool));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_308bbe505dc14d1b"
+_fusegen_NAMESPACE = "fusegen_81d4244d1cccfc14"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

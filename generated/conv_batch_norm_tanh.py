@@ -570,6 +570,7 @@ __global__ void __launch_bounds__(PEAK_THREADS) find_peaks(const __grid_constant
         constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
         const int channel = blockIdx.x * PEAK_WARPS + warp;
         if (channel >= GROUPS * OUT) return;
+#pragma unroll 16
         for (int i = lane; i < IN * TAPS; i += 32)
             peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
         peak.bits = __reduce_max_sync(~0u, peak.bits);
@@ -2651,16 +2652,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_7acc515fd497bd94, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_0b933d2f9164abbd, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_7acc515fd497bd94, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_0b933d2f9164abbd, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_7acc515fd497bd94"
+_fusegen_NAMESPACE = "fusegen_0b933d2f9164abbd"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

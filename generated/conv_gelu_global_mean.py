@@ -450,6 +450,7 @@ __global__ void __launch_bounds__(PEAK_THREADS) find_peaks(const __grid_constant
         constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
         const int channel = blockIdx.x * PEAK_WARPS + warp;
         if (channel >= GROUPS * OUT) return;
+#pragma unroll 16
         for (int i = lane; i < IN * TAPS; i += 32)
             peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
         peak.bits = __reduce_max_sync(~0u, peak.bits);
@@ -2052,16 +2053,16 @@ Tensor call_k0_conv_reduce(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_fd9e4440b73ca9df, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f40c1dbe81d49b71, m) {
     m.def("k0_conv_reduce(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_fd9e4440b73ca9df, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f40c1dbe81d49b71, CUDA, m) {
     m.impl("k0_conv_reduce", TORCH_BOX(&call_k0_conv_reduce));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_fd9e4440b73ca9df"
+_fusegen_NAMESPACE = "fusegen_f40c1dbe81d49b71"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

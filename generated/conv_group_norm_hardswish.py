@@ -1785,6 +1785,7 @@ __global__ void __launch_bounds__(PEAK_THREADS) find_peaks(const __grid_constant
         constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
         const int channel = blockIdx.x * PEAK_WARPS + warp;
         if (channel >= GROUPS * OUT) return;
+#pragma unroll 16
         for (int i = lane; i < IN * TAPS; i += 32)
             peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
         peak.bits = __reduce_max_sync(~0u, peak.bits);
@@ -3978,16 +3979,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_6d90ff602d73524d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5178ab236cf9b1a3, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_6d90ff602d73524d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5178ab236cf9b1a3, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_6d90ff602d73524d"
+_fusegen_NAMESPACE = "fusegen_5178ab236cf9b1a3"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -1718,6 +1718,7 @@ __global__ void __launch_bounds__(PEAK_THREADS) find_peaks(const __grid_constant
         constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
         const int channel = blockIdx.x * PEAK_WARPS + warp;
         if (channel >= GROUPS * OUT) return;
+#pragma unroll 16
         for (int i = lane; i < IN * TAPS; i += 32)
             peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
         peak.bits = __reduce_max_sync(~0u, peak.bits);
@@ -3481,16 +3482,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_081934cd6fc8185b, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_841a671a5075f1d0, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_081934cd6fc8185b, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_841a671a5075f1d0, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_081934cd6fc8185b"
+_fusegen_NAMESPACE = "fusegen_841a671a5075f1d0"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -277,6 +277,13 @@ __device__ __forceinline__ float half_scale(unsigned peak) { return __uint_as_fl
 // One over half_scale.
 __device__ __forceinline__ float half_inverse(unsigned peak) { return __uint_as_float((max(peak >> 23, 15u) - 14) << 23); }
 
+// Two values as the halves of a word.
+__device__ __forceinline__ unsigned nearest_halves(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 // The nearest half, and above it in the word the half of what that leaves.
 __device__ __forceinline__ unsigned split_halves(float v) {
     unsigned pair;
@@ -347,12 +354,15 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_contraction_sm90_kernel {
 
-// Implicit GEMM. A first kernel writes the input padded, rounded to TF32 and channel-quad-major, a grid of
-// slots [quad of channels][sample, z, y, x][4], one grid for each residue of the stride. Zero slots at the
+// Implicit GEMM. A kernel writes the input padded, as fp16, which rounds as TF32 does and multiplies at twice its rate, and
+// channel-octet-major: a grid of slots [octet of channels][sample, z, y, x][8], one grid for each residue of the stride. Zero slots at the
 // end of a row serve as those before the next one. Then every tap of every phase is a constant shift along
 // the flattened slots: the product is a plain GEMM over linear base slots, its tiles arrive by bulk copy, and
 // a tap costs nothing but another start address. A thread ends up with all of its channels of a few pixels,
 // so the epilogue runs in registers.
+//
+// Powers of two bring every sample and the weights of every output channel into fp16's range. A value that halves cannot hold, be
+// it infinite, NaN or huge, leaves no finite result, and what is not finite is computed again in fp32.
 constexpr bool TRANSPOSED = true;
 constexpr int GROUPS = 1, IN = 32, OUT = 48;   // channels of a group
 // Along z, y, x; absent axes have one position.
@@ -385,11 +395,11 @@ constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over t
 constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
 constexpr int TILE = 64 * WARPGROUPS;
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
-constexpr int CHUNK = 16;           // input channels of a stage
-constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
+constexpr int CHUNK = 16;           // words of a stage: pairs of input channels
+constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + 2 * CHUNK - 1) / (2 * CHUNK), GROUP_QUADS = QUADS * CHUNKS;
 constexpr int RINGS = 1;           // of stages: one that all warpgroups read, or one for each
-constexpr int STAGES = 6;          // of a ring
-constexpr int SLOTS = 218;          // slots of a stage
+constexpr int STAGES = 2;          // of a ring
+constexpr int SLOTS = 943;          // slots of a stage
 constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
 constexpr int RING = 0;            // weight slots of that ring
 constexpr int TAP_BYTES = CHUNK * COLUMNS * 4;
@@ -414,7 +424,7 @@ constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_
 constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
-constexpr int AT_BARRIERS = AT_ROWS + 1 * ROW_FLOATS * 4;
+constexpr int AT_BARRIERS = AT_ROWS + 2 * ROW_FLOATS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
 static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
@@ -425,6 +435,7 @@ struct Args {
     const float* p2;
     float* y0;
     float *weights, *grid;        // workspace
+    unsigned int* peaks;          // bits of the largest magnitudes, of every output channel's weights and every sample
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
     unsigned int weight_rows;     // rows of the preparation's blocks that write weights
@@ -460,16 +471,11 @@ __device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
 __device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
 __device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ __forceinline__ uint32_t to_tf32(float v) {
-    uint32_t r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
-    return r;
-}
 __device__ __forceinline__ void multiply(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k8.f32.tf32.tf32 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, p, 1, 1;\n}"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, p, 1, 1, 0, 0;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(accumulate));
 }
@@ -488,6 +494,66 @@ __device__ __forceinline__ int kernel_position(int axis, int phase, int shift, i
     const int k = distance / dilation(axis);
     return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
 }
+
+// ---- Peaks -------------------------------------------------------------------------------------------------
+// Places among the peaks: first comes whether there are values that halves may not hold.
+constexpr int WEIGHT_PEAKS = 1, SAMPLE_PEAKS = WEIGHT_PEAKS + GROUPS * OUT;
+constexpr unsigned int HUGE_BITS = 0x71800000u;   // of 2^100: a sum scaled back to there is finite
+constexpr int PEAK_THREADS = 256, LOOKED_AT = PEAK_THREADS * 16;   // elements of a sample, at most, by which it is scaled
+constexpr unsigned int ROOM = 7u << 23;   // others may be 2^7 times as large
+constexpr float TOO_LARGE = 65520.0f;          // from here on no half is finite
+constexpr int PEAK_WARPS = PEAK_THREADS / 32, WEIGHT_BLOCKS = (GROUPS * OUT + PEAK_WARPS - 1) / PEAK_WARPS;
+
+struct Peak {
+    unsigned int bits = 0;
+    bool other = false;
+
+    __device__ __forceinline__ void add(float v) {
+        const unsigned int magnitude = __float_as_uint(v) & 0x7fffffffu;   // ordered as numbers are
+        if (magnitude < HUGE_BITS) bits = max(bits, magnitude);
+        else other = true;
+    }
+};
+
+// First blocks: a warp for the weights of an output channel. Then one for each sample, which looks at elements that are equally far
+// apart, and only where these are zero at all of them. What is larger than they promise, the preparation finds.
+__global__ void __launch_bounds__(PEAK_THREADS) find_scales(const __grid_constant__ Args args, int64_t elements) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Peak peak;
+    if (blockIdx.x == 0 && threadIdx.x == 0) args.peaks[0] = 0;
+    if (blockIdx.x < WEIGHT_BLOCKS) {
+        constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
+        const int channel = blockIdx.x * PEAK_WARPS + warp;
+        if (channel >= GROUPS * OUT) return;
+#pragma unroll 16
+        for (int i = lane; i < IN * TAPS; i += 32)
+            peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
+        peak.bits = __reduce_max_sync(~0u, peak.bits);
+        if (lane == 0) args.peaks[WEIGHT_PEAKS + channel] = peak.bits;
+        return;
+    }
+    const unsigned int sample = blockIdx.x - WEIGHT_BLOCKS;
+    const float* const from = args.x + sample * elements;
+    auto value = [&](int64_t i) { return __ldg(from + i); };
+    const int64_t apart = elements > LOOKED_AT ? elements / LOOKED_AT | 1 : 1;
+#pragma unroll
+    for (int n = 0; n < LOOKED_AT; n += PEAK_THREADS)
+        if (const int64_t i = (n + threadIdx.x) * apart; i < elements) peak.add(value(i));
+    if (!__syncthreads_or(peak.bits))
+        for (int64_t i = threadIdx.x; i < elements; i += PEAK_THREADS) peak.add(value(i));
+    __shared__ unsigned int warps[PEAK_WARPS];
+    peak.bits = __reduce_max_sync(~0u, peak.bits);
+    if (lane == 0) warps[warp] = peak.bits;
+    __syncthreads();
+    if (warp > 0) return;
+    const unsigned int found = __reduce_max_sync(~0u, warps[lane % PEAK_WARPS]);
+    if (lane == 0) args.peaks[SAMPLE_PEAKS + sample] = found + ROOM;
+#endif
+}
+
+__device__ __forceinline__ float sample_inverse(const Args& args, int sample) { return half_inverse(__ldg(args.peaks + SAMPLE_PEAKS + args.first_sample + sample)); }
 
 // [kind][chunk of a residue][tap row][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
 // its phase is c % PHASES, so that a lane's columns belong to one pixel.
@@ -517,21 +583,27 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[residue.first_row + row][0], residue.at[0]);
         const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[residue.first_row + row][1], residue.at[1]);
         const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
-        uint32_t v[4];
+        const float scale = channel < OUT ? half_scale(args.peaks[WEIGHT_PEAKS + group * OUT + channel]) : 0.0f;
+        float v[8];
 #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            const int c = chunk * CHUNK + quad * 4 + u;
+        for (int u = 0; u < 8; ++u) {
+            const int c = (chunk * CHUNK + quad * 4) * 2 + u;
             const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
             const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
-            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
+            v[u] = in ? args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx] * scale : 0.0f;
         }
-        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(v[0], v[1], v[2], v[3]);
+        bool held = true;
+#pragma unroll
+        for (int u = 0; u < 8; ++u) held = held && fabsf(v[u]) < TOO_LARGE;
+        if (!held) args.peaks[0] = 1;
+        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(nearest_halves(v[0], v[1]), nearest_halves(v[2], v[3]), nearest_halves(v[4], v[5]), nearest_halves(v[6], v[7]));
     }
 }
 
 constexpr int PREPARE_THREADS = 256;
 constexpr int ALONG = 1;   // neighbouring grids that share the input's lines: a thread reads these together
-constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 4 == 0 ? 4 : ALONG < 4 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
+constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of words of a thread
+constexpr int PREPARED = PREPARE_QUADS * 8;                                 // its channels
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -547,11 +619,13 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
     const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
     const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
     const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
-    const int channel = part * PREPARE_QUADS * 4;
+    const int channel = part * PREPARED;
     const float* const from = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image;
+    const float scale = half_scale(args.peaks[SAMPLE_PEAKS + args.first_sample + sample]);
+    bool held = true;
 #pragma unroll
     for (int first = 0; first < RESIDUES; first += ALONG) {
-        float v[ALONG][PREPARE_QUADS][4];
+        float v[ALONG][PREPARE_QUADS][8];
 #pragma unroll
         for (int r = 0; r < ALONG; ++r) {
             bool in = slot < args.base_slots;
@@ -564,15 +638,25 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
             }
             const float* p = from + offset;
 #pragma unroll
-            for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[r][u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
+            for (int u = 0; u < PREPARED; ++u, p += image) v[r][u / 8][u % 8] = in && channel + u < IN ? __ldg(p) : 0.0f;
         }
 #pragma unroll
         for (int r = 0; r < ALONG; ++r) {
             uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t((first + r) * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
 #pragma unroll
-            for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) *q = make_uint4(to_tf32(v[r][u][0]), to_tf32(v[r][u][1]), to_tf32(v[r][u][2]), to_tf32(v[r][u][3]));
+            for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) {
+                uint32_t s[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float low = v[r][u][2 * e] * scale, high = v[r][u][2 * e + 1] * scale;
+                    s[e] = nearest_halves(low, high);
+                    held = held && fabsf(low) < TOO_LARGE && fabsf(high) < TOO_LARGE;
+                }
+                *q = make_uint4(s[0], s[1], s[2], s[3]);
+            }
         }
     }
+    if (!held) args.peaks[0] = 1;
 #endif
 }
 
@@ -594,7 +678,7 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
     return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
 }
 
-// A result by its definition, in fp32: the taps that other phases have do not meet it.
+// A result by its definition, in fp32, of the values that halves cannot hold.
 // Kernel position k meets input position (origin - k * dilation) / stride.
 __device__ __forceinline__ float plain_result(const Args& args, int sample, const int (&origin)[3], int channel) {
     constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
@@ -657,6 +741,10 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    float* inverse_row = reinterpret_cast<float*>(shared + AT_ROWS) + 1 * ROW_FLOATS;   // one over the scales of the weights
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) inverse_row[l] = l < GROUPS * OUT ? half_inverse(__ldg(args.peaks + WEIGHT_PEAKS + l)) : 0.0f;
+    const bool suspect = __ldg(args.peaks);
     float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv_transpose3d_r1: float32[48, 1, 1, 1]
     for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     __syncthreads();
@@ -676,7 +764,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (warp % 4 < RINGS && lane == 0) {
             const int ring = warp % 4;
-            asm volatile("griddepcontrol.wait;" ::: "memory");
             int stage = 0, phase = 1, held = -1, kind_phase = 0;
             for (int item = begin; item < end; ++item, advance_item()) {
                 const int group = kind / (CHANNEL_TILES * OUTER_PHASES);
@@ -708,7 +795,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             }
         }
         if (STREAM && warp % 4 == 3 && lane == 0) {
-            asm volatile("griddepcontrol.wait;" ::: "memory");
             int slot = 0, phase = 1;
             for (int item = begin; item < end; ++item, advance_item()) {
                 const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
@@ -739,8 +825,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
         const uint32_t a_base = ((base + AT_STAGES) & 0x3FFFF) / 16 + (RINGS > 1 ? ring * (STAGES * STAGE_BYTES / 16) : warpgroup * 64), b_base = (base & 0x3FFFF) / 16;
         constexpr uint64_t A_LAYOUT = uint64_t(8) << 32 | uint64_t(SLOTS) << 16, B_LAYOUT = uint64_t(8) << 32 | uint64_t(COLUMNS) << 16;
-        // What a stage holds is free once all warpgroups have read it: none waits for the others' items.
-        constexpr bool turns = false;
+        // With a whole item in the stages, the warpgroups multiply one after the other, so that epilogues overlap products.
+        const bool turns = !STREAM && RINGS == 1 && args.turns;
         int stage = 0, phase = 0, slot = 0, ring_phase = 0, held = -1, kind_phase = 0;
         auto free_stage = [&](int i) { if (lane == 0) barrier_arrive(stage_free + (ring * STAGES + i) * 8); };
         auto free_slot = [&](int i) {
@@ -761,6 +847,29 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                 for (int row = 0; row < 4;) {
                     barrier_wait(stage_full + (ring * STAGES + stage) * 8, phase);
                     const uint32_t a_stage = a_base + stage * (STAGE_BYTES / 16);
+                    if (args.whole) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 4 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 4 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 5 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 5 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 6 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 6 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 7 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[3].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 7 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
+                        accumulate = 1;
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        b += 8 * (TAP_BYTES / 16);
+                        row = 4;
+                    } else {
                     bool last;
                     do {
                         if (STREAM) {
@@ -786,6 +895,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                             if (++slot == RING) slot = 0, ring_phase ^= 1;
                         }
                     } while (!last);
+                    }
                     if (!STREAM) {
                         if (old_stage >= 0) {
                             asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
@@ -813,11 +923,13 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             [[maybe_unused]] auto live = [&](int j) { return OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + position(j) < OUT; };
             float v[2][VALUES];
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
+            for (int i = 0; i < 2; ++i) {
+                const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i).sample);
 #pragma unroll
-                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2];
+                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2] * inverse * inverse_row[first_channel + position(j)];
+            }
             // A tap that its phase lacks has a weight of zero, which makes a NaN of an Inf or a NaN there.
-            mend(v, [&](int i, int j) {
+            if (suspect) mend(v, [&](int i, int j) {
                 const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
                 if (!p.in || !live(j)) return 0.0f;
                 const int phase[3] = {OUTER_PHASE[outer_phase][0], OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X};
@@ -934,7 +1046,7 @@ static Layout layout(int64_t batch, const int64_t (&in)[3], const int64_t (&out)
     l.samples = most / l.sample_slots < 1 ? 1 : most / l.sample_slots < batch ? most / l.sample_slots : batch;
     l.steps = (l.samples * l.sample_slots + TILE * SHARE - 1) / (TILE * SHARE);
     l.plane = l.steps * SHARE * TILE + (reach(0) * l.slots[1] + reach(1)) * l.slots[2] + reach(2);
-    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
+    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + (SAMPLE_PEAKS + batch) * 4 + 255) / 256 * 256;   // the peaks lie behind them
     l.bytes = l.weight_bytes + SLOT_BYTES * l.plane;
     return l;
 }
@@ -971,6 +1083,7 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
     const Layout l = layout(batch, in, out);
     args.weights = static_cast<float*>(workspace);
     args.grid = args.weights + l.weight_bytes / 4;
+    args.peaks = reinterpret_cast<unsigned int*>(args.weights + int64_t(KINDS) * KIND_BYTES / 4);
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
     args.by_x = fast_divide(static_cast<unsigned int>(l.slots[2]));
@@ -992,6 +1105,8 @@ static int launch(Args args, int64_t batch, const int64_t (&in)[3], const int64_
         }
     args.whole = openings == RESIDUES;
     args.turns = openings * CHUNKS <= STAGES;
+    enqueue(find_scales, static_cast<unsigned int>(WEIGHT_BLOCKS + batch), PEAK_THREADS, 0, stream, args, int64_t(GROUPS) * IN * in[0] * in[1] * in[2]);
+    if (cudaError_t error = cudaGetLastError()) return error;
     for (int64_t sample = 0; sample < batch; sample += l.samples) {
         args.first_sample = static_cast<int>(sample);
         args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
@@ -1213,6 +1328,7 @@ __global__ void __launch_bounds__(PEAK_THREADS) find_peaks(const __grid_constant
         constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
         const int channel = blockIdx.x * PEAK_WARPS + warp;
         if (channel >= GROUPS * OUT) return;
+#pragma unroll 16
         for (int i = lane; i < IN * TAPS; i += 32)
             peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
         peak.bits = __reduce_max_sync(~0u, peak.bits);
@@ -3120,16 +3236,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_e3cf705548b2715d, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_1a8a363dca0b6aa6, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_e3cf705548b2715d, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_1a8a363dca0b6aa6, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_e3cf705548b2715d"
+_fusegen_NAMESPACE = "fusegen_1a8a363dca0b6aa6"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -437,6 +437,7 @@ def test_products_that_wait_bring_rows_of_a_layer_together(
     outputs: int, kernel: int | tuple[int, int, int], together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: False)
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
     monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     module = nn.Sequential(nn.Conv3d(32, outputs, kernel), nn.Tanh())
     graph = trace(module, (torch.empty(8, 32, 24, 50, 61, device="meta"),), Path("m.py")).graph
@@ -480,6 +481,7 @@ def test_products_read_what_was_loaded_where_the_next_loads_write_other_register
 ) -> None:
     """A chunk of one batch is converted: what its products read would be loaded again while they are on the way."""
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
     monkeypatch.setattr(library, "seconds", lambda *_: math.inf)
     monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     monkeypatch.setattr(direct, "is_small", lambda *_: False)

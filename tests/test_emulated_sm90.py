@@ -140,10 +140,17 @@ POOLED = {
 }
 
 
+def _untied(model: nn.Module) -> nn.Module:
+    """``model`` with parameters that TF32 and halves round alike."""
+    for parameter in model.parameters():
+        parameter.data = untied(parameter.data)
+    return model
+
+
 def agrees(plan: KernelPlan, kernel: HopperKernel, compiled: Compiled, path: Path, inputs: list[torch.Tensor]) -> None:
     """The kernel and the model in float64, of operands rounded to TF32."""
     torch.manual_seed(0)
-    model = load_model_file(path).model_class()
+    model = _untied(load_model_file(path).model_class())
     parameters = operands_of(compiled, plan, dict(model.named_parameters()))
     given = dict(zip((node.name for node in compiled.program.after.inputs), inputs, strict=True))
     (found,) = kernel([parameters[arg.name] if arg.name in parameters else given[arg.node] for arg in plan.args], 1)
@@ -161,6 +168,7 @@ def _without_costs(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: variant == "halves")
 
 
 def _played(
@@ -169,18 +177,26 @@ def _played(
     """A model, and its one kernel with the model's parameters as a function of the input and an integer argument."""
     compiled = compile_file(path)
     (plan,) = steps(compiled, ContractionPlan)
-    kernel, model = HopperKernel(compiled, plan, variant, folder), load_model_file(path).model_class()
+    kernel, model = HopperKernel(compiled, plan, variant, folder), _untied(load_model_file(path).model_class())
     parameters = operands_of(compiled, plan, dict(model.named_parameters()))
     return model, lambda x, scalar: kernel([parameters.get(arg.name, x) for arg in plan.args], scalar)
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if name not in IN_PLACE])
-def test_an_odd_tap_makes_no_nan_of_an_infinity(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        *((name, "sm90") for name in PAIRS if name not in IN_PLACE),
+        *((name, "halves") for name in ("plain", "six_channels", "pairs_of_a_volume", "abreast_transposed")),
+    ],
+)
+def test_an_odd_tap_makes_no_nan_of_an_infinity(
+    name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside it in its pair is nothing that multiplies another by zero."""
-    _without_costs(monkeypatch, "sm90")
+    _without_costs(monkeypatch, variant)
     module, _, shape = CASES[name]
     path = write(tmp_path, "return self.m(x) * 2", f"self.m = {module}", f"torch.rand(3, {', '.join(map(str, shape))})")
-    model, run = _played(path, "sm90", tmp_path)
+    model, run = _played(path, variant, tmp_path)
     x = torch.zeros(2, *shape)
     x[0, ::2, ..., ::5] = torch.inf
     x[1, 1, ..., ::7] = -torch.inf
@@ -193,26 +209,37 @@ def test_an_odd_tap_makes_no_nan_of_an_infinity(name: str, tmp_path: Path, monke
         assert torch.equal(special(found), special(exact))
 
 
-@pytest.mark.parametrize("name", POOLED)
-def test_pooled_results_agree_with_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "in_halves"),
+    [*((name, False) for name in POOLED), *((name, True) for name in POOLED if "prepared" in name)],
+)
+def test_pooled_results_agree_with_float64(
+    name: str, in_halves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
     monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     variant = "sm90" if name.endswith("prepared") else "in_place"
     monkeypatch.setattr(hopper, "pools_in_place", lambda *_: variant == "in_place")
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: in_halves)
     monkeypatch.setattr(convpool, "together_or_apart", lambda *_: None)
     module, body, shape = POOLED[name]
     path = write(tmp_path, f"return {body}", f"self.m = {module}", f"torch.rand(3, {', '.join(map(str, shape))})")
     compiled = compile_file(path)
     (plan,) = steps(compiled, ConvApartPlan)
     assert isinstance(plan.hopper, HopperConvPlan)
-    assert (plan.hopper.chunk == 4) == name.startswith("pairs")
+    assert plan.hopper.in_halves == in_halves
+    assert in_halves or (plan.hopper.chunk == 4) == name.startswith("pairs")
     kernel = HopperKernel(compiled, plan, variant, tmp_path)
     for batch in (2, 5):
         agrees(plan, kernel, compiled, path, [untied(torch.randn(batch, *shape))])
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [*((name, "sm90") for name in PREPARED), *((name, "in_place") for name in IN_PLACE)]
+    ("name", "variant"),
+    [
+        *((name, variant) for name in PREPARED for variant in ("sm90", "halves")),
+        *((name, "in_place") for name in IN_PLACE),
+    ],
 )
 def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _without_costs(monkeypatch, variant)
@@ -229,10 +256,31 @@ def test_agrees_with_float64(name: str, variant: str, tmp_path: Path, monkeypatc
     (plan,) = steps(compiled, ContractionPlan)
     assert isinstance(plan.hopper, HopperConvPlan)
     assert bool(plan.hopper.ahead) == (name in MODELS)
-    assert name not in ABREAST or plan.hopper.abreast > 1
-    assert (plan.hopper.chunk == 4) == (name in PAIRS)
+    assert plan.hopper.in_halves == (variant == "halves")
+    assert variant == "halves" or name not in ABREAST or plan.hopper.abreast > 1
+    assert variant == "halves" or (plan.hopper.chunk == 4) == (name in PAIRS)
     kernel = HopperKernel(compiled, plan, variant, tmp_path)
     agrees(plan, kernel, compiled, path, [untied(torch.randn(2, *shape)) for shape in shapes])
+
+
+@pytest.mark.parametrize("name", ["plain", "abreast_transposed", "line_of_halves"])
+def test_halves_hold_numbers_of_any_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of any size, one that is zero but for an element, and elements that no other promises."""
+    _without_costs(monkeypatch, "halves")
+    module, _, shape = CASES[name]
+    sizes = f"torch.rand(3, {', '.join(map(str, shape))})"
+    path = write(tmp_path, "return self.m(x) * 2", f"self.m = {module}", sizes)
+    model, run = _played(path, "halves", tmp_path)
+    scales = torch.tensor([1e-30, 1e20, 1.0, 1.0, 0.0])
+    x = untied(torch.randn(5, *shape) * scales.view(-1, *[1] * len(shape)))
+    x[2].view(-1)[77], x[3].view(-1)[5], x[4].view(-1)[-3] = 1e4, -1e12, 3e-20
+    with torch.no_grad():
+        model.m.bias.zero_()
+        exact = 2 * Rounded(model.m.double())(x.double())
+    (found,) = run(x, 1)
+    assert found.isfinite().all()
+    for sample, share in enumerate((4e-6, 4e-6, 1e-3, 1e-3, 4e-6)):  # what an element is too large for is in plain fp32
+        assert (found[sample] - exact[sample]).abs().max() <= share * exact[sample].abs().max()
 
 
 OF_SAMPLES = {
@@ -252,7 +300,10 @@ OF_SAMPLES = {
 
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [*((name, "sm90") for name in OF_SAMPLES), *((name, "in_place") for name in ("channels", "all", "means"))],
+    [
+        *((name, variant) for name in OF_SAMPLES for variant in ("sm90", "halves")),
+        *((name, "in_place") for name in ("channels", "all", "means")),
+    ],
 )
 def test_statistics_of_samples(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the result: of every sample's groups of channels, however tiles lie over samples."""
@@ -286,7 +337,10 @@ EXPONENTIALS = {
 }
 
 
-@pytest.mark.parametrize(("name", "variant"), [*((name, "sm90") for name in EXPONENTIALS), ("channels", "in_place")])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [*((name, variant) for name in EXPONENTIALS for variant in ("sm90", "halves")), ("channels", "in_place")],
+)
 def test_sums_of_exponentials(name: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far from one, and of results that are infinite or NaN; of samples of one value and of less than a tile."""
     _without_costs(monkeypatch, variant)

@@ -414,7 +414,7 @@ def test_products_of_few_tiles_split_their_rows_for_themselves(
     detail = product(found)
     assert isinstance(step, KernelStep)
     assert detail is not None
-    assert detail.in_place == in_place
+    assert (detail.form == "in place") == in_place
     assert step.plan.workspace != in_place  # no rows to prepare, no parts of a tile to add up in memory
     assert (step.plan.counters is None) == in_place
 
@@ -433,27 +433,30 @@ def test_long_sums_of_few_results_read_both_factors_once(
     drawn = ", ".join(f"torch.rand({shape})" for shape in shapes)
     detail = product(compile_file(write(tmp_path, f"return {forward}", inputs=drawn, arguments="a, b")))
     assert detail is not None
-    assert detail.streamed
+    assert detail.form == "streamed"
     assert detail.widths == (rows,)
 
 
 @pytest.mark.parametrize(
-    ("forward", "shapes"),
+    ("forward", "shapes", "form"),
     [
-        ("a @ b", ((4096, 32), (32, 4096))),
-        ("torch.sigmoid(a @ b.T * 0.1)", ((8192, 19), (4094, 19))),
-        ("(a.T @ b).exp()", ((20, 4096), (20, 2048))),
-        ("torch.bmm(a, b.mT) + a.sum(2, True)", ((8, 1024, 16), (8, 1024, 16))),
+        ("a @ b", ((4096, 32), (32, 4096)), "short"),
+        ("torch.sigmoid(a @ b.T * 0.1)", ((8192, 19), (4094, 19)), "short"),
+        ("(a.T @ b).exp()", ((20, 4096), (20, 2048)), "short"),
+        ("torch.bmm(a, b.mT) + a.sum(2, True)", ((8, 1024, 16), (8, 1024, 16)), "short"),
+        ("(a @ b.T).relu()", ((4096, 3), (4094, 3)), "outer"),
+        ("(a.T @ b).exp()", ((15, 4096), (15, 2048)), "outer"),
+        ("torch.bmm(a, b.mT) + a.sum(2, True)", ((8, 1024, 7), (8, 1024, 7)), "outer"),
     ],
 )
-def test_few_terms_of_many_results_keep_rows_in_registers(
-    forward: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], tmp_path: Path
+def test_few_terms_of_many_results_stay_in_the_block(
+    forward: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], form: str, tmp_path: Path
 ) -> None:
     drawn = ", ".join(f"torch.rand({shape})" for shape in shapes)
     found = compile_file(write(tmp_path, f"return {forward}", inputs=drawn, arguments="a, b"))
     detail = product(found)
     assert detail is not None
-    assert detail.short
+    assert detail.form == form
     messages = build(found, tmp_path, "-Xptxas", "-v", "-c", "-o", "k.o")
     assert max(map(int, re.findall(r"(\d+) bytes spill stores", messages))) == 0
 
@@ -465,7 +468,7 @@ def test_more_terms_than_registers_hold_leave_their_size_free(tmp_path: Path) ->
     found = compile_file(path)
     detail = product(found)
     assert detail is not None
-    assert not detail.short
+    assert detail.form not in ("short", "outer")
     assert not isinstance(detail.inputs, int)
 
 
@@ -479,7 +482,7 @@ def test_rows_of_many_tiles_are_reduced_apart_where_splitting_in_place_saves_mor
     found = compile_file(write(tmp_path, "return F.gelu(self.linear(x)).amax(1)", init, "torch.rand(512, 512)"))
     detail = product(found)
     assert detail is not None
-    assert detail.in_place
+    assert detail.form == "in place"
     assert len(found.program.steps) == 2
 
 
@@ -535,7 +538,7 @@ def test_what_functions_take_decides_on_the_rows_of_a_tile(
     path = write(tmp_path, body, "self.linear = nn.Linear(64, 1024)", "torch.rand(1024, 64)")
     found = product(compile_file(path))
     assert found is not None
-    assert found.in_place
+    assert found.form == "in place"
     assert found.widths == (height,)
     assert found.beside is beside
 

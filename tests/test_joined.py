@@ -95,6 +95,7 @@ def test_kernels_write_their_part_alone(
     monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: variant == "in_place")
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
     module, shape = CASES[name]
     body = "torch.cat([F.hardswish(self.a(x)), self.b(x).tanh() * self.s], 1)"
     init = f"self.a = {module}\nself.b = {module}\nself.s = nn.Parameter(torch.rand({(1,) * len(shape)}))"

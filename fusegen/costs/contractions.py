@@ -274,7 +274,11 @@ def asynchronous_seconds(body: Graph, node: Node, machine: Machine) -> float:
         return inf
     precise = not precision.allows_tf32(body, node)
     prepared = hopper.conv_seconds(body, node, machine, precise, plain=not reduces(body))
-    return prepared if precise else min(prepared, hopper.in_place_seconds(body, node, machine))
+    if precise:
+        return prepared
+    if hopper.pays_in_halves(body, node, None, machine):
+        return hopper.conv_seconds(body, node, machine, False, in_halves=True)
+    return min(prepared, hopper.in_place_seconds(body, node, machine))
 
 
 def fp32_pays(body: Graph, node: Node, whole: bool, machine: Machine) -> bool:

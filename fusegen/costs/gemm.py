@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from fusegen import dims, ops
 from fusegen.costs import narrow, simt, tensor_gemm
+from fusegen.costs.tensor_gemm import ProductForm
 from fusegen.dims import Dim, Dims
 from fusegen.ir import HALVES, Graph, MatmulOp, Node, PointwiseOp, ReduceOp, SoftmaxOp
 from fusegen.machines import MACHINES, Machine
@@ -36,8 +37,8 @@ of the rate that such tiles have, whole ones (64x1M by 1Mx32: 305 us, 1Mx96 by 1
 _SHORT = 8
 """Operations of functions that are written out for several rows: a sigmoid, and not a tanh."""
 
-Form: TypeAlias = Literal["prepared", "in place", "streamed", "short", "simt"]
-"""On the tensor cores, after a kernel that splits the rows, or blocks split them for themselves; or in plain fp32."""
+Form: TypeAlias = ProductForm | Literal["simt"]
+"""Or in plain fp32 where memory or latency bounds a product."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,10 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
     found = factors(body, node)
     matrices, sizes = found.traced(body)
     forms: dict[str, tuple[Form, float]] = {}
-    precise_enough = not node.op.amplified
+    few = isinstance(found.inputs, int) and not space.row_axes
+    outer = tensor_gemm.outer_seconds(*sizes, machine, matrices) if few else inf
+    precise_enough = not node.op.amplified and outer == inf
+    forms["outer products"] = ("outer", outer)
     if precise_enough and _has_whole_rows(body, space, node):
         reduces, turned = bool(space.row_axes), node.op.left_transposed
         prepared = tensor_gemm.seconds(*sizes, machine, matrices, reduces, turned)
@@ -151,7 +155,7 @@ def _forms(body: Graph, space: RowSpace, node: Node, machine: Machine) -> dict[s
             aligned = all(length % 4 == 0 for length in lines)
             streamed = tensor_gemm.streamed_seconds(*sizes, machine, matrices, reduces, turned, aligned)
             forms["streamed"] = ("streamed", streamed)
-            if isinstance(found.inputs, int) and not space.row_axes:
+            if few:
                 forms["short"] = ("short", tensor_gemm.short_seconds(*sizes, machine, matrices))
         if takes_in_place(body, space, node):
             forms["in place"] = ("in place", tensor_gemm.in_place_seconds(*sizes, machine, matrices))

@@ -58,6 +58,8 @@ _ROW_ELEMENTS = 4
 _ABREAST_COLUMNS, _ABREAST_REACH, _ABREAST_DEPTH = 32, 8, 144
 """Results of a base slot up to which, slots up to which, and terms for each tap along x from which on these taps are
 columns of one product."""
+_IN_HALVES = 0.95
+"""Least of the expected gains that fp16 is worth."""
 _IN_PLACE = 0.9
 """Least of the expected gains that a second kernel in the file is worth."""
 SHARED_BYTES = 232_448
@@ -265,21 +267,24 @@ def _depths(taps: list[Taps], inputs: int) -> tuple[int, float]:
     return 4, 4 * sum(count + count % 2 for count in beside) / sum(beside)
 
 
-def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool, plain: bool = False) -> float:
+def conv_seconds(
+    body: Graph, node: Node, machine: Machine, precise: bool, plain: bool = False, in_halves: bool = False
+) -> float:
     """Seconds at the traced sizes: the input is written once as a grid, then the products and what follows them.
 
-    ``plain``: results are stored one by one, so that blocks may be of any shape.
+    ``plain``: results are stored one by one, so that blocks may be of any shape; ``in_halves``: in fp16, not in TF32.
     """
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(conv, x.type, w.type)
+    inputs = -(-inputs // 2) if in_halves else inputs  # words
     taps, lengths = _axes(body, node)
     pitches = _pitches(taps, lengths)
     slots = body.shape(x.name)[0] * prod(pitches)
     (depth, multiplied), width = _depths(taps, inputs), -(-outputs // 8) * 8
     halves = _HALVES if precise else 1
-    beside = 1 if precise else abreast(taps, inputs, outputs)
+    beside = 1 if precise or in_halves else abreast(taps, inputs, outputs)
     columns = min(_COLUMNS, halves * width * beside * prod(axis.phases for axis in taps))
     along_x, together = taps[-1].phases, in_block(taps[-1].phases)
     kinds = -(-along_x // together)
@@ -301,7 +306,7 @@ def conv_seconds(body: Graph, node: Node, machine: Machine, precise: bool, plain
         tiles += slots * conv.groups / 64 * _rows_apart(taps, pitches) * _TILE_ROW / machine.multiprocessors
         return max(tensor, tiles, stored) + _scaled_seconds(body, x, grid, machine)
     tensor *= (_of_any_shape if plain else _last_turn)(body, node, machine)
-    return tensor + _GRID * grid / machine.bandwidth + stored + _LAUNCHES * machine.launch
+    return tensor + _GRID * grid / machine.bandwidth + stored + (_LAUNCHES + in_halves) * machine.launch
 
 
 def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
@@ -333,9 +338,20 @@ def in_place_seconds(body: Graph, node: Node, machine: Machine) -> float:
     return seconds if seconds < _IN_PLACE * conv_seconds(body, node, machine, False) else inf
 
 
+def pays_in_halves(body: Graph, node: Node, windows: Windows | None, machine: Machine) -> bool:
+    """Whether a convolution in fp16, scales included, is expected to be faster than in TF32, pooled over ``windows``
+    or not."""
+    if windows:
+        prepared, in_place = _pooled_seconds(body, node, windows, machine, False)
+        halves, _ = _pooled_seconds(body, node, windows, machine, False, in_halves=True)
+        return halves < _IN_HALVES * min(prepared, in_place)
+    others = min(conv_seconds(body, node, machine, False), in_place_seconds(body, node, machine))
+    return conv_seconds(body, node, machine, False, in_halves=True) < _IN_HALVES * others
+
+
 def reads_in_place(body: Graph, node: Node, machine: Machine) -> bool:
     """Whether a convolution in TF32 is expected to be faster without a preparation of its input."""
-    return in_place_seconds(body, node, machine) < inf
+    return in_place_seconds(body, node, machine) < inf and not pays_in_halves(body, node, None, machine)
 
 
 def _rows_apart(taps: list[Taps], pitches: list[int]) -> int:
@@ -362,22 +378,27 @@ def _scaled_seconds(body: Graph, x: Node, grid: float, machine: Machine) -> floa
 
 def pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, precise: bool) -> float:
     """Seconds of a convolution whose results are pooled over ``windows`` before they are written."""
-    prepared, in_place = _pooled_seconds(body, node, windows, machine, precise)
-    return min(prepared, in_place)
+    ways = _pooled_seconds(body, node, windows, machine, precise)
+    if not precise and pays_in_halves(body, node, windows, machine):
+        ways = _pooled_seconds(body, node, windows, machine, False, in_halves=True)
+    return min(ways)
 
 
 def pools_in_place(body: Graph, node: Node, windows: Windows, machine: Machine) -> bool:
     """Whether such a convolution, in TF32, is expected to be faster without a preparation of its input."""
     prepared, in_place = _pooled_seconds(body, node, windows, machine, False)
-    return in_place < _IN_PLACE * prepared
+    return in_place < _IN_PLACE * prepared and not pays_in_halves(body, node, windows, machine)
 
 
-def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine, precise: bool) -> tuple[float, float]:
+def _pooled_seconds(
+    body: Graph, node: Node, windows: Windows, machine: Machine, precise: bool, in_halves: bool = False
+) -> tuple[float, float]:
     """The same with its input prepared, and read as it lies; infinite where it cannot be."""
     conv = node.op
     assert isinstance(conv, ConvOp)
     x, w = (body.node(name) for name in node.inputs[:2])
     inputs, outputs = inference.group_channels(conv, x.type, w.type)
+    inputs = -(-inputs // 2) if in_halves else inputs  # words
     absent = (1,) * (3 - conv.rank)
     kernel, stride, dilation = (absent + own for own in (inference.kernel_size(w.type), conv.stride, conv.dilation))
     padding = (0,) * len(absent) + conv.padding
@@ -405,7 +426,7 @@ def _pooled_seconds(body: Graph, node: Node, windows: Windows, machine: Machine,
     if precise:
         work = max(prepared, _tile_seconds(results * conv.groups, width, machine) + folds)
         return work + _scaled_seconds(body, x, grid, machine), inf
-    more = folds + STORE * pooled / machine.bandwidth + _LAUNCHES * machine.launch
+    more = folds + STORE * pooled / machine.bandwidth + (_LAUNCHES + in_halves) * machine.launch
     prepared += _GRID * grid / machine.bandwidth + more
     # A part would bring what the parts before it have brought.
     odd = sizes[-1] % _ROW_ELEMENTS or patch != PATCH or prod(windows.parts) > 1

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Literal, TypeAlias
 
 from fusegen.machines import Machine
 
-FEATURES = 128
-"""Features of a block's tile: rows up to this length are whole within a warp."""
+ProductForm: TypeAlias = Literal["prepared", "in place", "streamed", "short", "outer"]
+"""How a product in fp32 is computed: on the tensor cores, once a kernel has split the rows; by blocks that split the
+rows of their tiles for themselves; the same for long sums of few results, in wide tiles that many blocks share; sums of
+so few terms that a block keeps its rows in registers, and stores results while others are computed; or of still fewer,
+as a sum of outer products in plain fp32."""
+FEATURES, OUTER_ROWS = 128, 64
+"""Features of a block's tile: rows up to this length are whole within a warp; and rows of one of outer products."""
 _CHUNK = 64
 _BLOCKS = 132
 _LEAST_CHUNKS = 4
@@ -50,8 +56,13 @@ _WORDS = 1.9
 """Times over that these take where lines of a factor are copied word by word."""
 SHORT, _SHORT_MOVED = range(16, 33), 0.67
 """Terms of which a product's kernel keeps its rows in registers, and the share of the bandwidth at which it stores. Of
-fewer, a chain in fp32 is closer than 22 bits of every factor; of 64, conversions take longer than stores (200 us and
-156). 32,768 squared results of 32 terms: 1,412 us, with the rows prepared 2,165; 8,192 squared of 20: 118 and 160."""
+64, conversions take longer than stores (200 us and 156). 32,768 squared results of 32 terms: 1,412 us, with the rows
+prepared 2,165; 8,192 squared of 20: 118 and 160."""
+OUTER, _OUTER_MOVED = range(1, 16), 0.67
+"""Terms of which a kernel adds up outer products, as fast as it stores results, and the same share: in plain fp32, for
+chains of so few terms are closer than 22 bits of every factor."""
+FEW_TERMS = range(OUTER.start, SHORT.stop)
+"""Of either, where results are many."""
 _FUNCTION_ALONE, _FUNCTION = 2.2e-9, 1.2e-9
 """What an operation of a function of the results takes for each row of such tiles, of one block of a multiprocessor and
 of several, which wait less (H200: a GELU, a SELU and its tanh)."""
@@ -169,6 +180,15 @@ def streamed_seconds(
     products += -(-tiles // clusters) * (_FINISH + (_REDUCE if reduces else 0.0))
     moved = _moved(rows, inputs, outputs, matrices)
     return machine.launch + _START + max(products, moved / machine.bandwidth)
+
+
+def outer_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:
+    """Predicted time of a product as a sum of few outer products."""
+    if inputs not in OUTER:
+        return inf
+    tiles = matrices * -(-rows // OUTER_ROWS) * -(-outputs // FEATURES)
+    moved = 4 * (matrices * (rows * inputs + outputs * inputs) + tiles * OUTER_ROWS * FEATURES)
+    return machine.launch + _START + moved / (_OUTER_MOVED * machine.bandwidth)
 
 
 def short_seconds(rows: int, inputs: int, outputs: int, machine: Machine, matrices: int = 1) -> float:

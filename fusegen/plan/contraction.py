@@ -84,6 +84,8 @@ def hopper_conv(
     in_and_out = inference.conv_channels(node.op, x.type, w.type)
     precise = not precision.allows_tf32(region.body, node)
     rates = machine("sm_90")
+    windows = pooling.windows if pooling else None
+    in_halves = not precise and hopper.pays_in_halves(region.body, node, windows, rates)
     if pooling:
         in_place = not precise and hopper.pools_in_place(region.body, node, pooling.windows, rates)
     else:
@@ -91,7 +93,7 @@ def hopper_conv(
 
     conv = node.op
 
-    def made(operands: conv_sm90.Operands, precise: bool, in_place: bool) -> HopperConvPlan | str:
+    def made(operands: conv_sm90.Operands, precise: bool, in_place: bool, in_halves: bool) -> HopperConvPlan | str:
         return conv_sm90.plan(
             conv,
             axes,
@@ -106,12 +108,13 @@ def hopper_conv(
             reduced,
             in_place,
             streamed,
+            in_halves,
         )
 
-    found = made(operands, precise, in_place)
+    found = made(operands, precise, in_place and not in_halves, in_halves)
     if isinstance(found, str) or precise or not contractions.fp32_pays(region.body, node, reduces, rates):
         return found
-    in_fp32 = made(operands._replace(node=f"{node.name} in fp32"), True, False)
+    in_fp32 = made(operands._replace(node=f"{node.name} in fp32"), True, False, False)
     return found if isinstance(in_fp32, str) else found.replace(in_fp32=in_fp32)
 
 

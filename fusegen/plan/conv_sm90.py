@@ -104,13 +104,15 @@ def plan(
     reduced: tuple[PositionResult, ...] = (),
     in_place: bool = False,
     streamed: int = 0,
+    in_halves: bool = False,
 ) -> HopperConvPlan | str:
     """The plan, or why there is none.
 
     ``traced``: (input, output) lengths at the traced sizes, by axis; ``channels``: in and out;
     ``reduces``: the epilogue reduces over the channels; ``lower(split)`` makes its program; ``reduced``:
     what is stored in place of its results; ``in_place``: a second kernel reads its input as it lies, where it can;
-    ``streamed``: operands with an element for every result, for a program that runs in the order of the stores.
+    ``in_halves``: in fp16, where TF32 is permitted; ``streamed``: operands with an element for every result, for a
+    program that runs in the order of the stores.
     """
     if pooling and statistics:
         return "statistics are of results that are stored, and pooled ones are not"
@@ -123,7 +125,8 @@ def plan(
     if reason := hopper.refusal(conv, channels, precise):
         return reason
     inputs, outputs = (count // conv.groups for count in channels)
-    abreast = 1 if precise or pooling or streamed else hopper.abreast(taps, inputs, outputs)
+    words = -(-inputs // 2) if in_halves else inputs
+    abreast = 1 if precise or in_halves or pooling or streamed else hopper.abreast(taps, inputs, outputs)
     if abreast > 1:
         residues = tuple(residue.replace(taps=(0,)) for residue in residues)
     phases, outer_phases = _phases(taps, outputs, reduces)
@@ -161,11 +164,13 @@ def plan(
         tap_rows,
         pitches,
         phases,
-        inputs,
+        words,
         phases[0] * phases[1] * block,
         phases[0] * phases[1] * block * halves * abreast,
         split,
-        (len({operand.name for operand in loaded if operand.index == "l"}) + precise) * (channels[1] + block + 4) * 4
+        (len({operand.name for operand in loaded if operand.index == "l"}) + (precise or in_halves))
+        * (channels[1] + block + 4)
+        * 4
         + (MAX_WARPS * block * 4 if by_channel else 0),
         precise,
         samples=operands.samples,
@@ -183,6 +188,7 @@ def plan(
     block_slots = 64 * memory.warpgroups // memory.rings
     prepared = HopperConvPlan(
         precise=precise,
+        in_halves=in_halves,
         transposed=conv.transposed,
         source=operands.source,
         weight=operands.weight,

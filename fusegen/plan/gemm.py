@@ -208,13 +208,15 @@ def plan(region: Region, name: str) -> KernelPlan:
     if form == "simt":
         return _simt(region, node, name)
     group = gemm.group(region.space, node)
-    in_place, streamed, short = form == "in place", form == "streamed", form == "short"
-    if in_place:
+    alone = form != "prepared"  # one kernel
+    if form == "in place":
         widths = instructions = choose(f"{node.name} tile", gemm.in_place_rows(region.body, node))
-    elif streamed:
+    elif form == "streamed":
         _, (lines, _, _) = factors.traced(region.body)
         widths = instructions = (tensor_gemm.streamed_rows(lines),)
-    elif short:
+    elif form == "outer":
+        widths = instructions = (tensor_gemm.OUTER_ROWS,)
+    elif form == "short":
         widths = instructions = (tensor_gemm.FEATURES,)
     else:
         matrices, sizes = factors.traced(region.body)
@@ -222,27 +224,24 @@ def plan(region: Region, name: str) -> KernelPlan:
         instructions = tuple(sorted({columns for width in widths for columns in (width, width // 2)}))
     style = Style(indexed("i", factors.outputs), "{}", moves_rows=True, parts=True)
     rows = region.lower(region.space if group else space, style, "v", _FeatureLowering if group else _BatchLowering)
-    symmetric = None if in_place or short or group else _symmetric(region, node, rows)
+    one_by_one = form in ("in place", "short", "outer")  # a block computes whole sums
+    symmetric = None if one_by_one or group else _symmetric(region, node, rows)
     detail = GemmPlan(
         **_factors(region, node),
         before=region.lower_before(node),
         source_transposed=node.op.left_transposed,
-        in_place=in_place,
-        streamed=streamed,
-        short=short,
-        beside=in_place and gemm.finishes_beside(region.body, node),
-        cluster=1
-        if in_place or streamed or short
-        else tensor_gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
+        form=form,
+        beside=form == "in place" and gemm.finishes_beside(region.body, node),
+        cluster=1 if alone else tensor_gemm.cluster(dims.evaluate(factors.outputs, region.body.sizes)),
         widths=widths,
         instructions=instructions,
         summed=node.op.summed,
         averaged=node.op.averaged,
         group=group,
-        triangle=None if short else _triangle(region, node) or symmetric,
+        triangle=None if form in ("short", "outer") else _triangle(region, node) or symmetric,
         rows=rows,
     )
-    counters, workspace = (None, False) if in_place or short else (dims.add(height, _CUT_TILES), True)
+    counters, workspace = (None, False) if one_by_one else (dims.add(height, _CUT_TILES), True)
     if contractions.not_portable(region.body, region.space, node):
         return region.plan(
             f"{name}_gemm_sm90", detail, counters=counters, workspace=workspace, tf32="matmul", only_hopper=True

@@ -127,7 +127,7 @@ _COORDINATES = 4
 
 
 _RESULTS, _MORE = 1 << 22, 8
-"""Results of a product, and those for each number of a factor, from which on few terms (``SHORT``) are structure."""
+"""Results of a product, and those for each number of a factor, from which on ``FEW_TERMS`` are structure."""
 
 
 def _row_lengths(graph: Graph) -> frozenset[str]:
@@ -155,7 +155,7 @@ def _row_lengths(graph: Graph) -> frozenset[str]:
                 results = dims.numel(node.type.shape, graph.sizes)
                 few = max(dims.numel(shape, graph.sizes) for shape in factors) * _MORE <= results >= _RESULTS
                 terms = factors[0][-1]
-                found.update({terms} if few and graph.sizes.get(str(terms)) in tensor_gemm.SHORT else ())
+                found.update({terms} if few and graph.sizes.get(str(terms)) in tensor_gemm.FEW_TERMS else ())
             case RecurrentOp():  # features, as many as its weights have
                 found.update(dims.symbols(graph.node(node.inputs[0]).type.shape[-1:]))
     return _axes(graph, found)

@@ -36,6 +36,7 @@ constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttribute
 template <typename Kernel>
 int cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
 inline int cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { memset(p, value, bytes); return cudaSuccess; }
 struct cudaLaunchAttribute {
     int id;
     struct {
@@ -359,6 +360,7 @@ inline float tf32(uint32_t bits) { return __uint_as_float(bits & ~0x1fffu); }
 inline float round_tf32(float v) { return isfinite(v) ? tf32(__float_as_uint(v) + 0x1000u) : v; }
 inline float from_half(uint32_t bits) { const uint16_t own = bits; _Float16 h; memcpy(&h, &own, 2); return h; }
 inline unsigned to_half(float v) { const _Float16 h = v; uint16_t bits; memcpy(&bits, &h, 2); return bits; }
+inline unsigned nearest_halves(float low, float high) { return to_half(low) | to_half(high) << 16; }
 inline unsigned split_halves(float v) { const unsigned high = to_half(v); return high | to_half(v - from_half(high)) << 16; }
 
 // value_a(warp, row, k) and value_b(warp, k, column) read the fragments.

@@ -139,6 +139,22 @@ void multiply(float (&d)[SUMS], uint64_t a, uint64_t b, int accumulate) {
     multiply_rows(d, [&](int lower, int k) { return element(a, row + 8 * lower, k); }, b, accumulate);
     __syncwarp();
 }
+// The same of halves: two in a word.
+template <int SUMS>
+void multiply_octets(float (&d)[SUMS], uint64_t a, uint64_t b, int accumulate) {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    const auto half = [](uint64_t descriptor, int n, int k) {
+        const uint32_t begin = descriptor & 0x3fff, leading = descriptor >> 16 & 0x3fff, stride = descriptor >> 32 & 0x3fff;
+        return from_half(emulated::word((begin + k / 8 * leading + n / 8 * stride + n % 8) * 16 + k % 8 / 2 * 4) >> k % 2 * 16);
+    };
+    __syncwarp();
+    for (int i = 0; i < SUMS; ++i) {
+        double sum = 0.0;
+        for (int k = 0; k < 16; ++k) sum += double(half(a, row + 8 * (i / 2 % 2), k)) * half(b, i / 4 * 8 + 2 * c + i % 2, k);
+        d[i] = (accumulate ? d[i] : 0.0f) + static_cast<float>(sum);
+    }
+    __syncwarp();
+}
 template <int SUMS>
 void multiply(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b, int accumulate) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = emulated::warps[warp].turn % 2;

@@ -128,6 +128,7 @@ def _without_costs(monkeypatch: pytest.MonkeyPatch, tf32: bool, name: str) -> No
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     if name.endswith("in_place"):
         monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
+        monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
 
 
 @pytest.mark.parametrize("tf32", [True, False])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.costs import direct, hopper, library
+from fusegen.costs import direct, hopper, library, precision
 from fusegen.plan import contraction
 from fusegen.plan.details import HopperConvPlan
 from tests.gpu.cases import agrees, built
@@ -167,6 +167,46 @@ def test_special_values_reach_the_same_outputs_in_full_precision(name: str, tmp_
         assert torch.equal(specials(y), specials(r))
 
 
+IN_HALVES = (
+    *("conv", "strided", "dilated", "few_channels", "grouped", "line", "volume", "pixels", "transposed_far"),
+    *("transposed_volume", "transposed_rows", "stem", "pairs_of_groups", "pairs_transposed", "six_channels"),
+)
+
+
+@pytest.mark.parametrize("name", IN_HALVES)
+def test_halves_round_as_tf32_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of the numbers; elements that are not finite, or larger than others promise, are found."""
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: True)
+    monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
+    monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
+    module, body, shape = MODELS[name]
+    size = f"torch.rand(4, {', '.join(map(str, shape))})"
+    compiled, reference, model = built(write(tmp_path, body, f"self.m = {module}", size))
+    (plan,) = [step.plan for step in compiled.program.steps if step.kind == "kernel"]
+    assert isinstance(plan.hopper, HopperConvPlan)
+    assert plan.hopper.in_halves
+    type(model).forward.__globals__["_fusegen_rounds"] = lambda *_, **__: 1
+    for parameters in zip(reference.parameters(), model.parameters(), strict=True):
+        for parameter in parameters:
+            parameter.data = untied(parameter.data)
+    exact = copy.deepcopy(reference)
+    exact.m.weight.data = rounded(exact.m.weight.data)
+    exact = exact.double()
+    for batch, grown in ((3, 0), (5, 4), (1, 24)):
+        x = torch.randn(batch, shape[0], *(size + grown for size in shape[1:]), device="cuda") + 0.5
+        x = untied(x * torch.logspace(-6, 4, batch, device="cuda").view(-1, *[1] * len(shape)))
+        with torch.no_grad():
+            r, y = exact(rounded(x).double()), model(x)
+            for one, other in zip(y, r, strict=True):
+                assert (one - other).abs().max() <= 2e-5 * other.abs().max()
+            assert torch.equal(y, model(x))
+            x = torch.randn_like(x)
+            x.view(-1)[7], x.view(-1)[-1], x.view(-1)[99] = math.inf, math.nan, 1e9
+            r, y = reference(x), model(x)
+        assert torch.equal(r.isnan(), y.isnan())
+        torch.testing.assert_close(y, r, rtol=5e-3, atol=5e-3 * float(r[r.isfinite()].abs().max()), equal_nan=True)
+
+
 IN_PLACE = {
     "conv": ("nn.Conv2d(24, 40, 3, padding=1)", "return self.m(x).relu()", (24, 21, 36)),
     "dilated": ("nn.Conv2d(20, 33, 3, 1, 6, (5, 3))", "return self.m(x) * 2", (20, 30, 40)),
@@ -198,6 +238,7 @@ IN_PLACE = {
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_an_input_is_read_as_it_lies_where_it_can(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: True)
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
     module, body, shape = IN_PLACE[name]
     path = write(tmp_path, body, f"self.m = {module}", f"torch.rand(4, {', '.join(map(str, shape))})")

@@ -86,6 +86,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def _whatever_it_takes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setattr(direct, "is_small", lambda *_: False)
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
     monkeypatch.setattr(hopper, "pooled_seconds", lambda *_: 0.0)
     monkeypatch.setattr(convpool, "together_or_apart", lambda *_: None)
     monkeypatch.setattr(hopper, "pools_in_place", lambda *_: request.node.callspec.params["name"].endswith("in_place"))

@@ -96,7 +96,8 @@ def make(name: str, folder: Path, kernel: type[Frozen] = GemmPlan, sizes: Sizes 
     compiled, reference, generated = built(path)
     found = [step.plan.hopper or step.plan.detail for step in compiled.program.steps if isinstance(step, KernelStep)]
     assert any(isinstance(detail, kernel) for detail in found), compiled.program.steps
-    assert sizes == TRACED or any(isinstance(detail, GemmPlan) and detail.short for detail in found)
+    short = [detail for detail in found if isinstance(detail, GemmPlan) and detail.form in ("short", "outer")]
+    assert sizes == TRACED or short
     return Built(case, reference, generated)
 
 
@@ -121,16 +122,19 @@ def test_agrees_at_every_size(name: str, form: str, tmp_path: Path, monkeypatch:
 
 VIEWED, ROOTS = ("bias", "batch_add", "of_heads"), "distances"
 """Those whose second factor, or a part of it, is an operand of what follows, for another kernel; and roots of what is
-left of sums, where of so few terms the largest error is that of the one that comes closest to zero."""
+left of sums, where of so few terms the largest error is that of the one that comes closest to zero, in plain fp32 too
+(of 7, 20 and 32 terms it was two to four times eager's, with the same products)."""
 SHORT = [name for name, case in CASES.items() if not case.features and name not in (*VIEWED, ROOTS)]
 
 
-@pytest.mark.parametrize("terms", [20, 32])
+@pytest.mark.parametrize("terms", [3, 7, 15, 20, 32])
 @pytest.mark.parametrize("name", SHORT)
 def test_short_sums_agree_at_every_size(name: str, terms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "_RESULTS", 1)
     monkeypatch.setattr(exporting, "_MORE", 1)
-    monkeypatch.setattr(tensor_gemm, "short_seconds", lambda *_: -1.0)
+    monkeypatch.setattr(
+        tensor_gemm, "short_seconds" if terms in tensor_gemm.SHORT else "outer_seconds", lambda *_: -1.0
+    )
     batch, rows, _, features = TRACED
     it = make(name, tmp_path, sizes=(batch, rows, terms, features))
     _agrees_everywhere(it, [(b, m, terms, n) for b, m, _, n in FREE], False)

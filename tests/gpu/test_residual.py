@@ -111,6 +111,7 @@ def test_agrees_with_float64_of_rounded_operands(
     name: str, reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hopper, "reads_in_place", lambda *_: reads == "in place")
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
     monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     reference, model, plan = pair(name, tmp_path)
     if reads == "in place" and (plan.alternative is None or MODELS[name][2][-1] % 4):

@@ -147,7 +147,9 @@ class HopperConvPlan(Reducing):
 
     template: Literal["conv_sm90"] = "conv_sm90"
     precise: bool
-    """In full fp32, of values split into halves, else in TF32."""
+    """In full fp32, of values split into halves."""
+    in_halves: bool = False
+    """Else in fp16, whose 11 bits are TF32's, with scales; ``chunk`` counts pairs of input channels. Else in TF32."""
     transposed: bool
     source: str
     weight: str

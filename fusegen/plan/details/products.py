@@ -6,7 +6,7 @@ from math import ceil
 from typing import Literal
 
 from fusegen.costs.attention import AttentionTile
-from fusegen.costs.tensor_gemm import LONGEST_CHAIN
+from fusegen.costs.tensor_gemm import LONGEST_CHAIN, ProductForm
 from fusegen.costs.viewproduct import ViewTile
 from fusegen.dims import Dim
 from fusegen.ir import DType, Frozen
@@ -46,21 +46,16 @@ class Triangle(Frozen):
 
 
 class GemmPlan(_BatchedProduct):
-    """Such a product on the tensor cores of sm_90a."""
+    """Such a product on sm_90a, but for the shortest sums on its tensor cores."""
 
     template: Literal["gemm_sm90"] = "gemm_sm90"
     before: RowProgram | None = None
     """What happens to every value of the source, ``v``, before its products; ``l`` counts the inputs."""
     source_transposed: bool = False
     """Every matrix of the source is stored as [inputs, rows]."""
-    in_place: bool = False
-    """Every block splits the rows of its tile for itself: no kernel prepares them before."""
-    streamed: bool = False
-    """The same for long sums of few results, in wide tiles that many blocks share."""
-    short: bool = False
-    """Sums have so few terms that a block keeps its rows in registers, and stores results while others are computed."""
+    form: ProductForm = "prepared"
     beside: bool = False
-    """Then a warp finishes several rows side by side, not one by one."""
+    """In place, a warp finishes several rows side by side, not one by one."""
     cluster: int = 1
     """Blocks side by side that share the prepared rows of a tile."""
     summed: bool = False
