@@ -246,6 +246,7 @@ inline unsigned __reduce_max_sync(unsigned, unsigned v) {
     });
     return out[0];
 }
+inline unsigned __reduce_min_sync(unsigned mask, unsigned v) { return ~__reduce_max_sync(mask, ~v); }
 inline int __reduce_min_sync(unsigned, int v) {
     uint32_t in[1] = {static_cast<uint32_t>(v)}, out[1];
     emulated::together(in, out, [](emulated::Warp& w) {

@@ -179,9 +179,9 @@ def test_halves_round_as_tf32_does(name: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: True)
     monkeypatch.setattr(precision, "allows_tf32", lambda *_: True)
     monkeypatch.setattr(contraction, "_is_slower", lambda *_: False)
-    module, body, shape = MODELS[name]
+    module, _, shape = MODELS[name]
     size = f"torch.rand(4, {', '.join(map(str, shape))})"
-    compiled, reference, model = built(write(tmp_path, body, f"self.m = {module}", size))
+    compiled, reference, model = built(write(tmp_path, "return self.m(x) * 2", f"self.m = {module}", size))
     (plan,) = [step.plan for step in compiled.program.steps if step.kind == "kernel"]
     assert isinstance(plan.hopper, HopperConvPlan)
     assert plan.hopper.in_halves
@@ -204,7 +204,7 @@ def test_halves_round_as_tf32_does(name: str, tmp_path: Path, monkeypatch: pytes
             x.view(-1)[7], x.view(-1)[-1], x.view(-1)[99] = math.inf, math.nan, 1e9
             r, y = reference(x), model(x)
         assert torch.equal(r.isnan(), y.isnan())
-        torch.testing.assert_close(y, r, rtol=5e-3, atol=5e-3 * float(r[r.isfinite()].abs().max()), equal_nan=True)
+        torch.testing.assert_close(y, r, rtol=5e-3, atol=1e-2, equal_nan=True)  # whatever others are large
 
 
 IN_PLACE = {
