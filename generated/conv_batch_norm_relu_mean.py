@@ -141,6 +141,7 @@ import torch.nn as _fusegen_nn
 
 _fusegen_CUDA_SOURCE = r"""
 #include <cuda_runtime.h>
+#include <cuda.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -339,13 +340,6 @@ __device__ __forceinline__ float half_scale(unsigned peak) { return __uint_as_fl
 // One over half_scale.
 __device__ __forceinline__ float half_inverse(unsigned peak) { return __uint_as_float((max(peak >> 23, 15u) - 14) << 23); }
 
-// Two values as the halves of a word.
-__device__ __forceinline__ unsigned nearest_halves(float low, float high) {
-    unsigned pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
 // The nearest half, and above it in the word the half of what that leaves.
 __device__ __forceinline__ unsigned split_halves(float v) {
     unsigned pair;
@@ -408,6 +402,825 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------
+// k0_contraction_in_place
+//   %scalar: float32[] = const(x0_0*x0_2*x0_3)
+//   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
+//   %scalar_5: float32[] = const(0.95)
+//   %scalar_8: float32[] = const(0.05)
+//   %batch_norm_19_r4: float32[] = const(1e-05)
+//   %conv2d_r1: float32[64, 1, 1] = reshape(%p_conv_bias, [64, 1, 1])
+//   %conv2d_r2: float32[x0_0, 64, x0_2, x0_3] = conv2d(%x, %p_conv_weight, padding=(1, 1), averaged=True)
+//   %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+//   %batch_norm: float32[1, 64, 1, 1] = reduce.mean(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_1: float32[1, 64, 1, 1] = reduce.var(%conv2d, axes=(0, 2, 3), keepdim=True)
+//   %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
+//   %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
+//   %batch_norm_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+//   %batch_norm_7: float32[64] = reshape(%batch_norm, [64])
+//   %batch_norm_9: float32[64] = mul(%batch_norm_7, %scalar_8)
+//   %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
+//   %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+//   %batch_norm_13: float32[64] = reshape(%batch_norm_4, [64])
+//   %batch_norm_15: float32[64] = mul(%batch_norm_13, %scalar_8)
+//   %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
+//   %batch_norm_19_r5: float32[1, 64, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+//   %batch_norm_19_r6: float32[1, 64, 1, 1] = rsqrt(%batch_norm_19_r5)
+
+namespace k0_contraction_in_place_kernel {
+
+// Implicit GEMM. A tile is a box of positions. One tensor copy brings what its taps read of a chunk of channels, with zeros in place
+// of the padding; threads load the first operand of every product from there and multiply from registers, so a tap
+// is a constant offset. A thread ends up with all of its channels of two pixels, so the epilogue runs in registers.
+constexpr bool TRANSPOSED = false;
+constexpr int GROUPS = 1, IN = 16, OUT = 64;   // channels of a group
+// Along z, y, x; absent axes have one position.
+__host__ __device__ constexpr int along(int axis, int z, int y, int x) { return axis == 0 ? z : axis == 1 ? y : x; }
+__host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 1, 3, 3); }
+__host__ __device__ constexpr int stride(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
+__host__ __device__ constexpr int reach(int axis) { return along(axis, 0, 2, 2); }             // largest shift of a tap
+__host__ __device__ constexpr int in_step(int axis) { return along(axis, 1, 1, 1); }        // slot -> input position
+__host__ __device__ constexpr int in_origin(int axis) { return along(axis, 0, -1, -1); }
+__host__ __device__ constexpr int out_step(int axis) { return along(axis, 1, 1, 1); }      // base -> output position, of phase 0
+__host__ __device__ constexpr int out_origin(int axis) { return along(axis, 0, 0, 0); }
+
+// Phases of a transposed convolution: PHASES_Y * PHASES_X of them share a block, the others are kinds of tile.
+constexpr int PHASES_Y = 1, PHASES_X = 1, PHASES = PHASES_Y * PHASES_X;
+constexpr int OUTER_PHASES = 1;
+constexpr int CHANNELS = 64;       // output channels of a block
+constexpr int SPLIT = 1;            // blocks of a cluster that share the channels of a row
+constexpr int CHANNEL_TILES = 1;    // tiles along the channels
+constexpr int CLUSTER = 1;
+constexpr int SHARE = CLUSTER / SPLIT;  // tiles that a cluster works on at a time
+constexpr int COLUMNS = PHASES * CHANNELS;                       // N of the product
+constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over the same base slots
+
+constexpr int WARPGROUPS = 3;       // consumers, 64 base slots each
+[[maybe_unused]] constexpr int TILE = 64 * WARPGROUPS;
+constexpr int THREADS = 128 * (WARPGROUPS + 1);
+constexpr int CHUNK = 8;           // input channels of a stage
+constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK;
+constexpr int RINGS = 3;           // of stages: one that all warpgroups read, or one for each
+constexpr int STAGES = 8;          // of a ring
+constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
+constexpr int RING = 0;            // weight slots of that ring
+constexpr int TAPS = 9, UNIT_TAPS = 9;      // taps; those of a weight slot
+constexpr int TAP_BYTES = CHUNK * COLUMNS * 4;
+// Along z, y, x: positions of a warpgroup's tile, elements of its box of every channel.
+__host__ __device__ constexpr int tile(int axis) { return along(axis, 1, 2, 32); }
+__host__ __device__ constexpr int box(int axis) { return along(axis, 1, 5, 40); }
+constexpr int BOX = box(0) * box(1) * box(2);   // 8 or 24 modulo 32: no two lanes meet in a bank
+constexpr int STAGE_BYTES = (CHUNK * BOX * 4 + 127) / 128 * 128;   // tensor copies begin there
+[[maybe_unused]] constexpr int SKEW = (in_origin(2) % 4 + 4) % 4;   // elements before the first one that a tile reads: copies begin at multiples of 16 bytes
+constexpr int KIND_BYTES = TAPS * CHUNKS * TAP_BYTES;     // weights of a kind
+constexpr int UNIT_BYTES = UNIT_TAPS * TAP_BYTES;
+constexpr int WEIGHT_BYTES = STREAM ? RING * UNIT_BYTES : KIND_BYTES;
+constexpr int PAIRS = COLUMNS / 8;                  // a thread's pairs of neighbouring channels, per base slot
+[[maybe_unused]] constexpr int VALUES = 2 * PAIRS;                   // its values per base slot
+constexpr int LANES = 4 / PHASES;                   // lanes that share a pixel
+
+// Staging of the results, so that a warp stores whole runs of an output row.
+constexpr int SLICE = 8;                    // channels at a time
+constexpr int BUFFERS = 2;
+constexpr int ROW_PITCH = 64 * PHASES_X + (PHASES_Y == 1 ? 0 : PHASES_X == 2 ? 16 : 8);   // of an output row; free of bank conflicts
+constexpr int CHANNEL_PITCH = PHASES == 4 ? PHASES_Y * ROW_PITCH : PHASES == 2 ? PHASES_Y * ROW_PITCH | 8 : 68;
+[[maybe_unused]] constexpr int WINDOWS = 2 * PHASES_X;               // 32 neighbouring results each
+
+// Shared memory, in order.
+constexpr int AT_STAGES = WEIGHT_BYTES;
+constexpr int AT_STAGING = AT_STAGES + RINGS * STAGES * STAGE_BYTES;
+constexpr int AT_EXCHANGE = AT_STAGING + WARPGROUPS * BUFFERS * SLICE * CHANNEL_PITCH * 4;
+constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one other block
+constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
+constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
+constexpr int WARPS = 4 * WARPGROUPS;
+constexpr int AT_ORIGINS = AT_ROWS + 1 * ROW_FLOATS * 4;   // of every warp's statistics, by channel
+constexpr int AT_BARRIERS = AT_ORIGINS + WARPS * CHANNELS * 4;
+constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
+constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
+static_assert(SHARED_BYTES <= 232448 && AT_BARRIERS % 8 == 0);
+
+struct Args {
+    const float *x, *w;
+    const float* p0;
+    float* y0;
+    float* y1;
+    float* y2;
+    float* y3;
+    float* y4;
+    int64_t* n0;
+    float *weights, *states;        // workspace
+    CUtensorMap map;              // of x: [samples and groups][channels][z][y][x]
+    FastDivide tiles_x, tiles_y, tiles_z;   // of a sample
+    int batch, first_sample, tiles;
+    int steps;                    // groups of SHARE tiles that cover all
+    int in[3], out[3];
+};
+
+// ---- Hopper instructions -----------------------------------------------------------------------------------
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ void barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
+__device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_expect(uint32_t bar, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
+__device__ __forceinline__ void barrier_wait(uint32_t bar, int phase) {
+    // The hint lets the hardware suspend a waiting thread instead of spinning.
+    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar), "r"(phase), "r"(0x989680) : "memory");
+}
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+// A box of a chunk of channels, from this position on; zeros outside the tensor.
+__device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, int channel, int sample, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(channel), "r"(sample), "r"(bar) : "memory");
+}
+template <int OFFSET>
+__device__ __forceinline__ uint32_t shared_load(uint32_t from) {
+    uint32_t v;
+    asm volatile("ld.shared.b32 %0, [%1 + %2];" : "=r"(v) : "r"(from), "n"(OFFSET) : "memory");
+    return v;
+}
+__device__ __forceinline__ void bulk_multicast(uint32_t to, const void* from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"(static_cast<uint16_t>((1 << CLUSTER) - 1)) : "memory");
+}
+__device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ uint32_t to_tf32(float v) {
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+    return r;
+}
+__device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+// ---- Preparation: weights in core-matrix order ---------------------------------------------------------------------
+__constant__ constexpr int TAP[9][3] = {{0, 0, 0}, {0, 1, 0}, {0, 2, 0}, {0, 0, 1}, {0, 1, 1}, {0, 2, 1}, {0, 0, 2}, {0, 1, 2}, {0, 2, 2}};   // input positions along z, y, x from the first
+__constant__ constexpr int OUTER_PHASE[OUTER_PHASES][3] = {{0, 0, 0}};
+
+// Kernel position whose tap has this shift, or -1.
+__device__ __forceinline__ int kernel_position(int axis, int phase, int shift, int residue) {
+    const int distance = TRANSPOSED ? phase + stride(axis) * (reach(axis) - shift) : stride(axis) * shift + residue;
+    const int k = distance / dilation(axis);
+    return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
+}
+
+// [kind][chunk][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
+// its phase is c % PHASES, so that a lane's columns belong to one pixel.
+__device__ void prepare_weights(const Args& args, int index, int count) {
+    constexpr int ALL_TAPS = TAPS, ALL_QUADS = QUADS * CHUNKS;
+    for (int i = index; i < KINDS * (KIND_BYTES / 16); i += count) {
+        // Threads side by side read what lies side by side: the taps of a channel, then the channels.
+        const int tap = i % ALL_TAPS;
+        int rest = i / ALL_TAPS;
+        const int of_all = rest % ALL_QUADS, column = rest / ALL_QUADS % COLUMNS;
+        rest /= ALL_QUADS * COLUMNS;
+        const int kind = rest;
+        const int chunk = of_all / QUADS, quad = of_all % QUADS;
+        const int to = (((kind * CHUNKS + chunk) * TAPS + tap) * QUADS + quad) * COLUMNS + column;
+        const int lane = column % 8 / 2, phase = lane % PHASES;
+        const int channel = kind % CHANNEL_TILES * CHANNELS + column / 8 * (2 * LANES) + lane / PHASES * 2 + column % 2;
+        const int outer = kind / CHANNEL_TILES % OUTER_PHASES, group = kind / (CHANNEL_TILES * OUTER_PHASES);
+        const int kz = kernel_position(0, OUTER_PHASE[outer][0], TAP[tap][0] / in_step(0), TAP[tap][0] % in_step(0));
+        const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, TAP[tap][1] / in_step(1), TAP[tap][1] % in_step(1));
+        const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, TAP[tap][2] / in_step(2), TAP[tap][2] % in_step(2));
+        uint32_t v[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            const int c = chunk * CHUNK + quad * 4 + u;
+            const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
+            const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
+            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
+        }
+        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+constexpr int PREPARE_THREADS = 256;
+
+__global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    await_previous();
+    prepare_weights(args, blockIdx.x * PREPARE_THREADS + threadIdx.x, gridDim.x * PREPARE_THREADS);
+#endif
+}
+// ---- Statistics of the channels ------------------------------------------------------------------------------
+constexpr int STATE = 3;   // floats of a partial state: elements, their mean, and the sum of squared distances from it
+
+struct Tail {
+    int64_t rows;         // of statistics: channels
+    const float* p2;
+    const float* p3;
+    float* y1;
+    float* y2;
+    float* y3;
+    float* y4;
+    int64_t* n0;
+    int64_t batch;
+    int64_t height;
+    int64_t width;
+};
+
+constexpr int FINISH_ROWS = 8, FINISH_THREADS = 1024;   // of a block: at least a sector of neighbouring channels' states
+
+// Adds up the states of every row in a fixed order, about the mean of one of them, in double, which costs nothing here.
+template <typename Parts>
+__global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ Parts parts, const __grid_constant__ Tail args) {
+    await_previous();
+    __shared__ double sums[STATE][FINISH_THREADS];
+    const int thread = threadIdx.x;
+    const int64_t row = int64_t(blockIdx.x) * FINISH_ROWS + thread % FINISH_ROWS;
+    double origin = 0.0, count = 0.0, apart = 0.0, squares = 0.0;
+    if (row < args.rows) {
+        parts.each(static_cast<int>(row), 0, 1 << 28, [&](const float* state) { origin = __ldg(state + Parts::PITCH); });
+        parts.each(static_cast<int>(row), thread / FINISH_ROWS, FINISH_THREADS / FINISH_ROWS, [&](const float* state) {
+            const double n = __ldg(state), distance = n > 0.0 ? __ldg(state + Parts::PITCH) - origin : 0.0;
+            count += n, apart += n * distance, squares += __ldg(state + 2 * Parts::PITCH) + n * distance * distance;
+        });
+    }
+    sums[0][thread] = count, sums[1][thread] = apart, sums[2][thread] = squares;
+#pragma unroll 1
+    for (int d = FINISH_THREADS / 2; d >= FINISH_ROWS; d /= 2) {
+        __syncthreads();
+        if (thread < d)
+            for (int k = 0; k < STATE; ++k) sums[k][thread] += sums[k][thread + d];
+    }
+    if (thread >= FINISH_ROWS || row >= args.rows) return;
+    count = sums[0][thread], apart = sums[1][thread] / count, squares = sums[2][thread] / count - apart * apart;
+    [[maybe_unused]] const float mean = static_cast<float>(origin + apart), variance = static_cast<float>(squares < 0.0 ? 0.0 : squares);
+    [[maybe_unused]] const int64_t batch = args.batch;
+    [[maybe_unused]] const int64_t height = args.height;
+    [[maybe_unused]] const int64_t width = args.width;
+    const float v_variance = variance;   // %batch_norm_1: float32[1, 64, 1, 1]
+    const float v_p2 = __ldg(args.p2 + row);   // %b_norm_running_mean: float32[64]
+    const float v_p3 = __ldg(args.p3 + row);   // %b_norm_running_var: float32[64]
+    const float t0 = v_variance;   // %batch_norm_1: float32[1, 64, 1, 1] = input(1)
+    const float t1 = t0 * static_cast<float>(batch*height*width);   // %batch_norm_2: float32[1, 64, 1, 1] = mul(%batch_norm_1, %scalar)
+    const float t2 = divided(t1, static_cast<float>(batch*height*width - 1));   // %batch_norm_4: float32[1, 64, 1, 1] = div(%batch_norm_2, %scalar_3)
+    const float t6 = t2 * 0x1.99999ap-5f;   // %batch_norm_15: float32[64] = mul(%batch_norm_13, %scalar_8)
+    const float t9 = t0 + 0x1.4f8b58p-17f;   // %batch_norm_19_r5: float32[1, 64, 1, 1] = add(%batch_norm_1, %batch_norm_19_r4)
+    const float t10 = rsqrtf(t9);   // %batch_norm_19_r6: float32[1, 64, 1, 1] = rsqrt(%batch_norm_19_r5)
+    const float t4 = v_p2 * 0x1.e66666p-1f;   // %batch_norm_6: float32[64] = mul(%b_norm_running_mean, %scalar_5)
+    const float t7 = v_p3 * 0x1.e66666p-1f;   // %batch_norm_12: float32[64] = mul(%b_norm_running_var, %scalar_5)
+    const float t3 = mean * 0x1.99999ap-5f;   // %batch_norm_9: float32[64] = mul(%batch_norm_7, %scalar_8)
+    const float t5 = t4 + t3;   // %batch_norm_10: float32[64] = add(%batch_norm_6, %batch_norm_9)
+    const float t8 = t7 + t6;   // %batch_norm_16: float32[64] = add(%batch_norm_12, %batch_norm_15)
+    args.y1[row] = mean;
+    args.y2[row] = t5;
+    args.y3[row] = t8;
+    args.y4[row] = t10;
+    if (row == 0) *args.n0 += 1;
+}
+
+template <typename Parts>
+static int launch_finish(const Parts& parts, const Tail& tail, cudaStream_t stream) {
+    enqueue(finish<Parts>, static_cast<unsigned int>((tail.rows + FINISH_ROWS - 1) / FINISH_ROWS), FINISH_THREADS, 0, stream, parts, tail);
+    return cudaGetLastError();
+}
+
+// The states that the warps of `run` leave: a cluster's share of every kind of tile has a place, in the order of the work.
+struct Parts {
+    const float* states;
+    int64_t steps;
+    int clusters;
+    static constexpr int PITCH = CHANNELS;   // floats from a state's count to its mean
+    __device__ __forceinline__ int cluster_of(int64_t item) const { return static_cast<int>(((item + 1) * clusters - 1) / (KINDS * steps)); }
+
+    template <typename Visit>
+    __device__ __forceinline__ void each(int channel, int first, int step, Visit visit) const {
+        for (int outer = 0; outer < OUTER_PHASES; ++outer) {
+            const int kind = (channel / OUT * OUTER_PHASES + outer) * CHANNEL_TILES + channel % OUT / CHANNELS;
+            const int begin = cluster_of(kind * steps), end = cluster_of((kind + 1) * steps - 1) + 1;
+#pragma unroll 4
+            for (int i = first; i < (end - begin) * (CLUSTER * WARPS); i += step)
+                visit(states + (int64_t(begin + kind) * (CLUSTER * WARPS) + i) * (STATE * CHANNELS) + channel % OUT % CHANNELS);
+        }
+    }
+};
+
+// ---- The product ---------------------------------------------------------------------------------------------
+struct Pixel { int sample, base[3]; bool in; };   // a base slot, taken apart
+
+__device__ __forceinline__ Pixel pixel_of(const Args& args, int slot) {
+    Pixel p;
+    const int index = slot / 64, at = slot % 64;
+    p.in = index < args.tiles;
+    const unsigned int i = p.in ? index : 0, line = args.tiles_x.quotient(i), layer = args.tiles_y.quotient(line);
+    p.sample = args.tiles_z.quotient(layer);
+    p.base[0] = (layer - p.sample * args.tiles_z.divisor) * tile(0) + at / (tile(2) * tile(1));
+    p.base[1] = (line - layer * args.tiles_y.divisor) * tile(1) + at / tile(2) % tile(1);
+    p.base[2] = (i - line * args.tiles_x.divisor) * tile(2) + at % tile(2);
+    return p;
+}
+
+__device__ __forceinline__ int output_position(const Pixel& p, int axis, int phase) {
+    return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
+}
+
+// A lane keeps one channel of every SHARED of its values; SHARED lanes hold other pixels of the same channels.
+constexpr int SHARED = 8 * PHASES, OWN = (VALUES + SHARED - 1) / SHARED;
+
+// Which values a lane holds, and sums of values over the pixels of its warp.
+struct Lanes {
+    __device__ __forceinline__ static int channel(int j) { return j / 2 * (2 * LANES) + threadIdx.x % 4 / PHASES * 2 + j % 2; }
+    __device__ __forceinline__ static int own(int k) { return k * SHARED + threadIdx.x % 32 / 4 * PHASES + threadIdx.x % PHASES; }   // as a value
+
+    // Adds up values of lanes with other pixels: of two, each keeps the one that its bit of `own` selects.
+    template <int WIDTH>
+    __device__ __forceinline__ static float halve(float first, float second) {
+        constexpr int MASK = WIDTH >= PHASES ? WIDTH / PHASES * 4 : WIDTH;
+        const bool upper = threadIdx.x & MASK;
+        return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, MASK);
+    }
+    template <int WIDTH>
+    __device__ __forceinline__ static float sum_pixels(float (&a)[SHARED / 2]) {
+        if constexpr (WIDTH == 0) return a[0];
+        else {
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) a[j] = halve<WIDTH>(a[j], a[j + WIDTH]);
+            return sum_pixels<WIDTH / 2>(a);
+        }
+    }
+};
+
+// What a warp knows of the channels of its tiles: sums of distances from `origins`, and of their squares.
+struct Moments : Lanes {
+    float* origins;      // by channel of the tile, in shared memory
+    float count = 0.0f, sums[OWN] = {}, squares[OWN] = {};
+
+    __device__ __forceinline__ explicit Moments(float* origins) : origins(origins) {}
+    // value(j, first, second) sets what is to be added up of value j; the sums of the lane's own one are returned.
+    template <typename Value>
+    __device__ __forceinline__ static float2 totals(int begin, Value value) {
+        float first[SHARED / 2], second[SHARED / 2];
+#pragma unroll
+        for (int j = 0; j < SHARED / 2; ++j) {
+            float a[2] = {}, b[2] = {};
+#pragma unroll
+            for (int u = 0; u < 2; ++u)
+                if (begin + j + u * (SHARED / 2) < VALUES) value(begin + j + u * (SHARED / 2), a[u], b[u]);
+            first[j] = halve<SHARED / 2>(a[0], a[1]), second[j] = halve<SHARED / 2>(b[0], b[1]);
+        }
+        return {sum_pixels<SHARED / 4>(first), sum_pixels<SHARED / 4>(second)};
+    }
+
+    __device__ __forceinline__ void add(const float (&v)[2][VALUES], const bool (&in)[2]) {
+        const unsigned int some[2] = {__ballot_sync(~0u, in[0]), __ballot_sync(~0u, in[1])};
+        if ((some[0] | some[1]) == 0) return;
+        const int lane = threadIdx.x % 32;
+        if (count == 0.0f) {   // about the first one's values
+            const int source = __ffs(some[0] ? some[0] : some[1]) - 1;
+            if (lane / 4 == source / 4 && lane % PHASES == source % PHASES)
+#pragma unroll
+                for (int j = 0; j < VALUES; ++j) origins[channel(j)] = some[0] ? v[0][j] : v[1][j];
+            __syncwarp();
+        }
+#pragma unroll
+        for (int k = 0; k < OWN; ++k) {
+            const float2 total = totals(k * SHARED, [&](int j, float& sum, float& square) {
+                const float origin = origins[channel(j)];
+                const float a = in[0] ? v[0][j] - origin : 0.0f, b = in[1] ? v[1][j] - origin : 0.0f;
+                sum = a + b, square = a * a + b * b;
+            });
+            sums[k] += total.x, squares[k] += total.y;
+        }
+        // Lanes of every pixel: those with the same part of the channels.
+        constexpr unsigned int PART = PHASES == 1 ? 0x11111111u : PHASES == 2 ? 0x33333333u : ~0u;
+        count += __popc(some[0] & PART) + __popc(some[1] & PART);
+    }
+    // Writes the state of every channel, and begins anew.
+    __device__ __forceinline__ void write(float* states) {
+#pragma unroll
+        for (int k = 0; k < OWN; ++k) {
+            if (own(k) < VALUES) {
+                const int l = channel(own(k));
+                const float shift = count > 0.0f ? sums[k] / count : 0.0f, left = squares[k] - sums[k] * shift;
+                states[l] = count;
+                states[CHANNELS + l] = count > 0.0f ? origins[l] + shift : 0.0f;
+                states[2 * CHANNELS + l] = left < 0.0f ? 0.0f : left;
+            }
+            sums[k] = squares[k] = 0.0f;
+        }
+        count = 0.0f;
+        __syncwarp();   // before other origins are written
+    }
+};
+
+__global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    // What was before the preparation is complete; the preparation is awaited where something of it is read.
+    asm volatile("griddepcontrol.launch_dependents;");
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t base = shared_address(shared);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
+    const int rank = blockIdx.x % CLUSTER;
+    const uint32_t stage_full = base + AT_BARRIERS, stage_free = stage_full + RINGS * STAGES * 8;
+    const uint32_t ring_full = stage_free + RINGS * STAGES * 8, ring_free = ring_full + RING * 8;
+    const uint32_t kind_full = ring_free + RING * 8, kind_free = kind_full + 8, mail = kind_free + 8;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RINGS * STAGES; ++i) barrier_init(stage_full + i * 8, 1), barrier_init(stage_free + i * 8, WARPGROUPS * 4 / RINGS);
+        for (int i = 0; i < RING; ++i) barrier_init(ring_full + i * 8, 1), barrier_init(ring_free + i * 8, SHARE * WARPGROUPS * 4);
+        barrier_init(kind_full, 1), barrier_init(kind_free, WARPGROUPS * 4);
+        for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv2d_r1: float32[64, 1, 1]
+    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
+    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+
+    // A cluster's share of the work: a run of neighbouring tiles, kind after kind.
+    const int clusters = gridDim.x / CLUSTER, cluster = blockIdx.x / CLUSTER;
+    constexpr int RUN_KINDS = KINDS / SPLIT;
+    const int64_t items = int64_t(RUN_KINDS) * args.steps;
+    const int begin = static_cast<int>(items * cluster / clusters), end = static_cast<int>(items * (cluster + 1) / clusters);
+    int kind = begin / args.steps * SPLIT + (SPLIT > 1 ? rank : 0), step = begin % args.steps;
+    auto advance_item = [&] { if (++step == args.steps) step = 0, kind += SPLIT; };
+    auto first_of = [&] { return (step * SHARE + (SPLIT > 1 ? 0 : rank)) * TILE; };   // first base slot of the tile
+
+    if (warpgroup == WARPGROUPS) {
+        // ---- producers: one thread for each ring of stages, one for streamed weights
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (warp % 4 < RINGS && lane == 0) {
+            const int ring = warp % 4;
+            int stage = 0, phase = 1;
+            for (int item = begin; item < end; ++item, advance_item()) {
+                const Pixel own = pixel_of(args, first_of() + ring * 64);
+                const int(&first)[3] = own.base;
+                const int at = own.sample * GROUPS + kind / (CHANNEL_TILES * OUTER_PHASES);
+                const int z = first[0] * in_step(0) + in_origin(0), y = first[1] * in_step(1) + in_origin(1), x = first[2] * in_step(2) + in_origin(2) - SKEW;
+#pragma unroll 1
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                    const int slot = ring * STAGES + stage;
+                    barrier_wait(stage_free + slot * 8, phase);
+                    barrier_expect(stage_full + slot * 8, CHUNK * BOX * 4);
+                    tensor_load(base + AT_STAGES + slot * STAGE_BYTES, args.map, x, y, z, chunk * CHUNK, at, stage_full + slot * 8);
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+        }
+        if (warp % 4 == 3 && lane == 0) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            int held = -1, kind_phase = 0;
+            for (int item = begin; item < end; ++item, advance_item()) {
+                if (kind == held) continue;
+                if (held >= 0) barrier_wait(kind_free, kind_phase), kind_phase ^= 1;
+                held = kind;
+                barrier_expect(kind_full, KIND_BYTES);
+                const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
+                for (int at = 0; at < KIND_BYTES; at += TAP_BYTES) bulk_load(base + at, from + at, TAP_BYTES, kind_full);
+            }
+        }
+    } else {
+        // ---- consumers
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        const int quarter = warp % 4, lane_row = lane / 4, c = lane % 4;   // the lane holds base slots 8 * quarter + lane_row and + 32
+        const int own = quarter * 8 + lane_row;
+        const uint32_t a_lane = base + AT_STAGES + warpgroup * (STAGES * STAGE_BYTES) + (c * BOX + ((own / (tile(2) * tile(1)) * in_step(0) * box(1) + own / tile(2) % tile(1) * in_step(1)) * box(2) + own % tile(2) * in_step(2))) * 4;
+        // A block of a cluster sees its shared memory above bit 24; a descriptor takes 18 bits.
+        const uint32_t b_base = (base & 0x3FFFF) / 16;
+        constexpr uint64_t B_LAYOUT = uint64_t(8) << 32 | uint64_t(COLUMNS) << 16;
+        int stage = 0, phase = 0;
+        int held = -1, kind_phase = 0;
+        Moments moments(reinterpret_cast<float*>(shared + AT_ORIGINS) + warp * CHANNELS);
+
+        for (int item = begin; item < end; ++item, advance_item()) {
+            float d[32];
+            [[maybe_unused]] const bool final = item + 1 == end;
+            int accumulate = 0;
+            uint32_t b = b_base;
+            if (kind != held) barrier_wait(kind_full, kind_phase), kind_phase ^= 1, held = kind;
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                const int own_stage = warpgroup * STAGES + stage;
+                barrier_wait(stage_full + own_stage * 8, phase);
+                const uint32_t a = a_lane + stage * STAGE_BYTES;
+                const uint32_t b0 = b + 0 * (UNIT_BYTES / 16);
+                {
+                    const uint32_t x0 = shared_load<12>(a);
+                    const uint32_t x1 = shared_load<172>(a);
+                    const uint32_t x2 = shared_load<3212>(a);
+                    const uint32_t x3 = shared_load<3372>(a);
+                    const uint32_t x4 = shared_load<332>(a);
+                    const uint32_t x5 = shared_load<3532>(a);
+                    const uint32_t x6 = shared_load<492>(a);
+                    const uint32_t x7 = shared_load<3692>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    const uint32_t a0[4] = {x0, x1, x2, x3};
+                    const uint32_t a1[4] = {x1, x4, x3, x5};
+                    const uint32_t a2[4] = {x4, x6, x5, x7};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b0 + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b0 + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b0 + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                {
+                    const uint32_t x0 = shared_load<16>(a);
+                    const uint32_t x1 = shared_load<176>(a);
+                    const uint32_t x2 = shared_load<3216>(a);
+                    const uint32_t x3 = shared_load<3376>(a);
+                    const uint32_t x4 = shared_load<336>(a);
+                    const uint32_t x5 = shared_load<3536>(a);
+                    const uint32_t x6 = shared_load<496>(a);
+                    const uint32_t x7 = shared_load<3696>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    const uint32_t a0[4] = {x0, x1, x2, x3};
+                    const uint32_t a1[4] = {x1, x4, x3, x5};
+                    const uint32_t a2[4] = {x4, x6, x5, x7};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b0 + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b0 + 4 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b0 + 5 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                {
+                    const uint32_t x0 = shared_load<20>(a);
+                    const uint32_t x1 = shared_load<180>(a);
+                    const uint32_t x2 = shared_load<3220>(a);
+                    const uint32_t x3 = shared_load<3380>(a);
+                    const uint32_t x4 = shared_load<340>(a);
+                    const uint32_t x5 = shared_load<3540>(a);
+                    const uint32_t x6 = shared_load<500>(a);
+                    const uint32_t x7 = shared_load<3700>(a);
+                    // The assembler holds up all products where an operand is made while some are on the way.
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    const uint32_t a0[4] = {x0, x1, x2, x3};
+                    const uint32_t a1[4] = {x1, x4, x3, x5};
+                    const uint32_t a2[4] = {x4, x6, x5, x7};
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    multiply(d, a0, B_LAYOUT | (b0 + 6 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                    multiply(d, a1, B_LAYOUT | (b0 + 7 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    multiply(d, a2, B_LAYOUT | (b0 + 8 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                    accumulate = 1;
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                }
+                if (lane == 0) barrier_arrive(stage_free + own_stage * 8);   // its values are in registers
+                b += 1 * (UNIT_BYTES / 16);
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+            for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
+            if (!final && step + 1 == args.steps && lane == 0) barrier_arrive(kind_free);
+
+            // ---- epilogue: v[i][j] is value j of this lane's pixel i
+            const int outer_phase = kind / CHANNEL_TILES % OUTER_PHASES;
+            const int first_channel = kind / (CHANNEL_TILES * OUTER_PHASES) * OUT + kind % CHANNEL_TILES * CHANNELS;
+            const int first_slot = first_of() + warpgroup * 64;
+            auto position = [&](int j) { return j / 2 * (2 * LANES) + c / PHASES * 2 + j % 2; };
+            [[maybe_unused]] auto live = [&](int j) { return OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + position(j) < OUT; };
+            float v[2][VALUES];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2];
+            int64_t outers[2], inners[2];
+            [[maybe_unused]] bool in[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const Pixel p = pixel_of(args, first_slot + quarter * 8 + lane_row + 32 * i);
+                const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]);
+                const int y = output_position(p, 1, OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X), x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X);
+                in[i] = p.in && z >= 0 && z < args.out[0] && y >= 0 && y < args.out[1] && x >= 0 && x < args.out[2];
+                outers[i] = args.first_sample + p.sample;
+                inners[i] = (int64_t(z) * args.out[1] + y) * args.out[2] + x;
+            }
+#pragma unroll
+            for (int j = 0; j < VALUES; ++j) {
+                const int l = first_channel + position(j);
+                const float v_p0 = v_p0_row[l];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                [[maybe_unused]] const int64_t outer = outers[i];
+                [[maybe_unused]] const int64_t inner = inners[i];
+                    const float t0 = v[i][j] + v_p0;   // %conv2d: float32[x0_0, 64, x0_2, x0_3] = add(%conv2d_r2, %conv2d_r1)
+                    v[i][j] = t0;
+                }
+            }
+            {
+                // Through shared memory, a few channels at a time: a warp stores runs of an output row.
+                // Offsets are 32-bit, from a base that all lanes share.
+                const int64_t positions = int64_t(args.out[0]) * args.out[1] * args.out[2];
+                const int sample = pixel_of(args, first_slot).sample;
+                char* to = reinterpret_cast<char*>(args.y0 + (int64_t(args.first_sample + sample) * (GROUPS * OUT) + first_channel + quarter) * positions);
+                const int64_t sample_bytes = GROUPS * OUT * 4 * positions;
+                uint32_t offset[PHASES_Y][WINDOWS];
+                uint32_t stored = 0;   // bit PHASES_Y * k + u: window k of phase u exists
+#pragma unroll
+                for (int k = 0; k < WINDOWS; ++k) {
+                    const Pixel p = pixel_of(args, first_slot + (32 * k + lane) / PHASES_X);
+                    const int z = output_position(p, 0, OUTER_PHASE[outer_phase][0]), y = output_position(p, 1, OUTER_PHASE[outer_phase][1]);
+                    const int x = output_position(p, 2, OUTER_PHASE[outer_phase][2] + lane % PHASES_X);
+                    const bool in = p.in && z >= 0 && z < args.out[0] && x >= 0 && x < args.out[2];
+#pragma unroll
+                    for (int u = 0; u < PHASES_Y; ++u) {
+                        if (in && y + u >= 0 && y + u < args.out[1]) stored |= 1u << (PHASES_Y * k + u);
+                        offset[u][k] = static_cast<uint32_t>((p.sample - sample) * sample_bytes) + static_cast<uint32_t>((z * args.out[1] + y + u) * args.out[2] + x) * 4u;
+                    }
+                }
+                const uint32_t staging = base + AT_STAGING + warpgroup * (BUFFERS * SLICE * CHANNEL_PITCH * 4);
+                const uint32_t write = staging + ((c / PHASES * 2) * CHANNEL_PITCH + c % PHASES / PHASES_X * ROW_PITCH + (quarter * 8 + lane_row) * PHASES_X + c % PHASES % PHASES_X) * 4;
+                const uint32_t read = staging + (quarter * CHANNEL_PITCH + lane) * 4;
+#pragma unroll
+                for (int s = 0; s < CHANNELS / SLICE; ++s) {
+                    const uint32_t buffer = s % BUFFERS * (SLICE * CHANNEL_PITCH * 4);
+                    constexpr int SLICE_VALUES = SLICE / LANES;
+                    if (BUFFERS == 1) named_sync(8 + warpgroup, 128);
+#pragma unroll
+                    for (int j = 0; j < SLICE_VALUES; ++j)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i)
+                            asm volatile("st.shared.f32 [%0], %1;" ::"r"(write + buffer + ((j / 2 * 2 * LANES + j % 2) * CHANNEL_PITCH + 32 * i * PHASES_X) * 4), "f"(v[i][s * SLICE_VALUES + j]) : "memory");
+                    named_sync(8 + warpgroup, 128);
+                    float t[SLICE / 4][PHASES_Y][WINDOWS];
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
+#pragma unroll
+                        for (int u = 0; u < PHASES_Y; ++u)
+#pragma unroll
+                            for (int k = 0; k < WINDOWS; ++k)
+                                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(t[n][u][k]) : "r"(read + buffer + (4 * n * CHANNEL_PITCH + u * ROW_PITCH + 32 * k) * 4) : "memory");
+                    }
+#pragma unroll
+                    for (int n = 0; n < SLICE / 4; ++n) {
+                        const bool exists = OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + s * SLICE + 4 * n + quarter < OUT;
+#pragma unroll
+                        for (int u = 0; u < PHASES_Y; ++u)
+#pragma unroll
+                            for (int k = 0; k < WINDOWS; ++k)
+                                if (exists && stored >> (PHASES_Y * k + u) & 1) *reinterpret_cast<float*>(to + offset[u][k]) = t[n][u][k];
+                        to += 16 * positions;
+                    }
+                }
+                bool counted[2];   // whether this lane's pixels are results
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int result = (quarter * 8 + lane_row + 32 * i) * PHASES_X + c % PHASES % PHASES_X;
+                    counted[i] = __shfl_sync(~0u, stored, result % 32) >> (PHASES_Y * (result / 32) + c % PHASES / PHASES_X) & 1;
+                }
+                moments.add(v, counted);
+                if (final || step + 1 == args.steps)
+                    moments.write(args.states + ((int64_t(cluster + kind) * CLUSTER + rank) * WARPS + warp) * (STATE * CHANNELS));
+            }
+        }
+    }
+    __syncwarp();
+    if (CLUSTER > 1) cluster_sync();
+#endif
+}
+
+// ---- Host ------------------------------------------------------------------------------------------------------
+// Tiles along an axis.
+static int64_t axis_tiles(int axis, int64_t out) {
+    const int64_t bases = (out - 1 - out_origin(axis)) / out_step(axis) + 1;
+    return (bases + tile(axis) - 1) / tile(axis);
+}
+
+static int64_t state_bytes(int64_t) { return int64_t(multiprocessors() + KINDS * CLUSTER) * WARPS * (STATE * CHANNELS) * 4; }
+
+struct Layout { int64_t weight_bytes, bytes; };
+
+// The workspace holds the weights.
+static Layout layout(int64_t batch, const int64_t (&)[3], const int64_t (&)[3]) {
+    Layout l = {};
+    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
+    l.bytes = l.weight_bytes + state_bytes(batch);
+    return l;
+}
+
+// Whether the sizes are within the range of the 32-bit offsets.
+static bool fits(int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3]) {
+    if (batch == 0 || out[0] <= 0 || out[1] <= 0 || out[2] <= 0) return false;
+    const int64_t tiles = WARPGROUPS + batch * axis_tiles(0, out[0]) * axis_tiles(1, out[1]) * axis_tiles(2, out[2]);
+    return tiles < (int64_t(1) << 30) / 64 && in[0] * in[1] * in[2] < int64_t(1) << 30 && out[0] * out[1] * out[2] * GROUPS * OUT < int64_t(1) << 28;
+}
+
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// The driver's function, without linking to the driver.
+static Encode encoder() {
+    static void* found = nullptr;
+    if (found == nullptr) {
+        cudaDriverEntryPointQueryResult status;
+#if CUDART_VERSION >= 12050
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status);
+#else
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &status);
+#endif
+    }
+    return reinterpret_cast<Encode>(found);
+}
+
+// x in boxes of a stage. Copies round to TF32, to nearest and ties to even; a NaN stays one.
+static bool describe(CUtensorMap& map, const float* x, int64_t batch, const int64_t (&in)[3]) {
+    const Encode encode = encoder();
+    const cuuint64_t sizes[5] = {cuuint64_t(in[2]), cuuint64_t(in[1]), cuuint64_t(in[0]), IN, cuuint64_t(batch * GROUPS)};
+    const cuuint64_t row = cuuint64_t(in[2]) * 4, strides[4] = {row, row * in[1], row * in[1] * in[0], row * in[1] * in[0] * IN};
+    const cuuint32_t size[5] = {box(2), box(1), box(0), CHUNK, 1}, steps[5] = {1, 1, 1, 1, 1};
+    return encode != nullptr && encode(&map, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, 5, const_cast<float*>(x), sizes, strides, size, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                       CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+static cudaLaunchAttribute cluster_attribute() {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = CLUSTER, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    return attribute;
+}
+
+static int launch(Args args, const Tail& tail, int64_t batch, const int64_t (&in)[3], const int64_t (&out)[3], void* workspace, cudaStream_t stream) {
+    static int known[64] = {};   // clusters that run side by side, by device
+    int device = 0;
+    cudaGetDevice(&device);
+    int& clusters = known[device % 64];
+    if (clusters == 0) {
+        if (cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES)) return error;
+        cudaLaunchConfig_t probe = {};
+        cudaLaunchAttribute together = cluster_attribute();
+        probe.gridDim = multiprocessors() / CLUSTER * CLUSTER, probe.blockDim = THREADS, probe.dynamicSmemBytes = SHARED_BYTES;
+        probe.attrs = &together, probe.numAttrs = 1;
+        int found = 0;
+        if (CLUSTER > 1 && cudaOccupancyMaxActiveClusters(&found, run, &probe) != cudaSuccess) return cudaGetLastError();
+        clusters = CLUSTER > 1 && found < multiprocessors() / CLUSTER ? found : multiprocessors() / CLUSTER;
+        if (clusters < 1) return clusters = 0, cudaErrorInvalidConfiguration;
+    }
+    const Layout l = layout(batch, in, out);
+    args.weights = static_cast<float*>(workspace);
+    args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + l.bytes - state_bytes(batch));
+    for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
+    args.batch = static_cast<int>(batch);
+    auto tiles = [&](int axis) { return fast_divide(static_cast<unsigned int>(axis_tiles(axis, out[axis]))); };
+    args.tiles_x = tiles(2), args.tiles_y = tiles(1), args.tiles_z = tiles(0);
+    args.tiles = static_cast<int>(batch * args.tiles_z.divisor * args.tiles_y.divisor * args.tiles_x.divisor);
+    args.steps = (args.tiles + WARPGROUPS * SHARE - 1) / (WARPGROUPS * SHARE);
+    if (!describe(args.map, args.x, batch, in)) return cudaErrorNotSupported;
+    {
+        enqueue(prepare, (KINDS * (KIND_BYTES / 16) + PREPARE_THREADS - 1) / PREPARE_THREADS, PREPARE_THREADS, 0, stream, args);
+        if (cudaError_t error = cudaGetLastError()) return error;
+        const int busy = int64_t(KINDS) * args.steps < clusters ? KINDS * args.steps : clusters;   // clusters with work: each leaves states
+        // The kernel starts while the preparation ends, and waits for it where it reads.
+        if (cudaError_t error = enqueue_clusters(CLUSTER, run, busy * CLUSTER, THREADS, SHARED_BYTES, stream, args)) return error;
+        if (const int error = launch_finish(Parts{args.states, args.steps, busy}, tail, stream)) return error;
+    }
+    return cudaSuccess;
+}
+
+extern "C" int64_t k0_contraction_in_place_workspace(int64_t batch, int64_t height, int64_t width) {
+    const int64_t in[3] = {1, height, width};
+    const int64_t out[3] = {1, height, width};
+    return fits(batch, in, out) ? layout(batch, in, out).bytes : 0;
+}
+
+extern "C" int k0_contraction_in_place(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
+    const int64_t in[3] = {1, height, width};
+    const int64_t out[3] = {1, height, width};
+    if (!tf32 || in[2] % 4 != 0 || reinterpret_cast<uintptr_t>(x0) % 16 != 0 || !fits(batch, in, out)) return cudaErrorNotSupported;
+    Args args = {};
+    args.x = x0, args.w = p1;
+    args.p0 = p0;
+    args.y0 = y0;
+    args.y1 = y1;
+    args.y2 = y2;
+    args.y3 = y3;
+    args.y4 = y4;
+    args.n0 = n0;
+    Tail tail = {};
+    tail.rows = 64;
+    tail.p2 = p2;
+    tail.p3 = p3;
+    tail.y1 = y1;
+    tail.y2 = y2;
+    tail.y3 = y3;
+    tail.y4 = y4;
+    tail.n0 = n0;
+    tail.batch = batch;
+    tail.height = height;
+    tail.width = width;
+    return launch(args, tail, batch, in, out, workspace, stream);
+}
+
+}  // namespace k0_contraction_in_place_kernel
+
+// ------------------------------------------------------------------------------------------------
 // k0_contraction_sm90
 //   %scalar: float32[] = const(x0_0*x0_2*x0_3)
 //   %scalar_3: float32[] = const(x0_0*x0_2*x0_3 - 1)
@@ -434,15 +1247,12 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 namespace k0_contraction_sm90_kernel {
 
-// Implicit GEMM. A kernel writes the input padded, as fp16, which rounds as TF32 does and multiplies at twice its rate, and
-// channel-octet-major: a grid of slots [octet of channels][sample, z, y, x][8], one grid for each residue of the stride. Zero slots at the
+// Implicit GEMM. A first kernel writes the input padded, rounded to TF32 and channel-quad-major, a grid of
+// slots [quad of channels][sample, z, y, x][4], one grid for each residue of the stride. Zero slots at the
 // end of a row serve as those before the next one. Then every tap of every phase is a constant shift along
 // the flattened slots: the product is a plain GEMM over linear base slots, its tiles arrive by bulk copy, and
 // a tap costs nothing but another start address. A thread ends up with all of its channels of a few pixels,
 // so the epilogue runs in registers.
-//
-// Powers of two bring every sample and the weights of every output channel into fp16's range. A value that halves cannot hold, be
-// it infinite, NaN or huge, leaves no finite result, and what is not finite is computed again in fp32.
 constexpr bool TRANSPOSED = false;
 constexpr int GROUPS = 1, IN = 16, OUT = 64;   // channels of a group
 // Along z, y, x; absent axes have one position.
@@ -450,7 +1260,6 @@ __host__ __device__ constexpr int along(int axis, int z, int y, int x) { return 
 __host__ __device__ constexpr int kernel_size(int axis) { return along(axis, 1, 3, 3); }
 __host__ __device__ constexpr int stride(int axis) { return along(axis, 1, 1, 1); }
 __host__ __device__ constexpr int dilation(int axis) { return along(axis, 1, 1, 1); }
-__host__ __device__ constexpr int padding(int axis) { return along(axis, 0, 1, 1); }
 __host__ __device__ constexpr int reach(int axis) { return along(axis, 0, 2, 2); }             // largest shift of a tap
 __host__ __device__ constexpr int lead(int axis) { return along(axis, 0, 1, 1); }              // zero slots before the first input position
 __host__ __device__ constexpr int in_step(int axis) { return along(axis, 1, 1, 1); }        // slot -> input position
@@ -475,10 +1284,10 @@ constexpr int KINDS = GROUPS * OUTER_PHASES * CHANNEL_TILES;     // tiles over t
 constexpr int WARPGROUPS = 4;       // consumers, 64 base slots each
 constexpr int TILE = 64 * WARPGROUPS;
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
-constexpr int CHUNK = 8;           // words of a stage: pairs of input channels
-constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + 2 * CHUNK - 1) / (2 * CHUNK), GROUP_QUADS = QUADS * CHUNKS;
+constexpr int CHUNK = 16;           // input channels of a stage
+constexpr int QUADS = CHUNK / 4, CHUNKS = (IN + CHUNK - 1) / CHUNK, GROUP_QUADS = QUADS * CHUNKS;
 constexpr int RINGS = 1;           // of stages: one that all warpgroups read, or one for each
-constexpr int STAGES = 8;          // of a ring
+constexpr int STAGES = 5;          // of a ring
 constexpr int SLOTS = 484;          // slots of a stage
 constexpr bool STREAM = false;     // weights go through a ring; else those of a kind stay in shared memory
 constexpr int RING = 0;            // weight slots of that ring
@@ -505,7 +1314,7 @@ constexpr int EXCHANGE_BYTES = 16 * PHASES * 4;     // a warp's pixels, from one
 constexpr int AT_ROWS = AT_EXCHANGE + (SPLIT - 1) * 2 * WARPGROUPS * 4 * EXCHANGE_BYTES;
 constexpr int ROW_FLOATS = (GROUPS * OUT + CHANNELS + 3) / 4 * 4;
 constexpr int WARPS = 4 * WARPGROUPS;
-constexpr int AT_ORIGINS = AT_ROWS + 2 * ROW_FLOATS * 4;   // of every warp's statistics, by channel
+constexpr int AT_ORIGINS = AT_ROWS + 1 * ROW_FLOATS * 4;   // of every warp's statistics, by channel
 constexpr int AT_BARRIERS = AT_ORIGINS + WARPS * CHANNELS * 4;
 constexpr int BARRIERS = 2 * RINGS * STAGES + 2 * RING + 2 + WARPGROUPS * 4 * 2;
 constexpr int SHARED_BYTES = AT_BARRIERS + BARRIERS * 8;
@@ -521,7 +1330,6 @@ struct Args {
     float* y4;
     int64_t* n0;
     float *weights, *grid, *states;        // workspace
-    unsigned int* peaks;          // bits of the largest magnitudes, of every output channel's weights and every sample
     int64_t plane;                // slots of a channel quad
     int batch, first_sample;      // samples of this launch
     unsigned int weight_rows;     // rows of the preparation's blocks that write weights
@@ -557,11 +1365,16 @@ __device__ __forceinline__ uint32_t remote(uint32_t address, uint32_t rank) {
 __device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
 __device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ uint32_t to_tf32(float v) {
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+    return r;
+}
 __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, 0, 0;\n}"
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(accumulate));
 }
@@ -580,67 +1393,6 @@ __device__ __forceinline__ int kernel_position(int axis, int phase, int shift, i
     const int k = distance / dilation(axis);
     return distance % dilation(axis) == 0 && k < kernel_size(axis) ? k : -1;
 }
-
-// ---- Peaks -------------------------------------------------------------------------------------------------
-// Places among the peaks: first comes whether there are values that halves may not hold.
-constexpr int WEIGHT_PEAKS = 1, SAMPLE_PEAKS = WEIGHT_PEAKS + GROUPS * OUT;
-constexpr unsigned int HUGE_BITS = 0x71800000u;   // of 2^100: a sum scaled back to there is finite
-constexpr int PEAK_THREADS = 256, LOOKED_AT = PEAK_THREADS * 16;   // elements of a sample, at most, by which it is scaled
-constexpr unsigned int ROOM = 5u << 23;   // others may be 2^5 times as large
-constexpr float TOO_LARGE = 65520.0f;          // from here on no half is finite
-constexpr int PEAK_WARPS = PEAK_THREADS / 32, WEIGHT_BLOCKS = (GROUPS * OUT + PEAK_WARPS - 1) / PEAK_WARPS;
-
-struct Peak {
-    unsigned int bits = 0;
-    bool other = false;
-
-    __device__ __forceinline__ void add(float v) {
-        const unsigned int magnitude = __float_as_uint(v) & 0x7fffffffu;   // ordered as numbers are
-        if (magnitude < HUGE_BITS) bits = max(bits, magnitude);
-        else other = true;
-    }
-};
-
-// First blocks: a warp for the weights of an output channel. Then one for each sample, which looks at elements that are equally far
-// apart, and only where these are zero at all of them. Of the largest that its warps find the least one counts, so that a few
-// elements of another size take no precision from the others: the preparation finds what is larger than the scale allows for.
-__global__ void __launch_bounds__(PEAK_THREADS) find_scales(const __grid_constant__ Args args, int64_t elements) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    await_previous();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    Peak peak;
-    if (blockIdx.x == 0 && threadIdx.x == 0) args.peaks[0] = 0;
-    if (blockIdx.x < WEIGHT_BLOCKS) {
-        constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
-        const int channel = blockIdx.x * PEAK_WARPS + warp;
-        if (channel >= GROUPS * OUT) return;
-#pragma unroll 16
-        for (int i = lane; i < IN * TAPS; i += 32)
-            peak.add(__ldg(args.w + (TRANSPOSED ? (int64_t(channel / OUT * IN + i / TAPS) * OUT + channel % OUT) * TAPS + i % TAPS : int64_t(channel) * (IN * TAPS) + i)));
-        peak.bits = __reduce_max_sync(~0u, peak.bits);
-        if (lane == 0) args.peaks[WEIGHT_PEAKS + channel] = peak.bits;
-        return;
-    }
-    const unsigned int sample = blockIdx.x - WEIGHT_BLOCKS;
-    const float* const from = args.x + sample * elements;
-    auto value = [&](int64_t i) { return __ldg(from + i); };
-    const int64_t apart = elements > LOOKED_AT ? elements / LOOKED_AT | 1 : 1;
-#pragma unroll
-    for (int n = 0; n < LOOKED_AT; n += PEAK_THREADS)
-        if (const int64_t i = (n + threadIdx.x) * apart; i < elements) peak.add(value(i));
-    if (!__syncthreads_or(peak.bits))
-        for (int64_t i = threadIdx.x; i < elements; i += PEAK_THREADS) peak.add(value(i));
-    __shared__ unsigned int warps[PEAK_WARPS];
-    peak.bits = __reduce_max_sync(~0u, peak.bits);
-    if (lane == 0) warps[warp] = peak.bits ? peak.bits : ~0u;
-    __syncthreads();
-    if (warp > 0) return;
-    const unsigned int found = __reduce_min_sync(~0u, warps[lane % PEAK_WARPS]);
-    if (lane == 0) args.peaks[SAMPLE_PEAKS + sample] = found == ~0u ? 0u : found + ROOM;
-#endif
-}
-
-__device__ __forceinline__ float sample_inverse(const Args& args, int sample) { return half_inverse(__ldg(args.peaks + SAMPLE_PEAKS + args.first_sample + sample)); }
 
 // [kind][chunk of a residue][tap row][tap][quad][column][4]. Column 8j + 2c + e ends up in lane c of four:
 // its phase is c % PHASES, so that a lane's columns belong to one pixel.
@@ -670,27 +1422,21 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
         const int kz = kernel_position(0, OUTER_PHASE[outer][0], ROW_TAP[residue.first_row + row][0], residue.at[0]);
         const int ky = kernel_position(1, OUTER_PHASE[outer][1] + phase / PHASES_X, ROW_TAP[residue.first_row + row][1], residue.at[1]);
         const int kx = kernel_position(2, OUTER_PHASE[outer][2] + phase % PHASES_X, residue.tap[tap], residue.at[2]);
-        const float scale = channel < OUT ? half_scale(args.peaks[WEIGHT_PEAKS + group * OUT + channel]) : 0.0f;
-        float v[8];
+        uint32_t v[4];
 #pragma unroll
-        for (int u = 0; u < 8; ++u) {
-            const int c = (chunk * CHUNK + quad * 4) * 2 + u;
+        for (int u = 0; u < 4; ++u) {
+            const int c = chunk * CHUNK + quad * 4 + u;
             const bool in = (kz | ky | kx) >= 0 && c < IN && channel < OUT;
             const int64_t at = TRANSPOSED ? int64_t(group * IN + c) * OUT + channel : int64_t(group * OUT + channel) * IN + c;
-            v[u] = in ? args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx] * scale : 0.0f;
+            v[u] = in ? to_tf32(args.w[((at * kernel_size(0) + kz) * kernel_size(1) + ky) * kernel_size(2) + kx]) : 0u;
         }
-        bool held = true;
-#pragma unroll
-        for (int u = 0; u < 8; ++u) held = held && fabsf(v[u]) < TOO_LARGE;
-        if (!held) args.peaks[0] = 1;
-        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(nearest_halves(v[0], v[1]), nearest_halves(v[2], v[3]), nearest_halves(v[4], v[5]), nearest_halves(v[6], v[7]));
+        reinterpret_cast<uint4*>(args.weights)[to] = make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
 constexpr int PREPARE_THREADS = 256;
 constexpr int ALONG = 1;   // neighbouring grids that share the input's lines: a thread reads these together
-constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of words of a thread
-constexpr int PREPARED = PREPARE_QUADS * 8;                                 // its channels
+constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 4 == 0 ? 4 : ALONG < 4 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of a thread
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -706,13 +1452,11 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
     const unsigned int line = args.by_x.quotient(in_grid), slice = args.by_y.quotient(line), sample = args.by_z.quotient(slice);
     const int at[3] = {static_cast<int>(slice - sample * args.by_z.divisor), static_cast<int>(line - slice * args.by_y.divisor), static_cast<int>(in_grid - line * args.by_x.divisor)};
     const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
-    const int channel = part * PREPARED;
+    const int channel = part * PREPARE_QUADS * 4;
     const float* const from = args.x + ((int64_t(args.first_sample) + sample) * (GROUPS * IN) + group * IN + channel) * image;
-    const float scale = half_scale(args.peaks[SAMPLE_PEAKS + args.first_sample + sample]);
-    bool held = true;
 #pragma unroll
     for (int first = 0; first < RESIDUES; first += ALONG) {
-        float v[ALONG][PREPARE_QUADS][8];
+        float v[ALONG][PREPARE_QUADS][4];
 #pragma unroll
         for (int r = 0; r < ALONG; ++r) {
             bool in = slot < args.base_slots;
@@ -725,25 +1469,15 @@ __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant
             }
             const float* p = from + offset;
 #pragma unroll
-            for (int u = 0; u < PREPARED; ++u, p += image) v[r][u / 8][u % 8] = in && channel + u < IN ? __ldg(p) : 0.0f;
+            for (int u = 0; u < PREPARE_QUADS * 4; ++u, p += image) v[r][u / 4][u % 4] = in && channel + u < IN ? __ldg(p) : 0.0f;
         }
 #pragma unroll
         for (int r = 0; r < ALONG; ++r) {
             uint4* q = reinterpret_cast<uint4*>(args.grid) + (int64_t((first + r) * GROUPS + group) * GROUP_QUADS + part * PREPARE_QUADS) * args.plane + slot;
 #pragma unroll
-            for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) {
-                uint32_t s[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const float low = v[r][u][2 * e] * scale, high = v[r][u][2 * e + 1] * scale;
-                    s[e] = nearest_halves(low, high);
-                    held = held && fabsf(low) < TOO_LARGE && fabsf(high) < TOO_LARGE;
-                }
-                *q = make_uint4(s[0], s[1], s[2], s[3]);
-            }
+            for (int u = 0; u < PREPARE_QUADS; ++u, q += args.plane) *q = make_uint4(to_tf32(v[r][u][0]), to_tf32(v[r][u][1]), to_tf32(v[r][u][2]), to_tf32(v[r][u][3]));
         }
     }
-    if (!held) args.peaks[0] = 1;
 #endif
 }
 
@@ -859,49 +1593,6 @@ __device__ __forceinline__ int output_position(const Pixel& p, int axis, int pha
     return p.base[axis] * out_step(axis) + out_origin(axis) + phase;
 }
 
-// A result by its definition, in fp32, of the values that halves cannot hold.
-// Kernel position k meets input position origin + k * dilation.
-__device__ __forceinline__ float plain_result(const Args& args, int sample, const int (&origin)[3], int channel) {
-    constexpr int TAPS = kernel_size(0) * kernel_size(1) * kernel_size(2);
-    const int64_t image = int64_t(args.in[0]) * args.in[1] * args.in[2];
-    const int group = channel / OUT;
-    const float* x = args.x + ((int64_t(args.first_sample) + sample) * GROUPS + group) * IN * image;
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int tap = 0; tap < TAPS; ++tap) {
-        const int k[3] = {tap / kernel_size(2) / kernel_size(1), tap / kernel_size(2) % kernel_size(1), tap % kernel_size(2)};
-        bool in = true;
-        int64_t at = 0;
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            const int i = origin[axis] + k[axis] * dilation(axis);
-            in = in && i >= 0 && i < args.in[axis];
-            at = at * args.in[axis] + i;
-        }
-#pragma unroll 1
-        for (int c = 0; c < IN; ++c)
-            sum = fmaf(in ? __ldg(x + c * image + at) : 0.0f, __ldg(args.w + (int64_t(channel) * IN + c) * TAPS + tap), sum);
-    }
-    return sum;
-}
-
-// Computes a lane's results that are not finite again: compute(i, j) is result j of its pixel i.
-template <typename Compute>
-__device__ __forceinline__ void mend(float (&v)[2][VALUES], Compute compute) {
-    float total[4] = {};
-#pragma unroll
-    for (int n = 0; n < 2 * VALUES; ++n) total[n % 4] += v[n / VALUES][n % VALUES];
-    if (isfinite((total[0] + total[1]) + (total[2] + total[3]))) return;
-    float cell[2 * VALUES];   // in memory: registers have no run-time index
-#pragma unroll
-    for (int n = 0; n < 2 * VALUES; ++n) cell[n] = v[n / VALUES][n % VALUES];
-#pragma unroll 1
-    for (int n = 0; n < 2 * VALUES; ++n)
-        if (!isfinite(cell[n])) cell[n] = compute(n / VALUES, n % VALUES);
-#pragma unroll
-    for (int n = 0; n < 2 * VALUES; ++n) v[n / VALUES][n % VALUES] = cell[n];
-}
-
 // A lane keeps one channel of every SHARED of its values; SHARED lanes hold other pixels of the same channels.
 constexpr int SHARED = 8 * PHASES, OWN = (VALUES + SHARED - 1) / SHARED;
 
@@ -1010,10 +1701,6 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         for (int i = 0; i < WARPGROUPS * 4 * 2; ++i) barrier_init(mail + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    float* inverse_row = reinterpret_cast<float*>(shared + AT_ROWS) + 1 * ROW_FLOATS;   // one over the scales of the weights
-    for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) inverse_row[l] = l < GROUPS * OUT ? half_inverse(__ldg(args.peaks + WEIGHT_PEAKS + l)) : 0.0f;
-    const bool suspect = __ldg(args.peaks);
     float* v_p0_row = reinterpret_cast<float*>(shared + AT_ROWS) + 0 * ROW_FLOATS;   // %conv2d_r1: float32[64, 1, 1]
     for (int l = threadIdx.x; l < ROW_FLOATS; l += THREADS) v_p0_row[l] = l < GROUPS * OUT ? __ldg(args.p0 + l) : 0.0f;
     __syncthreads();
@@ -1033,6 +1720,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (warp % 4 < RINGS && lane == 0) {
             const int ring = warp % 4;
+            asm volatile("griddepcontrol.wait;" ::: "memory");
             int stage = 0, phase = 1, held = -1, kind_phase = 0;
             for (int item = begin; item < end; ++item, advance_item()) {
                 const int group = kind / (CHANNEL_TILES * OUTER_PHASES);
@@ -1064,6 +1752,7 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             }
         }
         if (STREAM && warp % 4 == 3 && lane == 0) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
             int slot = 0, phase = 1;
             for (int item = begin; item < end; ++item, advance_item()) {
                 const char* from = reinterpret_cast<const char*>(args.weights) + int64_t(kind) * KIND_BYTES;
@@ -1120,14 +1809,23 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                     if (args.whole) {
                         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                         multiply(d, A_LAYOUT | (a_stage + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a_stage + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a_stage + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a_stage + 2 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + 2 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 3 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 4 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 4 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 2 + 0 * SLOTS), B_LAYOUT | (b + 5 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[1].offset + 2 + 2 * SLOTS), B_LAYOUT | (b + 5 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 0 + 0 * SLOTS), B_LAYOUT | (b + 6 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 0 + 2 * SLOTS), B_LAYOUT | (b + 6 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 1 + 0 * SLOTS), B_LAYOUT | (b + 7 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 1 + 2 * SLOTS), B_LAYOUT | (b + 7 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 2 + 0 * SLOTS), B_LAYOUT | (b + 8 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a_stage + args.row[2].offset + 2 + 2 * SLOTS), B_LAYOUT | (b + 8 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         accumulate = 1;
                         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                         b += 9 * (TAP_BYTES / 16);
@@ -1144,8 +1842,11 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
                         last = row == 3 || args.row[row].length != 0;
                         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                         multiply(d, A_LAYOUT | (a + 0 + 0 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 0 * COLUMNS), accumulate);
+                        multiply(d, A_LAYOUT | (a + 0 + 2 * SLOTS), B_LAYOUT | (b + 0 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a + 1 + 0 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 1 + 2 * SLOTS), B_LAYOUT | (b + 1 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         multiply(d, A_LAYOUT | (a + 2 + 0 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 0 * COLUMNS), 1);
+                        multiply(d, A_LAYOUT | (a + 2 + 2 * SLOTS), B_LAYOUT | (b + 2 * (TAP_BYTES / 16) + 2 * COLUMNS), 1);
                         accumulate = 1;
                         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                         if (!STREAM) b += 3 * (TAP_BYTES / 16);
@@ -1185,20 +1886,9 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             [[maybe_unused]] auto live = [&](int j) { return OUT % CHANNELS == 0 || kind % CHANNEL_TILES * CHANNELS + position(j) < OUT; };
             float v[2][VALUES];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i).sample);
+            for (int i = 0; i < 2; ++i)
 #pragma unroll
-                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2] * inverse * inverse_row[first_channel + position(j)];
-            }
-            if (suspect) mend(v, [&](int i, int j) {
-                const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
-                if (!p.in || !live(j)) return 0.0f;
-                const int phase[3] = {OUTER_PHASE[outer_phase][0], OUTER_PHASE[outer_phase][1] + c % PHASES / PHASES_X, OUTER_PHASE[outer_phase][2] + c % PHASES % PHASES_X};
-                int origin[3];
-#pragma unroll
-                for (int axis = 0; axis < 3; ++axis) origin[axis] = output_position(p, axis, phase[axis]) * stride(axis) - padding(axis);
-                return plain_result(args, p.sample, origin, first_channel + position(j));
-            });
+                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2];
             int64_t outers[2], inners[2];
             [[maybe_unused]] bool in[2];
 #pragma unroll
@@ -1319,7 +2009,7 @@ static Layout layout(int64_t batch, const int64_t (&in)[3], const int64_t (&out)
     l.samples = most / l.sample_slots < 1 ? 1 : most / l.sample_slots < batch ? most / l.sample_slots : batch;
     l.steps = (l.samples * l.sample_slots + TILE * SHARE - 1) / (TILE * SHARE);
     l.plane = l.steps * SHARE * TILE + (reach(0) * l.slots[1] + reach(1)) * l.slots[2] + reach(2);
-    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + (SAMPLE_PEAKS + batch) * 4 + 255) / 256 * 256;   // the peaks lie behind them
+    l.weight_bytes = (int64_t(KINDS) * KIND_BYTES + 255) / 256 * 256;
     l.bytes = l.weight_bytes + SLOT_BYTES * l.plane + state_bytes(batch);
     return l;
 }
@@ -1357,7 +2047,6 @@ static int launch(Args args, const Tail& tail, int64_t batch, const int64_t (&in
     const Layout l = layout(batch, in, out);
     args.weights = static_cast<float*>(workspace);
     args.grid = args.weights + l.weight_bytes / 4;
-    args.peaks = reinterpret_cast<unsigned int*>(args.weights + int64_t(KINDS) * KIND_BYTES / 4);
     args.states = reinterpret_cast<float*>(static_cast<char*>(workspace) + l.bytes - state_bytes(batch));
     args.plane = l.plane;
     for (int axis = 0; axis < 3; ++axis) args.in[axis] = static_cast<int>(in[axis]), args.out[axis] = static_cast<int>(out[axis]);
@@ -1380,8 +2069,6 @@ static int launch(Args args, const Tail& tail, int64_t batch, const int64_t (&in
         }
     args.whole = openings == RESIDUES;
     args.turns = openings * CHUNKS <= STAGES;
-    enqueue(find_scales, static_cast<unsigned int>(WEIGHT_BLOCKS + batch), PEAK_THREADS, 0, stream, args, int64_t(GROUPS) * IN * in[0] * in[1] * in[2]);
-    if (cudaError_t error = cudaGetLastError()) return error;
     for (int64_t sample = 0; sample < batch; sample += l.samples) {
         args.first_sample = static_cast<int>(sample);
         args.batch = static_cast<int>(batch - sample < l.samples ? batch - sample : l.samples);
@@ -3942,6 +4629,7 @@ extern "C" int k1_row_stream(const float* p0, const float* p1, const float* x0, 
 extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64_t width) {
     int64_t most = k0_contraction_sm80_kernel::k0_contraction_sm80_workspace(batch, height, width);
     if (!on_hopper()) return most;
+    if (const int64_t bytes = k0_contraction_in_place_kernel::k0_contraction_in_place_workspace(batch, height, width); bytes > most) most = bytes;
     if (const int64_t bytes = k0_contraction_sm90_kernel::k0_contraction_sm90_workspace(batch, height, width); bytes > most) most = bytes;
     if (const int64_t bytes = k0_contraction_fp32_kernel::k0_contraction_fp32_workspace(batch, height, width); bytes > most) most = bytes;
     return most;
@@ -3949,7 +4637,9 @@ extern "C" int64_t k0_contraction_workspace(int64_t batch, int64_t height, int64
 
 extern "C" int k0_contraction(const float* p0, const float* x0, const float* p1, const float* p2, const float* p3, int64_t* n0, float* y0, float* y1, float* y2, float* y3, float* y4, void* workspace, int64_t batch, int64_t height, int64_t width, int64_t tf32, cudaStream_t stream) {
     if (on_hopper()) {
-        int status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
+        int status = k0_contraction_in_place_kernel::k0_contraction_in_place(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
+        if (status != cudaErrorNotSupported) return status;
+        status = k0_contraction_sm90_kernel::k0_contraction_sm90(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
         status = k0_contraction_fp32_kernel::k0_contraction_fp32(p0, x0, p1, p2, p3, n0, y0, y1, y2, y3, y4, workspace, batch, height, width, tf32, stream);
         if (status != cudaErrorNotSupported) return status;
@@ -4152,16 +4842,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_39c81035d02322de, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_73576e6dad04d506, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_39c81035d02322de, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_73576e6dad04d506, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_39c81035d02322de"
+_fusegen_NAMESPACE = "fusegen_73576e6dad04d506"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -49,7 +49,9 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_an_input_is_read_in_place_where_that_was_faster(name: str) -> None:
+def test_an_input_is_read_in_place_where_that_was_faster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TF32, that is."""
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
     build, shape, prepared, in_place = IN_PLACE[name]
     with torch.device("meta"):
         graph = trace(build().eval(), (torch.empty(shape),), Path(__file__)).graph
@@ -69,7 +71,9 @@ POOLED = {
 
 
 @pytest.mark.parametrize("name", POOLED)
-def test_poolings_read_in_place_where_that_was_faster(name: str) -> None:
+def test_poolings_read_in_place_where_that_was_faster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TF32, that is."""
+    monkeypatch.setattr(hopper, "pays_in_halves", lambda *_: False)
     build, shape, kernel, prepared, in_place = POOLED[name]
     with torch.device("meta"):
         graph = trace(build().eval(), (torch.empty(shape),), Path(__file__)).graph
@@ -77,6 +81,29 @@ def test_poolings_read_in_place_where_that_was_faster(name: str) -> None:
     windows, h200 = Windows.of(kernel), machine("sm_90")
     assert hopper.pools_in_place(graph, node, windows, h200) == (in_place < 0.95 * prepared)
     assert 0.8 < hopper.pooled_seconds(graph, node, windows, h200, False) * 1e3 / in_place < 1.2
+
+
+# convolution, input shape, microseconds in TF32, whichever way was faster, and in halves
+IN_HALVES = {
+    "wide": (lambda: nn.Conv2d(256, 256, 3, padding=1), (10, 256, 56, 56), 136, 97),
+    "deep": (lambda: nn.Conv2d(128, 128, 3, padding=1), (32, 128, 56, 56), 108, 97),
+    "odd": (lambda: nn.Conv2d(37, 53, 3, padding=1), (32, 37, 99, 101), 95, 87),
+    "large": (lambda: nn.Conv2d(64, 64, 3, padding=1), (32, 64, 112, 112), 138, 127),
+    "3d": (lambda: nn.Conv3d(32, 64, 3), (16, 32, 18, 34, 34), 145, 111),
+    "transposed, stride 2": (lambda: nn.ConvTranspose2d(64, 64, 4, 2, 1), (32, 64, 64, 64), 104, 99),
+    "pointwise": (lambda: nn.Conv2d(256, 128, 1), (32, 256, 56, 56), 55, 90),
+}
+
+
+@pytest.mark.parametrize("name", IN_HALVES)
+def test_halves_where_they_were_faster(name: str) -> None:
+    build, shape, in_tf32, in_halves = IN_HALVES[name]
+    with torch.device("meta"):
+        graph = trace(build().eval(), (torch.empty(shape),), Path(__file__)).graph
+    (node,) = (n for n in graph.nodes if isinstance(n.op, ConvOp))
+    assert hopper.pays_in_halves(graph, node, None, machine("sm_90")) == (in_halves < in_tf32)
+    seconds = hopper.conv_seconds(graph, node, machine("sm_90"), False, in_halves=True)
+    assert 0.8 < seconds * 1e6 / in_halves < 1.2
 
 
 @pytest.mark.parametrize("shape", [(64, 16, 128, 127), (64, 16, 128, 130)])
