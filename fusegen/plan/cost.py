@@ -22,7 +22,7 @@ from fusegen.ir import (
     SliceOp,
 )
 from fusegen.machines import Machine, machine
-from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan, RecurrencePlan
+from fusegen.plan.details import ContractionPlan, ConvApartPlan, GemmPlan, HopperConvPlan, RecurrencePlan
 from fusegen.plan.types import EagerStep, KernelStep, Program, Step
 from fusegen.spaces import poolrows
 from fusegen.spaces.parts import NAMED, cut_up, parts_in
@@ -100,8 +100,10 @@ def graph_flops(graph: Graph) -> int:
 
 
 def _flop_rate(program: Program, step: Step, rates: Machine) -> float:
-    """The rate of a step's arithmetic: TF32 tensor cores for convolutions, split TF32 where eager is fp32."""
+    """The rate of a step's arithmetic: TF32 or fp16 tensor cores for convolutions, split TF32 where eager is fp32."""
     if isinstance(step, KernelStep):
+        if rates.wgmma and isinstance(step.plan.hopper, HopperConvPlan) and step.plan.hopper.in_halves:
+            return rates.half_flops
         detail = step.plan.detail
         detail = detail.conv if isinstance(detail, ConvApartPlan) else detail
         if not isinstance(detail, ContractionPlan):
