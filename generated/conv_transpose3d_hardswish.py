@@ -415,7 +415,7 @@ __device__ __forceinline__ int kernel_position(int axis, int phase, int shift, i
 constexpr int WEIGHT_PEAKS = 1, SAMPLE_PEAKS = WEIGHT_PEAKS + GROUPS * OUT;
 constexpr unsigned int HUGE_BITS = 0x71800000u;   // of 2^100: a sum scaled back to there is finite
 constexpr int PEAK_THREADS = 256, LOOKED_AT = PEAK_THREADS * 16;   // elements of a sample, at most, by which it is scaled
-constexpr unsigned int ROOM = 5u << 23;   // others may be 2^5 times as large
+constexpr unsigned int ROOM = 9u << 23, SEEN = 6u << 23;   // others may be 2^9 times as large, and 2^15 where some are seen to be
 constexpr float TOO_LARGE = 65520.0f;          // from here on no half is finite
 constexpr int PEAK_WARPS = PEAK_THREADS / 32, WEIGHT_BLOCKS = (GROUPS * OUT + PEAK_WARPS - 1) / PEAK_WARPS;
 
@@ -431,8 +431,8 @@ struct Peak {
 };
 
 // First blocks: a warp for the weights of an output channel. Then one for each sample, which looks at elements that are equally far
-// apart, and only where these are zero at all of them. Of the largest that its warps find the least one counts, so that a few
-// elements of another size take no precision from the others: the preparation finds what is larger than the scale allows for.
+// apart, and only where these are zero at all of them. Of the largest that its warps find the least one counts, and others up to 2^6
+// times as large, so that a few of another size take no precision from the rest: what no half holds is found as it is prepared.
 __global__ void __launch_bounds__(PEAK_THREADS) find_scales(const __grid_constant__ Args args, int64_t elements) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     await_previous();
@@ -461,11 +461,11 @@ __global__ void __launch_bounds__(PEAK_THREADS) find_scales(const __grid_constan
         for (int64_t i = threadIdx.x; i < elements; i += PEAK_THREADS) peak.add(value(i));
     __shared__ unsigned int warps[PEAK_WARPS];
     peak.bits = __reduce_max_sync(~0u, peak.bits);
-    if (lane == 0) warps[warp] = peak.bits ? peak.bits : ~0u;
+    if (lane == 0) warps[warp] = peak.bits;
     __syncthreads();
     if (warp > 0) return;
-    const unsigned int found = __reduce_min_sync(~0u, warps[lane % PEAK_WARPS]);
-    if (lane == 0) args.peaks[SAMPLE_PEAKS + sample] = found == ~0u ? 0u : found + ROOM;
+    const unsigned int own = warps[lane % PEAK_WARPS], least = __reduce_min_sync(~0u, own ? own : ~0u), most = __reduce_max_sync(~0u, own);
+    if (lane == 0) args.peaks[SAMPLE_PEAKS + sample] = most ? min(most, least + SEEN) + ROOM : 0u;
 #endif
 }
 
@@ -2641,16 +2641,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_acf4608178be70e0, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_bc27738d9941a811, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_acf4608178be70e0, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_bc27738d9941a811, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_acf4608178be70e0"
+_fusegen_NAMESPACE = "fusegen_bc27738d9941a811"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
