@@ -1198,7 +1198,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             for (int i = 0; i < 2; ++i) {
                 const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i).sample);
 #pragma unroll
-                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2] * inverse * inverse_row[first_channel + position(j)];
+                for (int j = 0; j < VALUES; ++j)
+                    v[i][j] = (d[j / 2 * 4 + 2 * i + j % 2]) * inverse * inverse_row[first_channel + position(j)];
             }
             if (suspect) mend(v, [&](int i, int j) {
                 const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
@@ -2743,16 +2744,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_567e43e269db5ac7, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_52b48a3be0f04bf9, m) {
     m.def("steps0(Tensor[] read, Tensor(a!)[] written, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_567e43e269db5ac7, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_52b48a3be0f04bf9, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_567e43e269db5ac7"
+_fusegen_NAMESPACE = "fusegen_52b48a3be0f04bf9"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

@@ -852,7 +852,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             for (int i = 0; i < 2; ++i) {
                 const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i).sample);
 #pragma unroll
-                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2] * inverse * inverse_row[first_channel + position(j)];
+                for (int j = 0; j < VALUES; ++j)
+                    v[i][j] = (d[j / 2 * 4 + 2 * i + j % 2]) * inverse * inverse_row[first_channel + position(j)];
             }
             if (suspect) mend(v, [&](int i, int j) {
                 const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
@@ -1884,16 +1885,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_429e068dd28ede79, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_54254f8b760d8af5, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_429e068dd28ede79, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_54254f8b760d8af5, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_429e068dd28ede79"
+_fusegen_NAMESPACE = "fusegen_54254f8b760d8af5"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

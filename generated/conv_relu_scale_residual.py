@@ -919,7 +919,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             for (int i = 0; i < 2; ++i) {
                 const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i).sample);
 #pragma unroll
-                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2] * inverse * inverse_row[first_channel + position(j)];
+                for (int j = 0; j < VALUES; ++j)
+                    v[i][j] = (d[j / 2 * 4 + 2 * i + j % 2]) * inverse * inverse_row[first_channel + position(j)];
             }
             if (suspect) mend(v, [&](int i, int j) {
                 const Pixel p = pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i);
@@ -1950,16 +1951,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_dd7d3f4b41a0c78c, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_5e7d9567afcbb6d6, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, Tensor p2, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_dd7d3f4b41a0c78c, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_5e7d9567afcbb6d6, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_dd7d3f4b41a0c78c"
+_fusegen_NAMESPACE = "fusegen_5e7d9567afcbb6d6"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------

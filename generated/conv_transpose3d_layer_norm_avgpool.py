@@ -927,7 +927,8 @@ __global__ void __launch_bounds__(THREADS, 1) run(const __grid_constant__ Args a
             for (int i = 0; i < 2; ++i) {
                 const float inverse = sample_inverse(args, pixel_of(args, first_slot + quarter * 16 + lane_row + 8 * i).sample);
 #pragma unroll
-                for (int j = 0; j < VALUES; ++j) v[i][j] = d[j / 2 * 4 + 2 * i + j % 2] * inverse * inverse_row[first_channel + position(j)];
+                for (int j = 0; j < VALUES; ++j)
+                    v[i][j] = (d[j / 2 * 4 + 2 * i + j % 2]) * inverse * inverse_row[first_channel + position(j)];
             }
             // A tap that its phase lacks has a weight of zero, which makes a NaN of an Inf or a NaN there.
             if (suspect) mend(v, [&](int i, int j) {
@@ -3237,16 +3238,16 @@ Tensor call_steps0(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_32ec381dc22b105a, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_f6cd1a1b89d8dc4b, m) {
     m.def("steps0(Tensor[] read, int[] integers) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_32ec381dc22b105a, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_f6cd1a1b89d8dc4b, CUDA, m) {
     m.impl("steps0", TORCH_BOX(&call_steps0));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_32ec381dc22b105a"
+_fusegen_NAMESPACE = "fusegen_f6cd1a1b89d8dc4b"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
