@@ -414,9 +414,10 @@ __device__ __forceinline__ int kernel_position(int axis, int phase, int shift, i
 // Places among the peaks: first comes whether there are values that halves may not hold.
 constexpr int WEIGHT_PEAKS = 1, SAMPLE_PEAKS = WEIGHT_PEAKS + GROUPS * OUT;
 constexpr unsigned int HUGE_BITS = 0x71800000u;   // of 2^100: a sum scaled back to there is finite
-constexpr int PEAK_THREADS = 256, LOOKED_AT = PEAK_THREADS * 16;   // elements of a sample, at most, by which it is scaled
-constexpr unsigned int ROOM = 9u << 23, SEEN = 6u << 23;   // others may be 2^9 times as large, and 2^15 where some are seen to be
-constexpr float TOO_LARGE = 65520.0f;          // from here on no half is finite
+constexpr int PEAK_THREADS = 256;
+[[maybe_unused]] constexpr int LOOKED_AT = PEAK_THREADS * 16;   // elements of a sample, at most, by which it is scaled
+[[maybe_unused]] constexpr unsigned int ROOM = 9u << 23, SEEN = 6u << 23;   // others may be 2^9 times as large, and 2^15 where some are seen to be
+[[maybe_unused]] constexpr float TOO_LARGE = 65520.0f;          // from here on no half is finite
 constexpr int PEAK_WARPS = PEAK_THREADS / 32, WEIGHT_BLOCKS = (GROUPS * OUT + PEAK_WARPS - 1) / PEAK_WARPS;
 
 struct Peak {
@@ -519,7 +520,7 @@ __device__ void prepare_weights(const Args& args, int index, int count) {
 constexpr int PREPARE_THREADS = 256;
 constexpr int ALONG = 1;   // neighbouring grids that share the input's lines: a thread reads these together
 constexpr int PREPARE_QUADS = ALONG == 1 && GROUP_QUADS % 2 == 0 ? 2 : 1;   // quads of words of a thread
-constexpr int PREPARED = PREPARE_QUADS * 8;                                 // its channels
+[[maybe_unused]] constexpr int PREPARED = PREPARE_QUADS * 8;                                 // its channels
 
 __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -2642,16 +2643,16 @@ Tensor call_k0_contraction(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_cceefcca6e65dde3, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(fusegen_b0f92afd8d972b2f, m) {
     m.def("k0_contraction(Tensor p0, Tensor x0, Tensor p1, int tf32) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fusegen_cceefcca6e65dde3, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fusegen_b0f92afd8d972b2f, CUDA, m) {
     m.impl("k0_contraction", TORCH_BOX(&call_k0_contraction));
 }
 """
 
-_fusegen_NAMESPACE = "fusegen_cceefcca6e65dde3"
+_fusegen_NAMESPACE = "fusegen_b0f92afd8d972b2f"
 _fusegen_FLAGS = ("-O1", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 # ---- state of the process (nothing is stored on the module) ------------------------------------------------
